@@ -27,7 +27,7 @@ def rough(masks: Tensor) -> Tensor:
 def strata_of(draws: int, seed: int) -> tuple[Tensor, Tensor]:
     strata = Strata(N, draws, torch.Generator().manual_seed(seed))
     assert strata.shares  # not all of it is run in full
-    strata.add_full(every := strata.every(), rough(every))
+    strata.full = (every := strata.every(), rough(every))
     strata.add(drawn := strata.draw(draws), rough(drawn))
     mean, stderr = strata.estimate(torch.arange(N))
     i, j = torch.triu_indices(N, N, offset=1)

@@ -15,16 +15,10 @@ from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.task import Target
 from xmil.lrp import innermost_module
 from xmil.methods.method import Attributions, Output, Question, attributions, register_method
-from xmil.models import MILModel
 from xmil.network import Network, Watch
 from xmil.nn import SelfAttention, row_blocks
 
 FUSIONS = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
-
-
-def _unsupported(network: Network) -> str | None:
-    """Why a model of ours has no attention; a foreign module shows it only when it runs."""
-    return None if network.model is None else network.model.no_attention
 
 
 @torch.no_grad()
@@ -38,7 +32,8 @@ def attention_batch(network: Network, x: Tensor, outputs: Sequence[Output], *, f
     "attention",
     signed=False,
     cost="1 to 2",
-    supports=_unsupported,
+    # a foreign module shows only when it runs whether it has attention
+    supports=lambda network: None if network.model is None else network.model.no_attention,
     batch=attention_batch,
 )
 @torch.no_grad()
@@ -89,18 +84,38 @@ def compute_attention(
     if heads not in FUSIONS:
         raise bad_parameter("heads", "attention", f"one of {sorted(FUSIONS)}", heads)
     model = network.model
-    assert model is not None  # noqa: S101  # `_unsupported` has refused others
-    if model.attention_layers():
-        n = x.shape[1]
-        logits, row = _transformer(network, model, x, layer=layer, heads=heads, normalise=normalise)
-        received, repeats = row[:, :n].clone(), row[:, n:]  # these tokens repeat the first instances
-        if fold:
-            received[:, : repeats.shape[1]] += repeats
-        return logits, received.unsqueeze(-1)
-    if layer != "rollout":
-        raise bad_parameter("layer", f"attention of {network.name}", "left out: it has one attention", layer)
-    h = model.embed(x)
-    return network.aggregate(h), network.attention_weights(h)
+    assert model is not None  # noqa: S101  # foreign modules are read by `capture_attention`
+    if not model.attention_layers():
+        if layer != "rollout":
+            must = "left out: it has one attention"
+            raise bad_parameter("layer", f"attention of {network.name}", must, layer)
+        h = model.embed(x)
+        return network.aggregate(h), network.attention_weights(h)
+    inputs: list[tuple[SelfAttention, Tensor]] = []
+    with ExitStack() as stack:
+        for attn in model.attention_layers():
+            handle = attn.register_forward_pre_hook(lambda attn, args: inputs.append((attn, args[0])))
+            stack.callback(handle.remove)
+        logits = network(x)
+    count, residual = len(inputs), 0.0
+    if layer == "rollout":
+        residual = 0.5
+    elif isinstance(layer, int) and -count <= layer < count:
+        inputs = [inputs[layer]]
+    else:
+        raise bad_parameter("layer", "attention", f"'rollout' or an int in the range [0, {count})", layer)
+    row = torch.zeros(0)
+    for attn, h in reversed(inputs):
+        matrix = attn.attention(h, None if row.numel() else 1)  # at first only the class token's row
+        if not row.numel():  # picks the class token, behind the padding
+            row = h.new_zeros(len(h), matrix.skip + 1)
+            row[:, matrix.skip] = 1.0
+        row = _step(matrix, row, attn.heads, heads, residual=residual, normalise=normalise)
+    instances, n = row[:, -h.shape[1] + 1 :], x.shape[1]
+    received, repeats = instances[:, :n].clone(), instances[:, n:]  # these tokens repeat the first instances
+    if fold:
+        received[:, : repeats.shape[1]] += repeats
+    return logits, received.unsqueeze(-1)
 
 
 def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
@@ -109,34 +124,6 @@ def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
     if not per_class or int(target) >= weights.shape[-1]:  # the risk of a survival model needs every bin
         return weights.mean(dim=-1)
     return weights[..., int(target)]
-
-
-def _transformer(
-    network: Network, model: MILModel, x: Tensor, *, layer: int | str, heads: str, normalise: bool
-) -> tuple[Tensor, Tensor]:
-    inputs: list[tuple[SelfAttention, Tensor]] = []
-    with ExitStack() as stack:
-        for attn in model.attention_layers():
-            handle = attn.register_forward_pre_hook(lambda attn, args: inputs.append((attn, args[0])))
-            stack.callback(handle.remove)
-        logits = network(x)
-    n_layers, residual = len(inputs), 0.0
-    if layer == "rollout":
-        numbers, residual = list(range(n_layers)), 0.5
-    elif isinstance(layer, int) and -n_layers <= layer < n_layers:
-        numbers = [layer % n_layers]
-    else:
-        raise bad_parameter("layer", "attention", f"'rollout' or an int in the range [0, {n_layers})", layer)
-    row: Tensor | None = None
-    for i in reversed(numbers):
-        attn, h = inputs[i]
-        matrix = attn.attention(h, 1 if row is None else None)  # at first only the class token's row
-        if row is None:  # picks the class token, behind the padding
-            row = h.new_zeros(len(h), matrix.skip + 1)
-            row[:, matrix.skip] = 1.0
-        row = _step(matrix, row, attn.heads, heads, residual=residual, normalise=normalise)
-    assert row is not None  # noqa: S101  # narrows the type for mypy
-    return logits, row[:, -h.shape[1] + 1 :]
 
 
 def _step(matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: float, normalise: bool) -> Tensor:
@@ -188,11 +175,6 @@ class Weights:
     rows: int
     ends: bool = False  # whether the class token stands behind the instances
     source: tuple[Tensor, int] | None = None  # the softmax and its dimension, if it has a gradient
-
-    @property
-    def length(self) -> int:
-        """How many things are weighed."""
-        return len(self.received)
 
 
 class SoftmaxWatch(Watch):
@@ -264,7 +246,7 @@ def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int
         )
     count = len(softmaxes)
     if layer == "rollout":  # the last that pools, else the last of all
-        pooling = [i for i, weights in enumerate(softmaxes) if weights.rows < n and weights.length == n]
+        pooling = [i for i, w in enumerate(softmaxes) if w.rows < n and len(w.received) == n]
         at = pooling[-1] if pooling else count - 1
     elif isinstance(layer, int) and not isinstance(layer, bool) and -count <= layer < count:
         at = layer % count
@@ -272,7 +254,7 @@ def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int
         raise bad_parameter("layer", "attention", f"an int in the range [0, {count})", layer)
     softmax = softmaxes[at]
     what = f"softmax {at} of {count} over instances, in {softmax.place}, of shape {softmax.shape}"
-    token = softmax.length - n  # 1 if a class token is among what is weighed
+    token = len(softmax.received) - n  # 1 if a class token is among what is weighed
     if softmax.columns is not None and not token and softmax.columns.shape[1] == n_outputs > 1:
         return softmax.columns, f"{what}, a row for each class"
     instances = slice(0, n) if softmax.ends else slice(token, None)
@@ -292,12 +274,12 @@ def _over_instances(network: Network, x: Tensor) -> tuple[list[Weights], list[in
     """
     n = x.shape[1]
     every = _softmaxes(network, x, None)
-    fitting = [i for i, weights in enumerate(every) if weights.length in (n, n + 1)]
+    fitting = [i for i, weights in enumerate(every) if len(weights.received) in (n, n + 1)]
     if n > 1 and fitting:
         fewer = _softmaxes(network, x[:, :-1], torch.arange(n - 1, device=x.device).unsqueeze(0))
         if len(fewer) == len(every):
-            fitting = [i for i in fitting if fewer[i].length == every[i].length - 1]
-    if n > 1 and any(every[i].length == n + 1 for i in fitting):
+            fitting = [i for i in fitting if len(fewer[i].received) == len(every[i].received) - 1]
+    if n > 1 and any(len(every[i].received) == n + 1 for i in fitting):
         turned = _softmaxes(network, x.flip(1), torch.arange(n, device=x.device).flip(0).unsqueeze(0))
         for i in fitting if len(turned) == len(every) else ():
             received, from_turned = every[i].received, turned[i].received
@@ -317,6 +299,7 @@ def _used(network: Network, x: Tensor, every: list[Weights], fitting: list[int])
     watch = SoftmaxWatch(network.module)
     with torch.enable_grad(), watch:
         logits = network(x.detach().requires_grad_(True))
+        each = logits[0].unbind()
     if len(watch.softmaxes) != len(every) or not logits.requires_grad:
         return candidates
     used = []
@@ -325,22 +308,17 @@ def _used(network: Network, x: Tensor, every: list[Weights], fitting: list[int])
         if source is None:  # within one call: taken as it is
             used.append(every[i])
             continue
-        slopes = _slopes(logits, *source)
+        rows = []  # whether each logit depends on each row of the softmax
+        weights, dim = source
+        for logit in each:
+            (slope,) = torch.autograd.grad(logit, weights, retain_graph=True, materialize_grads=True)
+            rows.append((slope.movedim(dim, -1).reshape(-1, slope.shape[dim]) != 0).any(dim=1))
+        slopes = torch.stack(rows)  # (c, rows)
         beside = ~torch.eye(*slopes.shape, dtype=torch.bool, device=slopes.device)
         is_diagonal = slopes.shape[0] == slopes.shape[1] and not bool((slopes & beside).any())
         if bool(slopes.any()):
             used.append(every[i] if is_diagonal else replace(every[i], columns=None))
     return used or candidates
-
-
-@torch.enable_grad()
-def _slopes(logits: Tensor, weights: Tensor, dim: int) -> Tensor:
-    """Whether each logit (c, rows) depends on each row of a softmax over a dimension."""
-    rows = []
-    for logit in logits[0]:
-        (slope,) = torch.autograd.grad(logit, weights, retain_graph=True, materialize_grads=True)
-        rows.append((slope.movedim(dim, -1).reshape(-1, slope.shape[dim]) != 0).any(dim=1))
-    return torch.stack(rows)
 
 
 @torch.no_grad()

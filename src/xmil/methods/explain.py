@@ -170,9 +170,10 @@ def _run(
 ) -> Attributions:
     """The method on the bag, or its mean over sub-bags if the user wants contexts."""
     try:
-        if method.contexts and params.get("contexts") is not None:
-            return explain_contexts(method, network, x, question, params)
-        own = {key: value for key, value in params.items() if not method.contexts or key not in CONTEXTS}
+        chosen = {key: params[key] for key in CONTEXTS if key in params and method.contexts}
+        own = {key: value for key, value in params.items() if key not in chosen}
+        if chosen.get("contexts") is not None:
+            return explain_contexts(method, network, x, question, own, {**CONTEXTS, **chosen})
         return method.run(network, x, question, **own)
     except (XmilError, torch.OutOfMemoryError, MemoryError):
         raise
@@ -284,17 +285,21 @@ Rows = npt.NDArray[np.int64]
 
 
 def explain_contexts(
-    method: Method, network: Network, x: Tensor, question: Question, params: Mapping[str, Any]
+    method: Method,
+    network: Network,
+    x: Tensor,
+    question: Question,
+    own: Mapping[str, Any],
+    contexts: Mapping[str, Any],
 ) -> Attributions:
-    """Average a method over sub-bags; `params` has contexts, keep and seed beside the method's own."""
-    own = {key: value for key, value in params.items() if key not in CONTEXTS}
+    """Average a method with its `own` parameters over sub-bags; `contexts` are those of `deal`."""
     if own.get("feature_level"):
         raise InputError("Contexts average scores of instances; leave out feature_level=True.")
     with torch.no_grad():
         logits = network(x)
     outputs = question.outputs(logits)
     fixed = replace(question, targets=[output.target for output in outputs])
-    hands = deal(x.shape[1], **{**CONTEXTS, **{key: params[key] for key in params if key in CONTEXTS}})
+    hands = deal(x.shape[1], **contexts)
     runs = [
         method.run(network.part(rows), x[:, rows], fixed, **own).of
         for rows in (torch.from_numpy(hand).to(x.device) for hand in hands)

@@ -81,7 +81,10 @@ def explain_inside(
     map_settings = MapSettings(**settings)
     with open_slide(slide, mpp) if isinstance(slide, str | PathLike) else nullcontext(slide) as opened:
         placed = explanation.placed(mpp=mpp or opened.mpp)
-        reader = _Reader(opened, placed, used, network, patch_px or _patch_px(features, used, placed))
+        stored = small_number(str(features.extra.get("patch_size"))) if isinstance(features, Bag) else None
+        size = patch_px or stored or getattr(used.transform, "size", None)
+        size = int(size or min(PIXELS, placed.patch_size or PIXELS))
+        reader = _Reader(opened, placed, used, network, size)
         rows = _choose_rows(placed, patches)
         worth = _find_worth(
             model, explanation, rows, read=reader.features, features=features, background=background
@@ -113,14 +116,6 @@ def explain_inside(
             "their share of the colour too; explain with a background to see what differs from it."
         )
     return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, notes)
-
-
-def _patch_px(features: Any, encoder: Encoder, placed: Explanation) -> int:
-    stored = str(features.extra.get("patch_size")) if isinstance(features, Bag) else ""
-    if (edge := small_number(stored)) is not None and edge > 0:
-        return edge
-    size = getattr(encoder.transform, "size", None)
-    return int(size) if size else min(PIXELS, placed.patch_size or PIXELS)
 
 
 def _choose_rows(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:

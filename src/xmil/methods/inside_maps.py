@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import isqrt
@@ -144,8 +143,6 @@ MAPS: Registry[MapMethod] = Registry("map inside a patch", group="xmil.maps")
 
 def map_tile(method: str, network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """The map of one tile by a registered method, in whole single precision: accounts have to close."""
-    if not tile.pixels.is_cuda:
-        return MAPS[method](network, tile, settings)
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -224,13 +221,12 @@ def occlusion(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> Til
     scores = []
     with torch.no_grad():
         for start in range(0, len(corners), settings.batch):
-            part = []
-            for y, x in corners[start : start + settings.batch]:
+            part = corners[start : start + settings.batch]
+            pictures = tile.pixels.repeat(len(part), 1, 1, 1)
+            for picture, (y, x) in zip(pictures, part, strict=True):
                 area = (..., slice(y * half, (y + 2) * half), slice(x * half, (x + 2) * half))
-                picture = tile.pixels.clone()
-                picture[area] = blank[area]
-                part.append(picture)
-            scores.append(network.score(tile, torch.cat(part)))
+                picture[area] = blank[0][area]
+            scores.append(network.score(tile, pictures))
         full = float(network.score(tile, tile.pixels))
     each = full - torch.cat(scores).double()
     total = torch.zeros(cells, cells, dtype=torch.float64)
@@ -266,22 +262,29 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
     """Relevance of g . f at the output of a layer, the network below it left alone."""
     module = network.traceable()
     rules = Composite(default=AffineRule(settings.epsilon or 0.0, settings.gamma or 0.0, signed=True))
-    start = tile.pixels if layer is None else run_to_layer(module, layer, tile.pixels)
-    if layer is not None and grid_of(start) is None:
-        raise UnsupportedError(
-            f"The layer {layer!r} gives {tuple(start.shape)}, which keeps no places apart; name another."
-        )
+    start, (layout, height, width, front) = tile.pixels, ("channels first", 0, 0, 0)
+    if layer is not None:
+        out: Any = _run_with(module, [layer], tile.pixels)[1].get(layer)
+        if (grid := grid_of(out)) is None:
+            what = (
+                f"{tuple(out.shape)}, which keeps no places apart" if isinstance(out, Tensor) else "no tensor"
+            )
+            raise UnsupportedError(f"The layer {layer!r} gives {what}; name another.")
+        start, (layout, height, width, front) = out, grid
 
     def forward(x: Tensor) -> Tensor:
         if layer is None:
             return network.features(x)
-        with replaced(module, layer, x):
+        with hooked(module, [layer], lambda *_: x):  # only what follows the layer depends on x
             return network.features(tile.pixels)
 
     traced = trace(forward, start, module=module, composite=rules)
     relevance = traced.relevance(lambda features: features @ tile.weights)
-    values, front = on_grid(relevance.input.features, layer)
-    constant = float(sum(relevance.shares.values())) + front
+    constant = float(sum(relevance.shares.values()))
+    values = relevance.input.features.sum(dim=1 if layout == "channels first" else -1)
+    if layout == "tokens":  # those in front of the patches have no place
+        constant += float(values[:, :front].double().sum())
+        values = values[:, front:].reshape(-1, height, width)
     value = float(relevance.output.double().sum())
     other = value - constant - float(values.double().sum())
     size = max(abs(value), abs(constant), relevance.size)
@@ -346,8 +349,7 @@ def spatial_layers(module: nn.Module, pixels: Tensor) -> dict[str, int]:
     edges: dict[str, int] = {}
 
     def note(name: str, out: Any) -> None:
-        grid = grid_of(out)
-        if grid is not None:
+        if (grid := grid_of(out)) is not None:
             edges.setdefault(name, grid[1])
 
     with hooked(module, [name for name, _ in module.named_modules() if name], note), torch.no_grad():
@@ -372,32 +374,15 @@ def grid_of(out: Any) -> tuple[str, int, int, int] | None:
     return None
 
 
-def on_grid(features: Tensor, layer: str | None) -> tuple[Tensor, float]:
-    """Relevance summed over channels (b, h, w), and that of the tokens in front of the patches."""
-    if layer is None:
-        return features.sum(dim=1), 0.0
-    grid = grid_of(features)
-    assert grid is not None  # noqa: S101  # checked before the trace
-    layout, height, width, front = grid
-    if layout != "tokens":
-        return features.sum(dim=1 if layout == "channels first" else -1), 0.0
-    per_token = features.sum(dim=-1)
-    return per_token[:, front:].reshape(-1, height, width), float(per_token[:, :front].double().sum())
+def _run_with(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> tuple[Any, dict[str, Any]]:
+    """What a module gives for a picture, and what each of its layers gave the last time it ran."""
+    outputs: dict[str, Any] = {}
 
+    def note(name: str, out: Any) -> None:
+        outputs[name] = out.clone() if isinstance(out, Tensor) else out
 
-def run_to_layer(module: nn.Module, layer: str, pixels: Tensor) -> Tensor:
-    """What a layer gives for a picture, the last time it runs."""
-    outputs: list[Tensor] = []
-    with hooked(module, [layer], lambda _, out: outputs.append(out)), torch.no_grad():
-        module(pixels)
-    if not outputs or not isinstance(outputs[-1], Tensor):
-        raise UnsupportedError(f"The layer {layer!r} gives no tensor; name another.")
-    return outputs[-1].clone()
-
-
-def replaced(module: nn.Module, layer: str, value: Tensor) -> AbstractContextManager[None]:
-    """Fix the output of a layer within the block: only what follows depends on it."""
-    return hooked(module, [layer], lambda *_: value)
+    with hooked(module, layers, note), torch.no_grad():
+        return module(pixels), outputs
 
 
 def is_cut(module: nn.Module, layer: str, pixels: Tensor) -> bool:
@@ -409,15 +394,9 @@ def cuts(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> Iterator[s
     """The layers that all of a picture goes through: with their output fixed, the picture does not matter."""
     for start in range(0, len(layers), LAYERS_AT_ONCE):
         part = layers[start : start + LAYERS_AT_ONCE]
-        outputs: dict[str, Tensor] = {}
-
-        def note(name: str, out: Tensor, outputs: dict[str, Tensor] = outputs) -> None:
-            outputs[name] = out.clone()
-
-        with hooked(module, part, note), torch.no_grad():
-            result = module(pixels)
+        result, outputs = _run_with(module, part, pixels)
         for layer in part:
-            with torch.no_grad(), replaced(module, layer, outputs[layer]):
+            with torch.no_grad(), hooked(module, [layer], outputs.get):  # its output fixed
                 other = module(torch.zeros_like(pixels))
             if torch.equal(result, other):
                 yield layer

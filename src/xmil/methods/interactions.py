@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from math import comb
 from os import PathLike
@@ -159,12 +158,17 @@ class _Players:
         )  # fmt: skip
         rng = torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         budget = 2 * draws * each
-        if self.n <= MOST and (strata := Strata(self.n, budget, rng)).within(budget):
+        strata = Strata(self.n, budget, rng) if self.n <= MOST else None
+        if strata is not None and strata.enumerated + strata.first <= budget:  # that fills them
             return self._stratified(strata, 2 * draws, each, precision, progress)
         total = squares = torch.zeros(len(self.pairs), device=self.game.x.device).double()
-        done = 0
+        done, at_once = 0, max(1, MASKS // (2 * each * self.n))
         while done < draws:
-            changes = self._both(rng, min(CHUNK, draws - done))
+            count = min(CHUNK, draws - done)
+            chance = torch.rand(count, 1, generator=rng)
+            masks = (torch.rand(count, self.n, generator=rng) < chance).to(self.game.x.device)
+            parts = [self.changes(torch.cat([part, ~part])) for part in masks.split(at_once)]
+            changes = torch.cat([part.unflatten(0, (2, -1)).mean(dim=0) for part in parts])  # (count, k)
             total, squares = total + changes.sum(dim=0), squares + changes.square().sum(dim=0)
             done += len(changes)
             if progress is not None:
@@ -180,12 +184,15 @@ class _Players:
     ) -> Estimate:
         """As many sub-bags as `draws` of `each` would take, all of them for all pairs."""
         budget, count, i, j = draws * each, strata.first, *self.pairs.T
-        strata.add_full(*self._run(strata.every()))
+        device = self.game.x.device
+        masks = strata.every().to(device)
+        strata.full = (masks, self.values(masks))
         done = strata.enumerated
         while True:
             if strata.shares:
-                strata.add(*self._run(batch := strata.draw(count)))
-                done += len(batch)
+                masks = strata.draw(count).to(device)
+                strata.add(masks, self.values(masks))
+                done += len(masks)
             if progress is not None:
                 progress(min(draws, done // each), draws)
             count = budget - done if strata.shares else 0
@@ -198,34 +205,21 @@ class _Players:
                 break
         return mean, stderr, -(-done // each)
 
-    def _run(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        masks = batch.to(self.game.x.device)
-        return masks, self.values(masks)
-
     def values(self, masks: Tensor) -> Tensor:
         """The output (b,) of coalitions (b, p) of players."""
         if self.members is not None:
             masks = (masks.double() @ self.members.double()) > 0
-        return self._noted(self.output(self.game.run(masks)))
-
-    def _noted(self, values: Tensor) -> Tensor:
+        values = self.output(self.game.run(masks))
         self.largest = max(self.largest, float(values.abs().max()))
         return values
-
-    def _both(self, rng: torch.Generator, draws: int) -> Tensor:
-        """Changes (draws, k): the mean of a draw and its complement."""
-        chance = torch.rand(draws, 1, generator=rng)
-        masks = (torch.rand(draws, self.n, generator=rng) < chance).to(self.game.x.device)
-        at_once = max(1, MASKS // (2 * len(self.toggles) * self.n))
-        parts = [self.changes(torch.cat([part, ~part])) for part in masks.split(at_once)]
-        return torch.cat([part.unflatten(0, (2, -1)).mean(dim=0) for part in parts])
 
     def changes(self, masks: Tensor) -> Tensor:
         """v(S + ij) - v(S + i) - v(S + j) + v(S) for each pair (b, k), S a mask (b, p) without i and j."""
         choices = masks[:, self.chosen].unsqueeze(1) ^ self.toggles  # (b, m, chosen)
         if self.members is None:
             logits = self.game.around(masks, self.chosen, choices)
-            values = self._noted(self.output(logits.flatten(0, 1)).view(choices.shape[:2]))
+            values = self.output(logits.flatten(0, 1)).view(choices.shape[:2])
+            self.largest = max(self.largest, float(values.abs().max()))
         else:
             changed = masks.unsqueeze(1).repeat(1, len(self.toggles), 1)
             changed[:, :, self.chosen] = choices
@@ -309,12 +303,10 @@ class Strata:
         total = sum(weights.values()) or 1.0
         self.shares = {s: w / total for s, w in weights.items() if SPARED * comb(n, s) > budget * w / total}
         self.full_sizes = [s for s in range(n + 1) if s not in self.shares]
-        self.full: list[Runs] = []
+        self.enumerated = sum(comb(n, s) for s in self.full_sizes)  # coalitions that are run in full
+        self.columns = n + 1 + POWERS * n + n * (n - 1) // 2  # the numbers that make a surrogate
+        self.full: Runs | None = None  # of the sizes that are run in full, once they have been
         self.halves: tuple[list[Runs], list[Runs]] = ([], [])
-
-    def within(self, budget: int) -> bool:
-        """Whether a budget of coalitions fills the strata."""
-        return self.enumerated + self.first <= budget
 
     @property
     def first(self) -> int:
@@ -324,12 +316,7 @@ class Strata:
         pairs = self.n * (self.n - 1)
         rarest = {s: min(s * (s - 1), (self.n - s) * (self.n - s - 1)) for s in self.shares}
         hit = max(HITS * pairs / rarest[s] / share for s, share in self.shares.items())
-        return max(round(hit), 2 * FITTED[0] * columns(self.n))
-
-    @property
-    def enumerated(self) -> int:
-        """Coalitions of the sizes that are run in full."""
-        return sum(comb(self.n, s) for s in self.full_sizes)
+        return max(round(hit), 2 * FITTED[0] * self.columns)
 
     def every(self) -> Tensor:
         """The coalitions of the sizes that are run in full."""
@@ -344,10 +331,6 @@ class Strata:
         masks = torch.cat([self._masks(order[:, :s]) for s, order in orders.items()])
         return masks[torch.randperm(len(masks), generator=self.rng)]
 
-    def add_full(self, masks: Tensor, values: Tensor) -> None:
-        """Take up what the coalitions of full sizes gave."""
-        self.full.append((masks, values))
-
     def add(self, masks: Tensor, values: Tensor) -> None:
         """Take up what drawn coalitions gave."""
         for part, half in enumerate(self.halves):
@@ -355,9 +338,9 @@ class Strata:
 
     def estimate(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Interaction indices and standard errors (k, k) of the chosen players."""
-        mean, variance = self._sum(_joined(self.full), None, chosen)
+        mean, variance = self._sum(_joined([self.full]), None, chosen)
         if self.shares:
-            halves, most = [_joined(half) for half in self.halves], FITTED[1] * columns(self.n)
+            halves, most = [_joined(half) for half in self.halves], FITTED[1] * self.columns
             parts = [
                 self._sum(half, Surrogate.fit(masks[:most], values[:most]), chosen)
                 for half, (masks, values) in zip(halves, halves[::-1], strict=True)
@@ -390,8 +373,8 @@ class Strata:
         return torch.zeros(len(members), self.n, dtype=torch.bool).scatter_(1, members, True)
 
 
-def _joined(runs: list[Runs]) -> Runs:
-    masks, values = zip(*runs, strict=True)
+def _joined(runs: Sequence[Runs | None]) -> Runs:
+    masks, values = zip(*filter(None, runs), strict=True)
     return torch.cat(masks), torch.cat(values).double()
 
 
@@ -406,11 +389,6 @@ def _moments(members: Tensor, rest: Tensor) -> dict[tuple[int, int], list[Tensor
         tables[0, 1].append(one[None, :] - both)
         tables[0, 0].append(every - one[:, None] - one[None, :] + both)
     return tables
-
-
-def columns(n: int) -> int:
-    """The numbers that make such a game of n players."""
-    return n + 1 + POWERS * n + n * (n - 1) // 2
 
 
 @dataclass(frozen=True)
@@ -429,25 +407,24 @@ class Surrogate:
     @classmethod
     def fit(cls, masks: Tensor, values: Tensor) -> Surrogate:
         """The one with the least squared distance from values (b,) of coalitions (b, n)."""
-        n = masks.shape[1]
-        x = _table(masks)
+        n, sizes = masks.shape[1], masks.sum(dim=1)
+        share = (sizes.double() / n)[:, None]
+        inside = masks.double() - share
+        i, j = torch.triu_indices(n, n, offset=1, device=masks.device)
+        each_size = torch.eye(n + 1, dtype=torch.float64, device=masks.device)[sizes]
+        members = [inside * share**p for p in range(POWERS)]
+        x = torch.cat([each_size, *members, inside[:, i] * inside[:, j]], dim=1)
         gram = x.T @ x
         gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
         solution = torch.linalg.solve(gram, x.T @ values)
         levels, slopes, added = solution.split([n + 1, POWERS * n, n * (n - 1) // 2])
-        i, j = torch.triu_indices(n, n, offset=1, device=masks.device)
         pairs = masks.new_zeros(n, n, dtype=torch.float64).index_put_((i, j), added)
         return cls(levels, slopes.view(POWERS, n), pairs + pairs.T)
-
-    @property
-    def n(self) -> int:
-        """Players."""
-        return len(self.pairs)
 
     def __call__(self, masks: Tensor) -> Tensor:
         """Values (b,) of coalitions (b, n)."""
         sizes = masks.sum(dim=1)
-        share = sizes.double() / self.n
+        share = sizes.double() / masks.shape[1]
         inside = masks.double() - share[:, None]
         powers = torch.stack([share**p for p in range(POWERS)], dim=1)
         members = (inside * (powers @ self.slopes)).sum(dim=1)
@@ -455,33 +432,18 @@ class Surrogate:
 
     def mean(self, size: int, p: int, q: int) -> Tensor:
         """Means (n, n) over the coalitions of a size that hold i (p = 1) or not (0), and j (q)."""
-        share, rest, n = size / self.n, size - p - q, self.n
+        n = len(self.pairs)
+        share, rest = size / n, size - p - q
         one = rest / max(1, n - 2)
         both = rest * (rest - 1) / max(1, (n - 2) * (n - 3))
         other, two = one - share, both - 2 * share * one + share**2  # of one and of two other players
         first, second = p - share, q - share
         slopes = sum(share**k * self.slopes[k] for k in range(POWERS))
         assert isinstance(slopes, Tensor)  # noqa: S101  # narrows the type for mypy
-        b, i, j = slopes, self.rows[:, None], self.rows[None, :]
+        rows = self.pairs.sum(dim=1)  # what each player adds with all others
+        b, i, j = slopes, rows[:, None], rows[None, :]
         alone = first * b[:, None] + second * b[None, :] + other * (b.sum() - b[:, None] - b[None, :])
         beside = other * (first * (i - self.pairs) + second * (j - self.pairs))
-        apart = two * (self.rows.sum() / 2 - i - j + self.pairs)
+        apart = two * (rows.sum() / 2 - i - j + self.pairs)
         mean: Tensor = self.levels[size] + alone + first * second * self.pairs + beside + apart
         return mean
-
-    @cached_property
-    def rows(self) -> Tensor:
-        """What each player adds with all others, (n,)."""
-        return self.pairs.sum(dim=1)
-
-
-def _table(masks: Tensor) -> Tensor:
-    """The columns (b, m) of coalitions (b, n)."""
-    n, sizes = masks.shape[1], masks.sum(dim=1)
-    share = (sizes.double() / n)[:, None]
-    inside = masks.double() - share
-    i, j = torch.triu_indices(n, n, offset=1, device=masks.device)
-    levels = torch.eye(n + 1, dtype=torch.float64, device=masks.device)[sizes]
-    return torch.cat(
-        [levels, *(inside * share**p for p in range(POWERS)), inside[:, i] * inside[:, j]], dim=1
-    )

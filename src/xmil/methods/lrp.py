@@ -113,9 +113,8 @@ def lrp(
     rules = rules if gates is None else replace(rules, gates=gates)
     settings: dict[str, Any] = {"epsilon": epsilon, "gamma": gamma, "bias": bias}
     changes = {name: value for name, value in settings.items() if value is not None}
-    if changes:
-        overrides = {pattern: replace(rule, **changes) for pattern, rule in rules.overrides.items()}
-        rules = replace(rules, default=replace(rules.default, **changes), overrides=overrides)
+    overrides = {pattern: replace(rule, **changes) for pattern, rule in rules.overrides.items()}
+    rules = replace(rules, default=replace(rules.default, **changes), overrides=overrides)
     if detach_pe:
         if not any(name.startswith("ppeg.") for name, _ in network.module.named_parameters()):
             raise UnsupportedError(

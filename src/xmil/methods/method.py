@@ -201,11 +201,11 @@ def _sigmoids(request: OutputRequest, who: str) -> Output:
     kind, c, against = request.kind_among(OUTPUTS), request.cls, request.against
     if kind == "contrastive":
         raise UnsupportedError(f"{who} model has no contrast between classes; use output='logit'.")
-    if against is not None:
-        return Output(
-            request.target, kind, lambda logits: _sigmoid_if(kind, logits[:, c] - logits[:, against])
-        )
-    return Output(request.target, kind, lambda logits: _sigmoid_if(kind, logits[:, c]))
+    return Output(
+        request.target,
+        kind,
+        lambda z: _sigmoid_if(kind, z[:, c] if against is None else z[:, c] - z[:, against]),
+    )
 
 
 def _sigmoid_if(kind: str, odds: Tensor) -> Tensor:
@@ -290,18 +290,16 @@ def find_baseline(
     a = 1.0 if strength is None else strength
     if isinstance(a, bool) or not isinstance(a, int | float) or not 0 <= a <= 1:
         raise bad_parameter("strength", method, "a float in the range [0, 1]", strength)
-    a = float(a)
-    if isinstance(baseline, str):
-        if baseline not in (MEAN, BAG):
-            raise bad_parameter("baseline", method, BASELINES, baseline)
-        stored = stored_background(network) if baseline == MEAN else None
-        if stored is not None:
-            return Baseline(_as_point(stored.mean, x, method), a, f"mean of {stored.n} patches")
+    a, word = float(a), baseline if isinstance(baseline, str) else None
+    if word not in (MEAN, BAG, None):
+        raise bad_parameter("baseline", method, BASELINES, baseline)
+    background = stored_background(network) if word == MEAN else baseline
+    if isinstance(background, Background):
+        return Baseline(_as_point(background.mean, x, method), a, f"mean of {background.n} patches")
+    if word is not None:
         note = "The model has no background of its own: the bag's mean is the baseline."
         mean = x.mean(dim=1, keepdim=True)
-        return Baseline(mean, a, "mean of the bag", note if baseline == MEAN else None)
-    if isinstance(baseline, Background):
-        return Baseline(_as_point(baseline.mean, x, method), a, f"mean of {baseline.n} patches")
+        return Baseline(mean, a, "mean of the bag", note if word == MEAN else None)
     name = f"mean of {baseline.slide_id or 'a bag'}" if isinstance(baseline, Bag) else "given"
     return Baseline(_as_point(baseline, x, method), a, name)
 

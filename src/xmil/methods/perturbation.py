@@ -136,7 +136,11 @@ def milli(
         members[empty, rng.integers(n, size=int(empty.sum()))] = True
         values = output(bag.run(torch.from_numpy(members).to(x.device))).cpu().numpy()
         weights = members @ chances / members.sum(axis=1)
-        return torch.from_numpy(_fit(members, values, weights)).to(x)
+        # weighted least squares with an intercept; the smallest coefficients if they are not determined
+        root = np.sqrt(np.maximum(weights, 0.0))[:, None]
+        design = np.hstack([members.astype(float), np.ones((samples, 1))])
+        solution = np.linalg.lstsq(design * root, values * root[:, 0], rcond=None)[0]
+        return torch.from_numpy(solution[:-1].astype(np.float64)).to(x)
 
     return attributions(bag.logits, question, score)
 
@@ -155,19 +159,6 @@ def inclusion_chances(n: int, *, alpha: float, beta: float) -> Floats:
     return np.asarray((1 - 2 * alpha) * (rank / last) * np.exp(slope * (last - rank)) + alpha)
 
 
-def _fit(members: npt.NDArray[np.bool_], values: Floats, weights: Floats) -> Floats:
-    """Weighted least squares with an intercept; the smallest coefficients where they are not determined."""
-    root = np.sqrt(np.maximum(weights, 0.0))[:, None]
-    design = np.hstack([members.astype(float), np.ones((len(members), 1))])
-    solution = np.linalg.lstsq(design * root, values * root[:, 0], rcond=None)[0]
-    return np.asarray(solution[:-1], dtype=np.float64)
-
-
-def _not_additive(network: Network) -> str | None:
-    additive = network.model is not None and network.model.pooling == "additive"
-    return None if additive else "its output is not a sum of instance logits"
-
-
 @torch.no_grad()
 def logits_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
     """Scores (b, outputs, n) of many bags."""
@@ -181,7 +172,11 @@ def logits_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tens
     conserves=True,
     cost="1",
     outputs=("logit", "contrastive"),
-    supports=_not_additive,
+    supports=lambda network: (
+        None
+        if getattr(network.model, "pooling", None) == "additive"
+        else "its output is not a sum of instance logits"
+    ),
     batch=logits_batch,
 )
 @torch.no_grad()
@@ -200,7 +195,7 @@ def instance_logits(network: Network, x: Tensor, question: Question) -> Attribut
 def _parts(network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
     """What each instance adds to each output (b, n, c), and the outputs (b, c)."""
     model = network.model
-    assert model is not None  # noqa: S101  # `_not_additive` has refused others
+    assert model is not None  # noqa: S101  # `supports` has refused others
     return model.instance_logits(model.embed(x)), network(x)
 
 

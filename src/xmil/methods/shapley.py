@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -174,13 +174,9 @@ class _LazyText:
     """Text that takes time to write: a record that is not shown never writes it."""
 
     def __init__(self, write: Callable[[], str]) -> None:
-        self._write = write
+        self._write = cache(write)
 
     def __str__(self) -> str:
-        return self._text
-
-    @cached_property
-    def _text(self) -> str:
         return self._write()
 
 
@@ -233,7 +229,7 @@ class _Orders:
         drawn = min(self.chunk, self.pairs)
         pair = measure_prefixes(self.game, 2 * drawn) / drawn
         fewest = self.pairs if precision is None else min(self.pairs, max(FEWEST, drawn))
-        ends = [self.pairs] if fewest == self.pairs else [fewest, self.pairs]
+        ends = sorted({fewest, self.pairs})
         counts, times = ([str(2 * n) for n in ends], [write_duration(pair * n) for n in ends])
         return f"{' to '.join(counts)} permutations: about {' to '.join(dict.fromkeys(times))}"
 

@@ -30,6 +30,10 @@ _ALIASES = {alias: name for name, aliases in COMPANIONS.items() for alias in ali
 
 Call = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Any]
 MakeMask = Callable[[Tensor], Tensor]  # a mask (1, n) for a bag (1, n, d)
+FULL_MASKS: dict[str, MakeMask] = {  # by what shows the full bag, if the mask keeps or hides instances
+    "ones": lambda x: torch.ones(x.shape[:2], dtype=torch.bool, device=x.device),
+    "zeros": lambda x: torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device),
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class CallStyle:
     call: Call
     names: Mapping[str, bool] = field(default_factory=dict)
     batch: bool = True  # whether the module gets (1, n, d), else (n, d)
-    with_mask: Callable[[MakeMask, str], CallStyle] | None = None  # the same with another mask, by its name
+    with_mask: Callable[..., CallStyle] | None = None  # the same with another mask: make=, word=
 
 
 PLAIN = CallStyle("net(x)", lambda module, x, _: module(x))
@@ -53,7 +57,6 @@ def list_call_styles(module: nn.Module, companions: Sequence[str]) -> list[CallS
     """The styles that fit the signature of the module and the companions of the bag, most usual first."""
     parameters, required = _parameters(module) or {}, _required_parameters(module)
     shapes = (True, False)  # (1, n, d), then (n, d)
-    masks = [(mask_of_ones, "ones"), (mask_of_zeros, "zeros")]
     mask = next((name for name in parameters if name in MASKS), None)
     named: dict[str, str | None] = {}
     if required is not None and len(required) > 1:
@@ -62,12 +65,16 @@ def list_call_styles(module: nn.Module, companions: Sequence[str]) -> list[CallS
             _with_companions(named, batch=batch, real=real) for real in (False, True) for batch in shapes
         ]
     elif [parameter.kind for parameter in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]:
-        styles = [_by_keyword(name, batch=batch) for name in ("data", "x") for batch in shapes]
+        styles = [
+            _with_companions({}, batch=batch, features=name) for name in ("data", "x") for batch in shapes
+        ]
     else:
-        styles = [PLAIN, CallStyle("net(x[0])", lambda module, x, _: module(x[0]), batch=False)]
+        styles = [PLAIN, _with_companions({}, batch=False)]
     if mask is not None:
         masked = partial(_with_companions, {**named, mask: None}, mask=mask)
-        styles += [masked(batch=batch, make=make, word=word) for make, word in masks for batch in shapes]
+        styles += [
+            masked(batch=batch, make=make, word=word) for word, make in FULL_MASKS.items() for batch in shapes
+        ]
     if required is not None and len(required) <= 1:
         styles += [_by_names(batch=batch, mask=mask) for mask in (False, True) for batch in shapes]
     return styles
@@ -100,11 +107,6 @@ def companion_of(parameter: str, companions: Sequence[str]) -> str | None:
     return None if parameter in MASKS else _ALIASES.get(parameter, parameter)
 
 
-def style_of_forward(forward: Callable[..., Any], names: Mapping[str, bool]) -> CallStyle:
-    """The style of a user's own function."""
-    return CallStyle("forward(net, x)", lambda module, x, values: forward(module, x, **values), names)
-
-
 def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter] | None:
     """The parameters of a module, for a chain those of its encoder; None if unknown, as of traced modules."""
     signature = getattr(module, "call_signature", None)
@@ -116,31 +118,20 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter] | None:
     return signature.parameters
 
 
-def mask_of_ones(x: Tensor) -> Tensor:
-    """A mask that is True for every instance."""
-    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-
-
-def mask_of_zeros(x: Tensor) -> Tensor:
-    """A mask that is False for every instance."""
-    return ~mask_of_ones(x)
-
-
-def _by_keyword(name: str, *, batch: bool) -> CallStyle:
-    text = f"net({name}={'x' if batch else 'x[0]'})"
-    return CallStyle(text, lambda module, x, _: module(**{name: x if batch else x[0]}), batch=batch)
-
-
 def _with_companions(
     companions: Mapping[str, str | None],
     *,
     batch: bool,
     real: bool = False,
+    features: str | None = None,
     mask: str | None = None,
-    make: MakeMask = mask_of_ones,
+    make: MakeMask = FULL_MASKS["ones"],
     word: str = "ones",
 ) -> CallStyle:
-    """The style with companions by keyword: with or without a batch, as real numbers, with a mask."""
+    """The style with companions by keyword: with or without a batch, as real numbers, with a mask.
+
+    `features` is the keyword of the bag itself, if it does not come first.
+    """
     end = f"{'' if batch else '[0]'}{'.float()' if real else ''}"
     keywords = [
         f"{name}={word if name == mask else None if to is None else to + end}"
@@ -151,20 +142,23 @@ def _with_companions(
         named = {name: None if to is None else values[to] for name, to in companions.items()}
         if mask is not None:
             named[mask] = make(x)
-        return module(x if batch else x[0], **{name: fit(value, x.dtype) for name, value in named.items()})
-
-    def fit(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        value = value if value is None or batch else value[0]
-        return value if value is None or not real else value.to(dtype)
+        for name, value in named.items():
+            if value is not None:
+                value = value if batch else value[0]
+                named[name] = value.to(x.dtype) if real else value
+        bag = x if batch else x[0]
+        return module(bag, **named) if features is None else module(**{features: bag}, **named)
 
     names = {to: True for to in companions.values() if to}
-    text = ", ".join(["x" if batch else "x[0]", *keywords])
+    start = "" if features is None else f"{features}="
+    text = ", ".join([f"{start}{'x' if batch else 'x[0]'}", *keywords])
     again = partial(_with_companions, companions, batch=batch, real=real, mask=mask)
-    masked = None if mask is None else lambda make, word: again(make=make, word=word)
-    return CallStyle(f"net({text})", call, names, batch, masked)
+    return CallStyle(f"net({text})", call, names, batch, again if mask else None)
 
 
-def _by_names(*, batch: bool, mask: bool, make: MakeMask = mask_of_ones, word: str = "ones") -> CallStyle:
+def _by_names(
+    *, batch: bool, mask: bool, make: MakeMask = FULL_MASKS["ones"], word: str = "ones"
+) -> CallStyle:
     """The style with one object that has features and companions as items and attributes."""
 
     def call(module: nn.Module, x: Tensor, values: Mapping[str, Tensor]) -> Any:
@@ -175,9 +169,8 @@ def _by_names(*, batch: bool, mask: bool, make: MakeMask = mask_of_ones, word: s
 
     shape = f"{'(1, n, d)' if batch else '(n, d)'}{f' and a mask of {word}' if mask else ''}"
     text = f"net(data) with data['x'] or data.x of shape {shape}"
-    again = partial(_by_names, batch=batch, mask=mask)
-    masked = (lambda make, word: again(make=make, word=word)) if mask else None
-    return CallStyle(text, call, dict.fromkeys(COMPANIONS, False), batch, masked)
+    again = partial(_by_names, batch=batch, mask=mask) if mask else None
+    return CallStyle(text, call, dict.fromkeys(COMPANIONS, False), batch, again)
 
 
 class MissingInputError(KeyError, AttributeError):

@@ -25,7 +25,6 @@ from xmil.network.calling import (
     CallStyle,
     Companions,
     named_companions,
-    style_of_forward,
 )
 from xmil.network.reading import RETURNS, LogitsPath, ProbabilityWatch, to_log_odds
 from xmil.network.trust import run_trial, seeded, sub_bag_error
@@ -55,7 +54,10 @@ class Network:
         self.model = module if isinstance(module, MILModel) and forward is None else None
         self.companions = companions or Companions({}, n=None)
         self.forward = forward  # the user's own
-        self.call_style = PLAIN if forward is None else style_of_forward(forward, named_companions(forward))
+        self.call_style = PLAIN
+        if forward is not None:
+            names = named_companions(forward)
+            self.call_style = CallStyle("forward(net, x)", lambda m, x, v: forward(m, x, **v), names)
         self.logits_path = LogitsPath()
         self.link = "none"  # how outputs become logits: as they are, their "source", or by a "log"
         self.draws = 0  # of a module that is random in eval mode; their mean output is taken
@@ -209,13 +211,6 @@ class Network:
         return self.call_style.call(
             self.module, x.clone() if self.writes_input else x, self._companion_values(x, rows)
         )
-
-    def call_in_style(self, style: CallStyle, x: Tensor) -> Any:
-        """What the module returns for any bag, called in another style."""
-        is_full = x.shape[1] == self.companions.n
-        names = [name for name, must in style.names.items() if must or name in self.companions]
-        values = {name: self.companions.select(name, self.rows(x), x) for name in names} if is_full else {}
-        return style.call(self.module, x, values)
 
 
 class CallOptions(TypedDict, total=False):
@@ -387,13 +382,12 @@ def declared_references(value: Any, n_outputs: int, *, task: str, owner: str) ->
     if value is None or not TASKS[task].takes_reference:
         return [0.0] * n_outputs
     listed = _listed(value)
-    must = f"a finite number, or a list of {n_outputs}"
     try:
         numbers = references(value if listed is None else listed, n_outputs)
     except (TypeError, ValueError):
-        raise bad_parameter("reference", owner, must, value) from None
+        numbers = [math.nan]
     if len(numbers) != n_outputs or not all(map(math.isfinite, numbers)):
-        raise bad_parameter("reference", owner, must, value)
+        raise bad_parameter("reference", owner, f"a finite number, or a list of {n_outputs}", value)
     return numbers
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -23,6 +24,7 @@ from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parame
 from xmil.core.task import TASKS
 from xmil.network.calling import (
     COMPANIONS,
+    FULL_MASKS,
     PLAIN,
     CallStyle,
     MissingCompanionError,
@@ -31,8 +33,6 @@ from xmil.network.calling import (
     find_values_per_instance,
     fixed_value_error,
     list_call_styles,
-    mask_of_ones,
-    mask_of_zeros,
     optional_companions,
 )
 from xmil.network.reading import (
@@ -73,18 +73,24 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
         )
     x = x.clone() if x.is_inference() else x
     network.trial_bag = x
-    before = find_values_per_instance(network.forward, network.module, x.shape[1])
+    n = x.shape[1]
+    before = find_values_per_instance(network.forward, network.module, n)
     watch, logits = _settle_call(network, x)
     if not bool(torch.isfinite(logits).all()):
         bag = network.companions.name
         raise UnsupportedError(f"The outputs of {network.name} are not finite for {bag}; check the model.")
-    n = x.shape[1]
     after = find_values_per_instance(network.forward, network.module, n)
     fixed = [(name, value[1]) for name, value in after.items() if before.get(name) == value]
     if fixed and n > 1:  # a row per instance that no call replaces: sub-bags would not fit it
         owner = network.name if network.forward is None else "forward"
         network.sub_bag_refusal = fixed_value_error(*fixed[0], n, owner=owner)
-    _check_one_row_per_bag(network, x, logits)
+    if logits.shape[1] == n > 1:  # logits, or a number per instance
+        fewer = attempt(partial(network.logits, x[:, :-1], torch.arange(n - 1, device=x.device).unsqueeze(0)))
+        if fewer is not None and fewer.shape[1] == n - 1:
+            raise InputError(
+                f"{network.name} returned a number for each instance, not logits of the bag; pass forward= "
+                "to join them, such as forward=lambda net, x: net(x).mean(dim=1)."
+            )
     _check_optional_companions(network, x)
     _settle_probabilities(network, logits, watch, returns)
     _settle_randomness(network, x, logits, average)
@@ -129,25 +135,19 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
 
 def _record_call(network: Network, x: Tensor) -> None:
     """Record how the module is called, unless that is the plain way; warn if the unit of places matters."""
-    text = f"{network.call_style.text}{network.logits_path}"
+    style = network.call_style
+    text = f"{style.text}{network.logits_path}"
     if text in (PLAIN.text, "forward(net, x)"):
         return
     network.params["call"] = text
     logger.info("%s is called as %s; pass forward= to call it in another way.", network.name, text)
-    if (
-        "coords" not in network.call_style.names
-        or "coords" not in network.companions
-        or network.forward is not None
-    ):
+    if "coords" not in style.names or "coords" not in network.companions or network.forward is not None:
         return
     origin = torch.zeros(x.shape[1], 2, dtype=torch.long, device=x.device)
     twin = copy(network)
     twin.companions = network.companions.replaced({"coords": origin})  # all patches in one place
-    with seeded(0):
-        logits = network.logits(x)
-    with seeded(0):
-        moved = relative_difference(logits, twin.logits(x))
-    if moved > ROUNDING:
+    here, moved = _seeded_logits(network, x), _seeded_logits(twin, x)
+    if here is not None and moved is not None and relative_difference(here, moved) > ROUNDING:
         top = int(network.companions.select("coords", network.rows(x), x).max())
         network.trial_warnings += (
             f"{network.name} gets level-0 coordinates, here up to {top}; if it was trained with "
@@ -162,19 +162,18 @@ def _check_batch(network: Network, x: Tensor, other: CallStyle) -> None:
     """
     n = min(x.shape[1], FEW_INSTANCES)
     part, rows = x[:, :n], None if n == x.shape[1] else torch.arange(n, device=x.device).unsqueeze(0)
-    twin = copy(network)
-    twin.call_style = other
+    twin = _with_style(network, other)
     with seeded(0):
         plain = attempt(lambda: find_logits(raw := twin.raw(part.clone(), rows), n, name=network.name)(raw))
     if n < 2 or plain is None:  # a bag of one instance is read alike
         return
     batch = _seeded_logits(network, part, rows)
-    if batch is None or batch.shape != plain.shape or relative_difference(batch, plain) <= ROUNDING * 10:
-        return
-    raise InputError(
-        f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one it "
-        "was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])."
-    )
+    same = batch is None or batch.shape != plain.shape or relative_difference(batch, plain) <= ROUNDING * 10
+    if not same:
+        raise InputError(
+            f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one "
+            "it was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])."
+        )
 
 
 def _settle_mask(network: Network, x: Tensor) -> bool:
@@ -185,13 +184,9 @@ def _settle_mask(network: Network, x: Tensor) -> bool:
     """
     style = network.call_style
     assert style.with_mask is not None  # noqa: S101  # only such styles come here
-    masks = {
-        "ones": style.with_mask(mask_of_ones, "ones"),
-        "zeros": style.with_mask(mask_of_zeros, "zeros"),
-    }
     logits = {}
-    for mask, masked in masks.items():
-        network.call_style = masked
+    for mask, make in FULL_MASKS.items():
+        network.call_style = style.with_mask(make=make, word=mask)
         full, empty = _seeded_logits(network, x), _seeded_logits(network, torch.zeros_like(x))
         if full is None or empty is None or not bool(torch.isfinite(full).all()):
             continue
@@ -201,45 +196,31 @@ def _settle_mask(network: Network, x: Tensor) -> bool:
         return False
     fitting = list(logits)
     if len(fitting) == 2 and relative_difference(logits["ones"], logits["zeros"]) > ROUNDING:
-        fitting = [mask for mask in fitting if _mask_keeps(network, style, x, keep=mask == "ones")]
+        fitting = [mask for mask in fitting if _mask_keeps(network, style.with_mask, x, mask)]
         if len(fitting) != 1:
             raise InputError(
                 f"{network.name} takes a mask, and its output depends on whether True keeps an instance or "
                 f"leaves it out, which no trial call shows; pass forward=lambda net, x: {style.text} with "
                 "ones = torch.ones(x.shape[:2], dtype=torch.bool), or zeros in their place."
             )
-    network.call_style = masks[fitting[0]]
+    network.call_style = style.with_mask(make=FULL_MASKS[fitting[0]], word=fitting[0])
     return True
 
 
-def _mask_keeps(network: Network, style: CallStyle, x: Tensor, *, keep: bool) -> bool:
+def _mask_keeps(network: Network, with_mask: Callable[..., CallStyle], x: Tensor, full: str) -> bool:
     """Whether the bag under a mask of its first half gives what the part it would keep gives alone."""
-    if style.with_mask is None or x.shape[1] < 2:
+    if x.shape[1] < 2:
         return False
     first = torch.arange(x.shape[1], device=x.device) < x.shape[1] // 2
-    part = (first == keep).nonzero().squeeze(1)
-    network.call_style = style.with_mask(lambda bag: first.expand(bag.shape[:2]), "half")
+    part = (first == (full == "ones")).nonzero().squeeze(1)
+    network.call_style = with_mask(make=lambda bag: first.expand(bag.shape[:2]), word="half")
     masked = _seeded_logits(network, x)
-    network.call_style = style.with_mask(mask_of_ones if keep else mask_of_zeros, "all")
+    network.call_style = with_mask(make=FULL_MASKS[full], word=full)
     alone = _seeded_logits(network, x[:, part], part.unsqueeze(0))
     return masked is not None and alone is not None and relative_difference(alone, masked) <= MASK_ROUNDING
 
 
 # What the module needs and returns.
-
-
-def _check_one_row_per_bag(network: Network, x: Tensor, logits: Tensor) -> None:
-    """Refuse a number per instance that passes for logits."""
-    n = x.shape[1]
-    if logits.shape[1] != n or n < 2:
-        return
-    rows = torch.arange(n - 1, device=x.device).unsqueeze(0)
-    fewer = attempt(partial(network.logits, x[:, :-1], rows))
-    if fewer is not None and fewer.shape[1] == n - 1:  # without an answer the logits are taken as they are
-        raise InputError(
-            f"{network.name} returned a number for each instance, not logits of the bag; pass forward= to "
-            "join them, such as forward=lambda net, x: net(x).mean(dim=1)."
-        )
 
 
 def _check_optional_companions(network: Network, x: Tensor) -> None:
@@ -275,13 +256,10 @@ def _settle_probabilities(
             raise bad_parameter("returns", f"explain for a {task} model", "'logit'", returns)
         check_probabilities(output, task, name)
         source = watch.source(output)
+        network.link, network.params["returns"] = "log", returns
         if source is not None and source.numel() == output.numel():
-            source = source.reshape(1, -1)
-        network.link = "log"
-        if source is not None and source.shape == output.shape:
-            same = torch.allclose(to_probabilities(source, task), output, atol=1e-6)
+            same = torch.allclose(to_probabilities(source.reshape(1, -1), task), output, atol=1e-6)
             network.link = "source" if same else "log"
-        network.params["returns"] = returns
     elif (
         returns is None
         and has_link
@@ -298,16 +276,30 @@ def _settle_probabilities(
 
 
 def _settle_randomness(network: Network, x: Tensor, first: Tensor, average: int | None) -> None:
-    """Compare a second pass with the first; if they differ, use seeded draws from now on, and warn."""
+    """Compare a second pass with the first; if they differ, use seeded draws from now on, and warn.
+
+    If torch's fast path, not randomness, makes them differ, the warning says so instead.
+    """
     second = network.logits_path(network.raw(x))
     if not relative_difference(first, second) > ROUNDING:
         return
-    if (warning := _fast_path_warning(network, x, first, second)) is not None:
-        network.trial_warnings += (warning,)
-        return
-    network.draws = average or 1
-    network.params["average"] = network.draws
     size = float((first - second).abs().max())
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        plain = network.logits_path(network.raw(x))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    again = network.logits_path(network.raw(x))
+    if relative_difference(first, plain) <= ROUNDING and relative_difference(second, again) <= ROUNDING:
+        network.trial_warnings += (
+            f"{network.name} gives another output on torch's fast path, as in a plain prediction (different "
+            f"by {size:.3g}): there masked rows become zeros. Methods by gradients, lrp among them, explain "
+            "the output without it; build nn.TransformerEncoder with enable_nested_tensor=False, or call "
+            "torch.backends.mha.set_fastpath_enabled(False).",
+        )
+        return
+    network.draws = network.params["average"] = average or 1
     shown = (
         "these scores are of one draw with a fixed seed; average=K takes the mean output of K draws"
         if network.draws == 1
@@ -316,25 +308,6 @@ def _settle_randomness(network: Network, x: Tensor, first: Tensor, average: int 
     network.trial_warnings += (
         f"{network.name} is random in eval mode: two passes over this bag differ by {size:.3g} in an output "
         f"of {float(first.abs().max()):.3g}; {shown}.",
-    )
-
-
-def _fast_path_warning(network: Network, x: Tensor, first: Tensor, second: Tensor) -> str | None:
-    """The warning if torch's fast path, not randomness, makes two passes differ; else None."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        plain = network.logits_path(network.raw(x))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-    again = network.logits_path(network.raw(x))
-    if relative_difference(first, plain) > ROUNDING or relative_difference(second, again) > ROUNDING:
-        return None
-    return (
-        f"{network.name} gives another output on torch's fast path, as in a plain prediction (different by "
-        f"{float((first - second).abs().max()):.3g}): there masked rows become zeros. Methods by gradients, "
-        "lrp among them, explain the output without it; build nn.TransformerEncoder with "
-        "enable_nested_tensor=False, or call torch.backends.mha.set_fastpath_enabled(False)."
     )
 
 
@@ -416,15 +389,13 @@ def call_error(network: Network, x: Tensor, failures: Sequence[Failure]) -> Xmil
 
 def _width_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> XmilError | None:
     """The error if the module runs on features of another width, which its layers name."""
-    widths: dict[int, None] = {}
-    for part in network.module.modules():
-        shape = getattr(part, "normalized_shape", (getattr(part, "in_features", None),))
-        width = shape[-1] if isinstance(shape, tuple) and shape else None
-        if isinstance(width, int) and width != x.shape[2]:
-            widths.setdefault(width)
-    for width in list(widths)[:MOST_WIDTHS]:
+    parts = network.module.modules()
+    shapes = [getattr(part, "normalized_shape", (getattr(part, "in_features", None),)) for part in parts]
+    widths = dict.fromkeys(shape[-1] for shape in shapes if isinstance(shape, tuple) and shape)
+    others = [width for width in widths if isinstance(width, int) and width != x.shape[2]]
+    for width in others[:MOST_WIDTHS]:
         other = torch.zeros(*x.shape[:2], width, dtype=x.dtype, device=x.device)
-        if any(_runs(partial(network.call_in_style, style, other)) for style in styles):
+        if any(_runs(partial(_with_style(network, style).raw, other)) for style in styles):
             return InputError(
                 f"{network.name} takes features of width {width}, but {network.companions.name} has width "
                 f"{x.shape[2]}; use the features of the encoder the model was trained on."
@@ -435,16 +406,14 @@ def _width_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> Xm
 def _too_few_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> XmilError | None:
     """The error if the module runs on the same instances, repeated."""
     n = x.shape[1]
-    for style in styles:
-        if style.names:  # repeated companions would not be those of any bag
-            continue
+    for style in (style for style in styles if not style.names):  # repeated companions are those of no bag
 
         def runs(k: int, style: CallStyle = style) -> bool:
             repeated = x[:, torch.arange(k, device=x.device) % n]
-            return _runs(partial(network.call_in_style, style, repeated))
+            return _runs(partial(_with_style(network, style).raw, repeated))
 
         if n < MOST_INSTANCES and runs(MOST_INSTANCES):
-            least = smallest(runs, n, MOST_INSTANCES)
+            least = _fewest(runs, n, MOST_INSTANCES)
             return InputError(
                 f"{network.name} needs at least {least} instances, but {network.companions.name} has {n}."
             )
@@ -461,7 +430,7 @@ def sub_bag_error(network: Network, m: int, error: Exception) -> XmilError:
         return bag is not None and _runs(lambda: network.logits(bag[:, :k], rows.unsqueeze(0)))
 
     if m < n - 1 and runs(n - 1):
-        least = smallest(runs, m, n - 1)
+        least = _fewest(runs, m, n - 1)
         return UnsupportedError(
             f"{network.name} needs at least {least} instances, and here it was to run on {m}; use what keeps "
             "the bag whole: the methods lrp, ig and gxi, and mode='mask' in flip."
@@ -473,16 +442,16 @@ def sub_bag_error(network: Network, m: int, error: Exception) -> XmilError:
     )
 
 
-def smallest(runs: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number above `low` that runs, if `high` does.
+def _fewest(runs: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest number of instances above `low` that runs, if `high` does."""
+    return low + 1 + bisect_left(range(low + 1, high), True, key=runs)
 
-    >>> smallest(lambda k: k >= 8, 1, 256)
-    8
-    """
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if runs(middle) else (middle, high)
-    return high
+
+def _with_style(network: Network, style: CallStyle) -> Network:
+    """The network, called in another style."""
+    twin = copy(network)
+    twin.call_style = style
+    return twin
 
 
 def _runs(call: Callable[[], object]) -> bool:

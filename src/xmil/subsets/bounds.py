@@ -11,6 +11,9 @@ from it, so that rounding can weaken a bound and never make a false one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -39,19 +42,15 @@ class Bound:
         """False only where no sub-bag at all has a positive difference."""
         return self.possible(d, self.n - 1)
 
-    def order(self, d: Tensor) -> Tensor | None:
+    def order(self, d: Tensor) -> Tensor | None:  # noqa: ARG002 - the bounds of models use it
         """Instances by how much their removal should help, the first most; None where nothing tells."""
-        return None if len(d) else d
+        return None
 
     def fewest(self, d: Tensor, at_most: int) -> int:
         """The smallest number, up to `at_most`, of instances to remove that is not excluded."""
         if not self.single(d):
             return self.n
-        low, high = 1, at_most
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.possible(d, middle) else (middle + 1, high)
-        return low
+        return 1 + bisect_left(range(1, at_most), True, key=partial(self.possible, d))
 
 
 class SumBound(Bound):

@@ -38,7 +38,6 @@ class PooledSubsets(Subsets):
     model: PooledMIL
 
     def __init__(self, network: Network, x: Tensor, fill: Tensor | None = None) -> None:
-        self.model = cast(PooledMIL, network.model)
         super().__init__(network, x, fill)
         a, a0 = self.attention[0].double(), self.model.attend(self.h0)[0].double()  # (n, k), (1, k)
         top = torch.maximum(a.amax(dim=0), a0)
@@ -220,11 +219,7 @@ class MaxSubsets(Subsets):
     """The largest value of each feature."""
 
     cost = "head"
-
-    @property
-    def model(self) -> MaxPool:
-        """The model that pools."""
-        return cast(MaxPool, self.network.model)
+    model: MaxPool
 
     def _aggregate_none(self) -> Tensor:
         return self.network.aggregate(self.h0)
@@ -271,9 +266,10 @@ class AdditiveSubsets(Subsets):
     running sum is exact.
     """
 
+    model: AddMIL
+
     def __init__(self, network: Network, x: Tensor, fill: Tensor | None = None) -> None:
         super().__init__(network, x, fill)
-        self.model = cast(AddMIL, network.model)
         first = cast(nn.Linear, self.model.classifier[0])
         self.a, self.a0 = (self.model.attend(h)[0, :, 0].double() for h in (self.h, self.h0))  # (n,), (1,)
         self.u, self.u0 = (F.linear(h[0], first.weight) for h in (self.h, self.h0))  # (n, hidden)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Subsets:
 
     def __init__(self, network: Network, x: Tensor, fill: Tensor | None = None) -> None:
         self.network, self.x, self.n = network, x, x.shape[1]
+        self.model: Any = network.model
         self._width = max((p.shape[0] for p in network.module.parameters() if p.ndim > 1), default=1)
         outside = torch.zeros_like(x[:, :1]) if fill is None else fill.view(1, 1, -1)
         self.h, self.h0 = network.embed(x), network.embed(outside)  # (1, n, e), (1, 1, e)
