@@ -17,7 +17,6 @@ from xmil.core.text import parse_json
 from xmil.viewer.cache import to_json
 from xmil.viewer.collection import Collection
 from xmil.viewer.deepzoom import TILE
-from xmil.viewer.layers import concepts_layer
 
 MARK = "xmil-export.json"  # names what was written, so that only our own is ever replaced
 STATIC = Path(__file__).parent / "static"
@@ -102,13 +101,12 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
     place, error = folder / "api" / "slides" / str(key), about["error"]
     for entry in about["sets"]:
         run = entry["run"]
-        _put(place / f"evidence-{run}.bin", collection.evidence(key, run).to_bytes())
+        _put(place / f"evidence-{run}.bin", collection.scores(key, run))
         if entry["pairs"]:
             _put(place / f"pairs-{run}.json", to_json(collection.pairs(key, run)))
         if entry["concepts"]:
-            maps = collection.concepts(key, run)
-            _put(place / f"concepts-{run}.json", to_json(concepts_layer(maps)))
-            for k in range(maps.values.shape[1]):
+            _put(place / f"concepts-{run}.json", to_json(collection.concepts(key, run)))
+            for k in range(collection.concept_maps(key, run).values.shape[1]):
                 _put(place / f"concept-{run}-{k}.bin", collection.concept(key, run, k))
         if entry["inside"]:
             _put(place / f"inside-{run}.json", to_json(collection.inside(key, run)))
