@@ -130,15 +130,15 @@ class Site:
     async def explain(self, request: Request) -> Response:
         """Explain what is left of a slide; give up when nobody waits for it any more."""
         await _json_body(request)  # before the watch, which would take it
-        alone = Event()
+        abandoned = Event()
 
         async def watch() -> None:
             while not await request.is_disconnected():
                 await anyio.sleep(WATCH)
-            alone.set()
+            abandoned.set()
 
         def explain(key: int, body: Any) -> dict[str, Any]:
-            return self._models(key).explain(key, body, alone)
+            return self._models(key).explain(key, body, abandoned)
 
         outcome: Response | Exception
         async with anyio.create_task_group() as group:

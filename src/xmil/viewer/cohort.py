@@ -73,7 +73,7 @@ class _Codes:
         self.of, self.done, self.ready = slides, 0, False
         self._parts: list[npt.NDArray[np.float16]] = []
         self._places: list[npt.NDArray[np.int32]] = []
-        self._turn: Floats | None = None
+        self._projection: Floats | None = None
 
     def build(self, collection: Collection, run: int) -> None:
         """Read slide by slide; those that cannot be read are left out."""
@@ -81,22 +81,22 @@ class _Codes:
         for key in range(self.of):
             with suppress(XmilError):
                 features = read_bag(collection.feature_file(key, run), collection.layout).features
-                if self._turn is None:
+                if self._projection is None:
                     normal = np.random.default_rng(0).normal(size=(features.shape[1], DIMS))
-                    self._turn = normal.astype(np.float32) / np.float32(DIMS**0.5)
-                if features.shape[1] == len(self._turn):  # else other features than the rest
+                    self._projection = normal.astype(np.float32) / np.float32(DIMS**0.5)
+                if features.shape[1] == len(self._projection):  # else other features than the rest
                     places = np.linspace(0, len(features) - 1, min(most, len(features)))
                     rows = np.unique(places.astype(np.int64))
-                    self._parts.append((_unit(features[rows]) @ self._turn).astype(np.float16))
+                    self._parts.append((_unit(features[rows]) @ self._projection).astype(np.float16))
                     self._places.append(np.stack([np.full(len(rows), key), rows], axis=1).astype(np.int32))
             self.done = key + 1
         self.ready = True
 
     def nearest(self, unit: Floats, key: int) -> list[tuple[int, int]]:
         """Slide and row of the patches whose codes are nearest, nearest first; not those of one slide."""
-        if self._turn is None or len(unit) != len(self._turn):
+        if self._projection is None or len(unit) != len(self._projection):
             return []
-        code = unit @ self._turn
+        code = unit @ self._projection
         best: list[tuple[float, int, int]] = []
         for part, places in zip(self._parts, self._places, strict=True):
             if places[0, 0] == key:

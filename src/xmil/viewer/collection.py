@@ -16,6 +16,7 @@ from xmil.core.task import TASKS
 from xmil.core.text import bare_name, is_plain, small_number
 from xmil.data.header import slide_name
 from xmil.storage import (
+    FAILURES,
     RUN,
     ConceptMaps,
     Row,
@@ -96,7 +97,8 @@ class ShownRun(Run):
 
     def failure(self, slide_id: str) -> str | None:
         """Why a slide has no explanation, without the folders of this machine."""
-        return FOLDERS.sub("", self.failed.get(slide_id, "")) or None
+        row = self._read_table(FAILURES).get(slide_id, {})  # as it is in memory: asked for every slide
+        return FOLDERS.sub("", row.get("error") or "") or None
 
     def certificate(self, slide: str) -> dict[str, Any] | None:
         """A slide's certificate with each method's curves, if the run has one that can be read."""
@@ -374,7 +376,7 @@ class Collection:
         else:
             numbers = [float(value) for value in task.answer(evidence.outputs)]
         names = task.names(len(evidence.logits), run.class_names, run.spec.get("time_bins"))
-        certificates = (same.certificate(slide_id) for same in self._alike(run))
+        certificates = (same.certificate(slide_id) for same in self._of_same_models(run))
         columns = [
             {**column, "ends": task.short_ends(column["target"]) if column["signed"] else ("low", "high")}
             for column in evidence.columns
@@ -398,7 +400,7 @@ class Collection:
             "concepts": run.find("concepts", slide_id) is not None,
         }
 
-    def _alike(self, run: ShownRun) -> list[ShownRun]:
+    def _of_same_models(self, run: ShownRun) -> list[ShownRun]:
         """The run, then the others of the same models on the same bags."""
         mine = run.digests, run.by_case
         same = [other for other in self.runs if other is not run and (other.digests, other.by_case) == mine]
@@ -410,10 +412,10 @@ class Collection:
         image, image_error = self.pictures.look(slide_id)
         run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
         row = run.rows.get(slide_id, {})
-        verdicts = (same.verdict(slide_id) for run in self.runs for same in self._alike(run))
-        paper: dict[str, Any] = next((verdict for verdict in verdicts if verdict), {})
+        verdicts = (same.verdict(slide_id) for run in self.runs for same in self._of_same_models(run))
+        certificate: dict[str, Any] = next((verdict for verdict in verdicts if verdict), {})
         n, error = self._count(slide_id)
-        label, predicted = (_shown(row.get(k) or paper.get(k), run) for k in ("label", "predicted"))
+        label, predicted = (_shown(row.get(k) or certificate.get(k), run) for k in ("label", "predicted"))
         try:
             probability = float(row[f"p:{predicted}"])
         except (KeyError, ValueError):
@@ -424,10 +426,10 @@ class Collection:
             "case": row.get("case_id") or None,
             "label": label,
             "predicted": predicted,
-            "correct": TRUTH.get(str(row.get("correct") or paper.get("correct")).strip().lower()),
+            "correct": TRUTH.get(str(row.get("correct") or certificate.get("correct")).strip().lower()),
             "probability": probability,
-            "verdict": paper.get("verdict"),
-            "verdict_method": paper.get("verdict_method"),
+            "verdict": certificate.get("verdict"),
+            "verdict_method": certificate.get("verdict_method"),
             "n": n,
             "image": image,
             "error": error or image_error,

@@ -166,12 +166,12 @@ def concepts_layer(maps: ConceptMaps) -> dict[str, Any]:
     """The concepts, those with most relevance first, and what of the scores goes through none."""
     sums = maps.values.sum(axis=0, dtype=np.float64)
     order = np.argsort(-np.abs(maps.values).sum(axis=0), kind="stable")
-    spoken = [int(k) for k in order if np.any(maps.values[:, k])]
+    active = [int(k) for k in order if np.any(maps.values[:, k])]
     total = float(maps.scores.sum(dtype=np.float64))
     return {
         "method": maps.method,
         "target": maps.target,
-        "concepts": [{"concept": k, "sum": float(sums[k])} for k in spoken],
+        "concepts": [{"concept": k, "sum": float(sums[k])} for k in active],
         "total": total,
         "rest": total - float(sums.sum()),
     }

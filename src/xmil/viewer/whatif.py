@@ -195,10 +195,10 @@ class WhatIf:
         with self._lock:
             return minimal_set(self._model(paths[0]), case.bag, evaluations=TRIED).as_dict()
 
-    def explain(self, key: int, question: Any, alone: Event) -> dict[str, Any]:
+    def explain(self, key: int, question: Any, abandoned: Event) -> dict[str, Any]:
         """Scores of the patches that stay, by the run's own method and settings, in the order of the bag.
 
-        The question is `{"run": r, "keep": [...], "method": m, "targets": [...]}`; `alone` ends the work.
+        The question is `{"run": r, "keep": [...], "method": m, "targets": [...]}`; `abandoned` ends the work.
         """
         started = time.perf_counter()
         question = question if isinstance(question, dict) else {}
@@ -219,7 +219,7 @@ class WhatIf:
         for name in names:
             if name not in targets:
                 raise unknown_name(f"target of {method!r} in this run", name, list(targets))
-        with self._models_with_background(number) as models, _watch(alone):
+        with self._models_with_background(number) as models, _watch(abandoned):
             case = self.bags.get(key, number)
             mask = case.widen(stays, rest=True)
             left, chosen = case.bag.select(mask), [targets[name] for name in names]
@@ -366,13 +366,13 @@ def _explain(
     return [average(same, spec) for same in zip(*each, strict=True)]
 
 
-def _watch(alone: Event) -> AbstractContextManager[Any]:
-    """Give up at the next step of the computation after `alone` is set."""
+def _watch(abandoned: Event) -> AbstractContextManager[Any]:
+    """Give up at the next step of the computation after `abandoned` is set."""
     from torch.overrides import TorchFunctionMode
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if alone.is_set():
+            if abandoned.is_set():
                 raise AbandonedError("The explanation was abandoned: nobody waits for it.")
             return func(*args, **(kwargs or {}))
 
