@@ -93,7 +93,7 @@ def facts(folder: Path) -> None:
     for _ in range(10):
         collection = Collection([folder / "run"])
         started = time.perf_counter()
-        sizes = [len(to_json(collection.describe(0))), len(collection.evidence(0, 0).to_bytes())]
+        sizes = [len(to_json(collection.describe(0))), len(collection.scores(0, 0))]
         times.append(1000 * (time.perf_counter() - started))
     print(
         f"\nslide.json and scores of {COLUMNS * ROWS} patches, 6 columns, {sum(sizes) / 1e6:.2f} MB: ", end=""

@@ -156,6 +156,6 @@ def test_one_who_left_before_the_turn_costs_nothing(made: Made) -> None:
 
 
 def test_the_layout_of_features_is_taken_as_given(made: Made) -> None:
-    assert CaseBags(Collection(made.runs, features=[made.features])).get(0, 0).features.shape[0]
+    assert CaseBags(Collection(made.runs, features=[made.features])).get(0, 0).own.size
     with pytest.raises(XmilError, match="of another layout"):
         CaseBags(Collection(made.runs, features=[made.features], layout="stamp")).get(0, 0)

@@ -18,7 +18,7 @@ from tests.viewer.make_inside import inside_of, kept, write_concepts, write_pair
 from tests.viewer.make_run import Made, make_run
 from xmil.core.errors import InputError
 from xmil.viewer import static_copy
-from xmil.viewer.app import create_app, describe_routes
+from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
 from xmil.viewer.server import MAX_BODY, BackgroundServer, Rules, is_loopback, open_socket
 
@@ -86,9 +86,9 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_routes_of_this_test_are_all_there_are(open_app: Any) -> None:
-    described = describe_routes()["paths"]
+    described = ask(open_app, "/api/openapi.json").json["paths"]
     assert len(ROUTES) == sum("get" in operations for operations in described.values())
-    assert ask(open_app, "/api/openapi.json").json == describe_routes()
+    assert all(operation["summary"] for path in described.values() for operation in path.values())
     assert {ask(open_app, route).status for route in ROUTES} == {200}
 
 
@@ -379,13 +379,12 @@ def test_labels_have_no_address_unless_asked_for(data_dir: Path, tmp_path: Path)
     with openslide.OpenSlide(str(path)) as slide:
         label = np.asarray(slide.associated_images["label"].convert("RGB")).astype(int)
         macro = slide.associated_images["macro"].size
-    described = json.dumps(describe_routes()).lower()
-    assert "label" not in described
-    assert "macro" not in described
     shut, shown = (
         create_app(Collection([tmp_path / "run"], slides=path.parent, labels=labels))
         for labels in (False, True)
     )
+    described = list(ask(shut, "/api/openapi.json").json["paths"])
+    assert not any(word in address.lower() for address in described for word in ("label", "macro"))
     assert ask(shut, "/api/run.json").json["labels"] is False
     assert ask(shut, "/api/slides/0/label.jpeg").status == 404
     assert ask(shown, "/api/run.json").json["labels"] is True

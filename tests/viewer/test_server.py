@@ -48,8 +48,6 @@ def test_run_lists_the_slides_of_the_table(app: Any, made: Made) -> None:
         paper = json.loads((made.runs[0] / "certificates" / f"{slide['id']}.json").read_text())
         assert slide["verdict"] == paper["methods"][0]["verdict"]
     assert (found["live"], found["whatif"], found["similar"]) == (True, True, True)
-    assert found["methods"] == ["lrp", "attention", "gxi"]
-    assert found["class_names"] == ["benign", "tumour"]
     assert [run["name"] for run in found["runs"]] == ["run-attnmil", "run-transmil"]
     assert str(made.slides.parent) not in json.dumps(found)  # no path of the machine
 

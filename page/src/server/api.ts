@@ -21,10 +21,7 @@ export interface Run {
   live: boolean;
   whatif: boolean;
   similar: boolean;
-  task: string;
   runs: { name: string; model: string | null }[];
-  methods: string[];
-  class_names: string[] | null;
   slides: SlideRow[];
   /** Slides of the folder that no run explains; they can stand beside one that has evidence. */
   others: { key: number; id: string }[];

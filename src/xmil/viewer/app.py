@@ -6,9 +6,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import partial, wraps
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -31,17 +31,33 @@ from xmil.viewer.cache import to_json
 from xmil.viewer.cohort import CohortIndex, CohortWall
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
-from xmil.viewer.layers import concepts_layer
-from xmil.viewer.server import Guard, Rules, TooLargeError
+from xmil.viewer.server import Guard, Rules, TooLargeError, error_response
 from xmil.viewer.static_copy import NOT_BUILT, content_type, page_files
-from xmil.viewer.whatif import AbandonedError, CaseBags, WhatIf, similar
+from xmil.viewer.whatif import AbandonedError, CaseBags, WhatIf
 
 logger = logging.getLogger(__name__)
 
-JSON, BYTES = "application/json", "application/octet-stream"
-JPEG, PNG = "image/jpeg", "image/png"
+JSON = "application/json"
 WATCH = 0.2  # seconds between looks whether the client is still there
-Endpoint = Callable[[Request], Awaitable[Response]]
+NUMBER = {"type": "integer", "minimum": 0}
+PATCHES = {"type": "array", "items": {"oneOf": [NUMBER, {"type": "array"}]}}
+QUESTION = {
+    "type": "object",
+    "properties": {"run": NUMBER, "remove": PATCHES, "keep": PATCHES},
+    "oneOf": [{"required": ["remove"]}, {"required": ["keep"]}],
+}
+LEFT = {
+    "type": "object",
+    "properties": {
+        "run": NUMBER,
+        "keep": PATCHES,
+        "method": {"type": "string"},
+        "targets": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["run", "keep", "method", "targets"],
+}
+NOTES = {"type": "object", "properties": {"revision": NUMBER}, "required": ["revision", "document"]}
+BODIES = {"whatif": QUESTION, "explain": LEFT, "annotations-{reader}.json": NOTES}  # by end of address
 
 
 class Site:
@@ -58,41 +74,39 @@ class Site:
         self._reading = anyio.CapacityLimiter(max(4, cores))
         self._drawing, self._decoding = (anyio.CapacityLimiter(max(2, cores)) for _ in range(2))
         self._thinking = anyio.CapacityLimiter(1)
+        self.routes = self._list_routes()
 
-    def routes(self) -> list[Route]:
+    def _list_routes(self) -> list[Route]:
         """All addresses there are."""
         shown, slide, get, draw = self.collection, "/api/slides/{key:int}", self._get, self._draw
+        notes, by_number = f"{slide}/annotations-{{reader}}.json", self._by_number
         routes = [
-            Route("/", self.page),
-            Route("/api/run.json", get(lambda: shown.overview(whatif=self.whatif is not None))),
-            Route("/api/columns-{run:int}.json", get(self._columns)),
-            Route("/api/wall-{run:int}-{column:int}.json", get(self.wall.wall)),
-            Route(f"{slide}/small-{{run:int}}-{{column:int}}.png", draw(self.wall.small, PNG)),
-            Route("/api/openapi.json", get(describe_routes)),
-            Route(f"{slide}/slide.json", get(shown.describe)),
-            Route(
-                f"{slide}/evidence-{{run:int}}.bin", get(lambda *at: shown.evidence(*at).to_bytes(), BYTES)
-            ),
-            Route(f"{slide}/thumbnail.jpeg", draw(self._by_number(shown.pictures.thumbnail))),
-            Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", draw(shown.patch)),
-            Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", get(self._similar)),
-            Route(f"{slide}/inside-{{run:int}}.json", get(shown.inside)),
-            Route(f"{slide}/concepts-{{run:int}}.json", get(lambda *at: concepts_layer(shown.concepts(*at)))),
-            Route(f"{slide}/concept-{{run:int}}-{{concept:int}}.bin", get(shown.concept, BYTES)),
-            Route(f"{slide}/pairs-{{run:int}}.json", get(shown.pairs)),
-            Route(f"{slide}/alike-{{run:int}}-{{index:int}}.json", get(self.index.ask)),
+            Route("/", self.page, include_in_schema=False),
+            get("/api/run.json", self.overview),
+            get("/api/openapi.json", self.describe),
+            get("/api/columns-{run:int}.json", self.wall.columns),
+            get("/api/wall-{run:int}-{column:int}.json", self.wall.wall),
+            draw(f"{slide}/small-{{run:int}}-{{column:int}}.png", self.wall.small),
+            get(f"{slide}/slide.json", shown.describe),
+            get(f"{slide}/evidence-{{run:int}}.bin", shown.scores),
+            draw(f"{slide}/thumbnail.jpeg", by_number(shown.pictures.thumbnail)),
+            draw(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", shown.patch),
+            get(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self.bags.similar),
+            get(f"{slide}/inside-{{run:int}}.json", shown.inside),
+            get(f"{slide}/concepts-{{run:int}}.json", shown.concepts),
+            get(f"{slide}/concept-{{run:int}}-{{concept:int}}.bin", shown.concept),
+            get(f"{slide}/pairs-{{run:int}}.json", shown.pairs),
+            get(f"{slide}/alike-{{run:int}}-{{index:int}}.json", self.index.ask),
+            get(f"{slide}/deciding-{{run:int}}.json", self.decide, self._thinking),
+            get(notes, by_number(self.annotations.read)),
+            Route(notes, self.store, methods=["POST"]),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
             Route(f"{slide}/explain", self.explain, methods=["POST"]),
-            Route(f"{slide}/deciding-{{run:int}}.json", self.decide),
-            Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
-            Route(
-                "/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg",
-                draw(self._by_number(shown.pictures.tile)),
-            ),
+            draw("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", by_number(shown.pictures.tile)),
         ]
         if shown.labels:  # labels may name patients: unless the user serves them they have no address
-            routes.append(Route(f"{slide}/label.jpeg", draw(self._by_number(shown.pictures.label))))
-        return [*routes, Route("/{name:path}", self.page)]
+            routes.append(draw(f"{slide}/label.jpeg", by_number(shown.pictures.label)))
+        return [*routes, Route("/{name:path}", self.page, include_in_schema=False)]
 
     async def page(self, request: Request) -> Response:
         """A file of the built page."""
@@ -101,44 +115,36 @@ class Site:
         if not files and name == "index.html":
             return Response(NOT_BUILT + "\n", 503, media_type="text/plain")
         if name not in files:
-            raise HTTPException(404, "Nothing is served at this address.")
+            raise HTTPException(404)
         content = await anyio.to_thread.run_sync(files[name].read_bytes, limiter=self._reading)
         return _tagged(request, content, content_type(name))
 
-    async def notes(self, request: Request) -> Response:
-        """Read or store a reader's annotations of a slide."""
-        key, reader = request.path_params.values()
-        if request.method != "POST":
-            read = self._get(lambda *_: self.annotations.read(self.collection.slide(key), reader))
-            return await read(request)
-        body = await _json_body(request)
-
-        def store() -> Any:
-            return self.annotations.write(self.collection.slide(key), reader, _parse(body))
-
-        return await _respond(store, self._reading)
+    async def store(self, request: Request) -> Response:
+        """Store a reader's annotations, or answer 409 with those that are there."""
+        return await _answer(request, self._by_number(self.annotations.write), self._reading)
 
     async def ask(self, request: Request) -> Response:
-        """Predict without a region, or from a region alone."""
-        body, key = await _json_body(request), request.path_params["key"]
-        return await _respond(lambda: self._whatif_for(key).ask(key, _parse(body)), self._thinking)
+        """Predict without some patches, or from some alone."""
+        return await _answer(request, lambda key, body: self._models(key).ask(key, body), self._thinking)
 
     async def explain(self, request: Request) -> Response:
         """Explain what is left of a slide; give up when nobody waits for it any more."""
-        body, key, alone = await _json_body(request), request.path_params["key"], Event()
+        await _json_body(request)  # before the watch, which would take it
+        abandoned = Event()
 
         async def watch() -> None:
             while not await request.is_disconnected():
                 await anyio.sleep(WATCH)
-            alone.set()
+            abandoned.set()
+
+        def explain(key: int, body: Any) -> dict[str, Any]:
+            return self._models(key).explain(key, body, abandoned)
 
         outcome: Response | Exception
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
             try:
-                outcome = await _respond(
-                    lambda: self._whatif_for(key).explain(key, _parse(body), alone), self._thinking
-                )
+                outcome = await _answer(request, explain, self._thinking)
             except Exception as error:  # raised outside: a group would wrap it
                 outcome = error
             group.cancel_scope.cancel()
@@ -146,25 +152,55 @@ class Site:
             raise outcome
         return outcome
 
-    async def decide(self, request: Request) -> Response:
-        """Find the patches that decide, by the model."""
-        key, run = request.path_params.values()
-        return await _respond(lambda: self._whatif_for(key).find_deciding(key, run), self._thinking)
+    def overview(self) -> dict[str, Any]:
+        """The runs and their slides."""
+        return {**self.collection.overview(), "whatif": self.whatif is not None}
 
-    def _get(self, make: Callable[..., Any], kind: str = JSON) -> Endpoint:
+    def decide(self, key: int, run: int) -> dict[str, Any]:
+        """The smallest set of patches found whose removal changes the prediction."""
+        return self._models(key).find_deciding(key, run)
+
+    def describe(self) -> dict[str, Any]:
+        """Describe every route, as OpenAPI."""
+        paths: dict[str, Any] = {}
+        text = {"type": "string", "pattern": f"^{READER.pattern}$"}
+        error = {"content": {JSON: {"schema": {"type": "object", "required": ["error"]}}}}
+        for route in (route for route in self.routes if route.include_in_schema):
+            path, posted = route.path_format, "POST" in (route.methods or ())
+            operation: dict[str, Any] = {
+                "summary": (route.endpoint.__doc__ or "").partition("\n")[0],
+                "parameters": [
+                    {"name": n, "in": "path", "required": True, "schema": text if n == "reader" else NUMBER}
+                    for n in route.param_convertors
+                ],
+                "responses": {
+                    "200": {"description": "Found.", "content": {JSON if posted else content_type(path): {}}},
+                    "4XX": {"description": "One sentence that says why not.", **error},
+                },
+            }
+            if posted:
+                schema = BODIES[path.rpartition("/")[2]]
+                operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+            paths.setdefault(path, {})["post" if posted else "get"] = operation
+        return {"openapi": "3.1.0", "info": {"title": "xmil viewer", "version": __version__}, "paths": paths}
+
+    def _get(
+        self, path: str, make: Callable[..., Any], limiter: anyio.CapacityLimiter | None = None
+    ) -> Route:
         """Answer with what `make` gives for the numbers in the address, as JSON unless it is bytes."""
 
         def work(request: Request) -> bytes:
             content = make(*request.path_params.values())
-            return to_json(content) if kind == JSON else content
+            return content if isinstance(content, bytes) else to_json(content)
 
         async def endpoint(request: Request) -> Response:
-            content = await anyio.to_thread.run_sync(work, request, limiter=self._reading)
-            return _tagged(request, content, kind)
+            content = await anyio.to_thread.run_sync(work, request, limiter=limiter or self._reading)
+            return _tagged(request, content, content_type(path))
 
-        return endpoint
+        endpoint.__doc__ = make.__doc__
+        return Route(path, endpoint)
 
-    def _draw(self, make: Callable[..., bytes], kind: str = JPEG) -> Endpoint:
+    def _draw(self, path: str, make: Callable[..., bytes]) -> Route:
         """Answer with a picture, which is not drawn if nobody waits for it any more."""
 
         async def endpoint(request: Request) -> Response:
@@ -173,22 +209,17 @@ class Site:
                     return Response(status_code=499)
                 numbers = request.path_params.values()
                 content = await anyio.to_thread.run_sync(make, *numbers, limiter=self._decoding)
-            return _tagged(request, content, kind)
+            return _tagged(request, content, content_type(path))
 
-        return endpoint
+        endpoint.__doc__ = make.__doc__
+        return Route(path, endpoint)
 
-    def _by_number(self, draw: Callable[..., bytes]) -> Callable[..., bytes]:
-        """A function that draws a slide of a name, as one of the slide's number."""
-        return lambda key, *numbers: draw(self.collection.slide(key), *numbers)
+    def _by_number(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a slide's name, as one of the slide's number."""
+        return wraps(work)(lambda key, *rest: work(self.collection.slide(key), *rest))
 
-    def _columns(self, run: int) -> dict[str, Any]:
-        self.collection.run(run)
-        return {"columns": [{"method": name, "target": target} for name, target in self.wall.columns(run)]}
-
-    def _similar(self, key: int, run: int, index: int) -> dict[str, Any]:
-        return {"neighbours": similar(self.bags.get(key, run), index)}
-
-    def _whatif_for(self, key: int) -> WhatIf:
+    def _models(self, key: int) -> WhatIf:
+        """The models, for a slide there is."""
         self.collection.slide(key)
         if self.whatif is None:
             raise MissingError("What-if needs a model and features; start the viewer with model=, features=.")
@@ -206,27 +237,36 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
         yield
         collection.pictures.close()
 
-    handlers: dict[Any, Any] = {
-        MissingError: partial(_fail, 404),
-        ConflictError: _conflict,
-        NoPictureError: partial(_fail, 404),
-        AbandonedError: partial(_fail, 499),
-        InputError: partial(_fail, 400),
-        XmilError: partial(_fail, 422),
-        TooLargeError: partial(_fail, 413, sentence="The body is too large."),
-        HTTPException: _http,
-        ClientDisconnect: partial(_fail, 400, sentence="The request was interrupted."),
-        Exception: partial(_fail, 500, sentence="The server failed on this request; see its log."),
+    statuses: dict[Any, int] = {
+        MissingError: 404,
+        NoPictureError: 404,
+        ConflictError: 409,
+        AbandonedError: 499,
+        InputError: 400,
+        XmilError: 422,
+        TooLargeError: 413,
+        ClientDisconnect: 400,
+        Exception: 500,
     }
-    app = Starlette(routes=site.routes(), exception_handlers=handlers, lifespan=lifespan)
+    handlers: dict[Any, Any] = {kind: partial(_fail, status) for kind, status in statuses.items()}
+    handlers[HTTPException] = _fail_http
+    app = Starlette(routes=site.routes, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     return Guard(app, rules or Rules())
 
 
-async def _respond(work: Callable[[], Any], limiter: anyio.CapacityLimiter) -> Response:
-    """Answer with the JSON of some work in a thread."""
-    content = await anyio.to_thread.run_sync(lambda: to_json(work()), limiter=limiter)
-    return Response(content, media_type=JSON)
+async def _answer(request: Request, make: Callable[..., Any], limiter: anyio.CapacityLimiter) -> Response:
+    """Answer what was posted with what `make` gives for the numbers in the address and the body."""
+    body = await _json_body(request)
+
+    def work() -> bytes:
+        try:
+            content = parse_json(body)
+        except (ValueError, RecursionError):
+            raise InputError("The body is not JSON.") from None
+        return to_json(make(*request.path_params.values(), content))
+
+    return Response(await anyio.to_thread.run_sync(work, limiter=limiter), media_type=JSON)
 
 
 async def _json_body(request: Request) -> bytes:
@@ -235,27 +275,18 @@ async def _json_body(request: Request) -> bytes:
     return await request.body()
 
 
-def _parse(body: bytes) -> Any:
-    try:
-        return parse_json(body)
-    except (ValueError, RecursionError):
-        raise InputError("The body is not JSON.") from None
-
-
-async def _conflict(_: Request, error: ConflictError) -> Response:
-    return Response(to_json({"error": str(error), **error.stored}), 409, media_type=JSON)
-
-
-async def _fail(status: int, _: Request, error: Exception, sentence: str | None = None) -> Response:
+async def _fail(status: int, _: Request, error: Exception) -> Response:
+    sentence = str(error) or "The request was interrupted."
     if status == 500:
         logger.error("unexpected %s: %s", type(error).__name__, error)
-    return Response(to_json({"error": sentence or str(error)}), status, media_type=JSON)
+        sentence = "The server failed on this request; see its log."
+    return error_response(status, sentence, **getattr(error, "stored", {}))
 
 
-async def _http(_: Request, error: HTTPException) -> Response:
+async def _fail_http(_: Request, error: HTTPException) -> Response:
     sentences = {404: "Nothing is served at this address.", 405: "This address does not support that method."}
-    body = to_json({"error": sentences.get(error.status_code, error.detail)})
-    return Response(body, error.status_code, headers=error.headers, media_type=JSON)
+    sentence = sentences.get(error.status_code, error.detail)
+    return error_response(error.status_code, sentence, error.headers)
 
 
 def _tagged(request: Request, content: bytes, kind: str) -> Response:
@@ -264,107 +295,6 @@ def _tagged(request: Request, content: bytes, kind: str) -> Response:
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"etag": tag})
     return Response(content, media_type=kind, headers={"etag": tag})
-
-
-_LIST = {"type": "array", "items": {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "array"}]}}
-_QUESTION = {
-    "type": "object",
-    "properties": {"run": {"type": "integer", "minimum": 0}, "remove": _LIST, "keep": _LIST},
-    "oneOf": [{"required": ["remove"]}, {"required": ["keep"]}],
-}
-_LEFT = {
-    "type": "object",
-    "properties": {
-        "run": {"type": "integer", "minimum": 0},
-        "keep": _LIST,
-        "method": {"type": "string"},
-        "targets": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
-    },
-    "required": ["run", "keep", "method", "targets"],
-}
-_POSTED: dict[str, tuple[dict[str, Any], str]] = {
-    "/api/slides/{key}/whatif": (_QUESTION, "The prediction without patches, or of patches alone."),
-    "/api/slides/{key}/explain": (_LEFT, "Patches that are kept, explained without the others."),
-}
-_READ = {
-    "/api/run.json": (JSON, "The runs and their slides."),
-    "/api/openapi.json": (JSON, "This description."),
-    "/api/columns-{run}.json": (JSON, "The signed methods and targets of a run, by number."),
-    "/api/wall-{run}-{column}.json": (
-        JSON,
-        "The patches of all slides that say most for and against, by class and by right and wrong.",
-    ),
-    "/api/slides/{key}/small-{run}-{column}.png": (PNG, "A slide's scores, at most 64 px."),
-    "/api/slides/{key}/slide.json": (JSON, "A slide: size, scores' columns, certificate."),
-    "/api/slides/{key}/evidence-{run}.bin": (
-        BYTES,
-        "Little endian: int32 x0[n], int32 y0[n] where placed, then float32[n] for each column.",
-    ),
-    "/api/slides/{key}/thumbnail.jpeg": (JPEG, "The whole slide, at most 256 px."),
-    "/api/slides/{key}/patch-{run}-{index}.jpeg": (JPEG, "A patch, at most 512 px."),
-    "/api/slides/{key}/similar-{run}-{index}.json": (JSON, "The patches most like one."),
-    "/api/slides/{key}/pairs-{run}.json": (
-        JSON,
-        "Pairs of patches that act together, by target: rows of both, value, and whether it is sure.",
-    ),
-    "/api/slides/{key}/concepts-{run}.json": (
-        JSON,
-        "The concepts of `xmil insight` with their relevance in a slide.",
-    ),
-    "/api/slides/{key}/concept-{run}-{concept}.bin": (
-        BYTES,
-        "Little endian: float32[n], the part of each patch's score that goes through a concept.",
-    ),
-    "/api/slides/{key}/alike-{run}-{index}.json": (
-        JSON,
-        "The patches of other slides most like one; while the index is made, how far it is.",
-    ),
-    "/api/slides/{key}/deciding-{run}.json": (
-        JSON,
-        "The smallest set of patches found whose removal changes the prediction.",
-    ),
-    "/api/slides/{key}/inside-{run}.json": (
-        JSON,
-        "Maps inside patches: level-0 boxes, values row by row, and score = sum + constant + other.",
-    ),
-    "/api/slides/{key}/annotations-{reader}.json": (
-        JSON,
-        "A reader's annotations with their revision. POST keeps new ones, or answers 409 with those there.",
-    ),
-    "/tiles/{key}/{level}/{column}_{row}.jpeg": (JPEG, "A Deep Zoom tile."),
-}
-
-
-def describe_routes() -> dict[str, Any]:
-    """The description of every route."""
-    paths = {path: {"get": _operation(path, *about)} for path, about in _READ.items()}
-    posted = {}
-    for path, (schema, text) in _POSTED.items():
-        body = {"required": True, "content": {JSON: {"schema": schema}}}
-        posted[path] = {"post": {**_operation(path, JSON, text), "requestBody": body}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "xmil viewer", "version": __version__},
-        "paths": {**paths, **posted},
-    }
-
-
-def _operation(path: str, kind: str, summary: str) -> dict[str, Any]:
-    names = [part.split("}")[0] for part in path.split("{")[1:]]
-    number: dict[str, Any] = {"type": "integer", "minimum": 0}
-    text: dict[str, Any] = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,40}$"}
-    error = {"content": {JSON: {"schema": {"type": "object", "required": ["error"]}}}}
-    return {
-        "summary": summary,
-        "parameters": [
-            {"name": n, "in": "path", "required": True, "schema": text if n == "reader" else number}
-            for n in names
-        ],
-        "responses": {
-            "200": {"description": "Found.", "content": {kind: {}}},
-            "4XX": {"description": "One sentence that says why not.", **error},
-        },
-    }
 
 
 FOLDER = "annotations"
@@ -391,14 +321,13 @@ class AnnotationFiles:
         """What a reader has drawn on a slide, with its revision, and who else has."""
         path = self._path(slide, reader)
         stored = read_json(path) if path.is_file() and not path.is_symlink() else {}
-        head = stored.get("xmil")
-        revision = head.get("revision") if isinstance(head, dict) else None
+        head = stored["xmil"] if isinstance(stored.get("xmil"), dict) else {}
         readers = sorted(file.stem for file in path.parent.glob("*.geojson") if READER.fullmatch(file.stem))
         place = self._folder if self._folder.is_dir() else self._folder.parent
         return {
-            "revision": revision if isinstance(revision, int) else 0,
+            "revision": head["revision"] if isinstance(head.get("revision"), int) else 0,
             "features": stored.get("features") if isinstance(stored.get("features"), list) else [],
-            "origin": head.get("origin") if isinstance(head, dict) else None,
+            "origin": head.get("origin"),
             "readers": readers,
             "writable": os.access(place, os.W_OK),
         }

@@ -37,10 +37,9 @@ class Cache(Generic[T]):
     def get(self, key: Hashable) -> T | None:
         """The result stored under a key."""
         with self._lock:
-            if key not in self._results:
-                return None
-            self._results.move_to_end(key)
-            return self._results[key]
+            if key in self._results:
+                self._results.move_to_end(key)
+            return self._results.get(key)
 
     def put(self, key: Hashable, value: T) -> T:
         """Store a result; drop the least used ones if they weigh too much together."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from heapq import nlargest
-from io import BytesIO
 from threading import Lock, Thread
 from typing import Any
 
@@ -19,6 +18,7 @@ from xmil.core.errors import XmilError
 from xmil.data import read_bag
 from xmil.viewer.cache import Cache, Stamp, stamp
 from xmil.viewer.collection import Collection, MissingError
+from xmil.viewer.deepzoom import encode
 from xmil.viewer.layers import Evidence
 from xmil.viewer.whatif import CaseBags
 
@@ -40,10 +40,7 @@ class CohortIndex:
 
     def ask(self, key: int, run: int, index: int) -> dict[str, Any]:
         """The patches of other slides most like one, or how far the index is."""
-        bag = self._bags.get(key, run)
-        own = bag.features[bag.rows]
-        if not 0 <= index < len(own):
-            raise MissingError(f"There is no patch {index}; the slide has {len(own)}.")
+        own = self._bags.features(key, run, index)
         with self._lock:
             codes = self._builds.get(run)
             slides = self._collection.refresh()
@@ -59,16 +56,13 @@ class CohortIndex:
         """The nearest by the cosine of their features, of the slides that come first."""
         unit, neighbours = _unit(feature[None])[0], []
         for key in list(dict.fromkeys(key for key, _ in near))[:OPENED]:
-            try:
-                bag = self._bags.get(key, run)
-            except XmilError:
-                continue
             rows = [row for other, row in near if other == key]
-            cosines = _unit(bag.features[bag.rows][rows]) @ unit
-            neighbours += [
-                {"key": key, "index": row, "similarity": float(cosine)}
-                for row, cosine in zip(rows, cosines, strict=True)
-            ]
+            with suppress(XmilError):
+                cosines = _unit(self._bags.get(key, run).own[rows]) @ unit
+                neighbours += [
+                    {"key": key, "index": row, "similarity": float(cosine)}
+                    for row, cosine in zip(rows, cosines, strict=True)
+                ]
         return sorted(neighbours, key=lambda each: (-each["similarity"], each["key"], each["index"]))[:K]
 
 
@@ -79,32 +73,30 @@ class _Codes:
         self.of, self.done, self.ready = slides, 0, False
         self._parts: list[npt.NDArray[np.float16]] = []
         self._places: list[npt.NDArray[np.int32]] = []
-        self._turn: Floats | None = None
+        self._projection: Floats | None = None
 
     def build(self, collection: Collection, run: int) -> None:
         """Read slide by slide; those that cannot be read are left out."""
         most = max(1, ROWS // max(1, self.of))
         for key in range(self.of):
             with suppress(XmilError):
-                self._add(key, read_bag(collection.feature_file(key, run), collection.layout).features, most)
+                features = read_bag(collection.feature_file(key, run), collection.layout).features
+                if self._projection is None:
+                    normal = np.random.default_rng(0).normal(size=(features.shape[1], DIMS))
+                    self._projection = normal.astype(np.float32) / np.float32(DIMS**0.5)
+                if features.shape[1] == len(self._projection):  # else other features than the rest
+                    places = np.linspace(0, len(features) - 1, min(most, len(features)))
+                    rows = np.unique(places.astype(np.int64))
+                    self._parts.append((_unit(features[rows]) @ self._projection).astype(np.float16))
+                    self._places.append(np.stack([np.full(len(rows), key), rows], axis=1).astype(np.int32))
             self.done = key + 1
         self.ready = True
 
-    def _add(self, key: int, features: Floats, most: int) -> None:
-        rows = np.unique(np.linspace(0, len(features) - 1, min(most, len(features))).astype(np.int64))
-        if self._turn is None:
-            rng = np.random.default_rng(0)
-            self._turn = rng.normal(size=(features.shape[1], DIMS)).astype(np.float32) / np.float32(DIMS**0.5)
-        if features.shape[1] != len(self._turn):
-            return  # other features than the rest
-        self._parts.append((_unit(features[rows]) @ self._turn).astype(np.float16))
-        self._places.append(np.stack([np.full(len(rows), key), rows], axis=1).astype(np.int32))
-
     def nearest(self, unit: Floats, key: int) -> list[tuple[int, int]]:
         """Slide and row of the patches whose codes are nearest, nearest first; not those of one slide."""
-        if self._turn is None or len(unit) != len(self._turn):
+        if self._projection is None or len(unit) != len(self._projection):
             return []
-        code = unit @ self._turn
+        code = unit @ self._projection
         best: list[tuple[float, int, int]] = []
         for part, places in zip(self._parts, self._places, strict=True):
             if places[0, 0] == key:
@@ -135,10 +127,12 @@ class CohortWall:
         self._small: Cache[bytes] = Cache(16 << 20, len)
         self._lock = Lock()  # one wall is built at a time
 
-    def columns(self, run: int) -> list[tuple[str, str]]:
+    def columns(self, run: int) -> dict[str, Any]:
         """The signed methods and targets of a run, by number, from its first slide that can be read."""
+        self._collection.run(run)
         _, first = next(self._collection.readable(run), (0, None))
-        return [(c["method"], c["target"]) for c in first.columns if c["signed"]] if first else []
+        signed = [c for c in first.columns if c["signed"]] if first else []
+        return {"columns": [{"method": c["method"], "target": c["target"]} for c in signed]}
 
     def wall(self, run: int, column: int) -> dict[str, Any]:
         """The patches that say most for and against, for each label and for right and wrong predictions."""
@@ -154,33 +148,34 @@ class CohortWall:
 
         def draw() -> bytes:
             evidence = self._collection.evidence(key, run)
-            return _picture(evidence, _scores(evidence, method, target))
+            scores = evidence.find(method, target)
+            if scores is None:
+                raise MissingError(f"This slide has no scores of {method} for {target}.")
+            return _picture(evidence, scores)
 
         return self._small.fetch((key, run, method, target, stamp(path) if path else None), draw)
 
     def _name_column(self, run: int, column: int) -> tuple[str, str]:
-        self._collection.run(run)
-        columns = self.columns(run)
+        columns = self.columns(run)["columns"]
         if not 0 <= column < len(columns):
             raise MissingError(f"There are no scores {column}; the run has {len(columns)} with signs.")
-        return columns[column]
+        return columns[column]["method"], columns[column]["target"]
 
-    def _stamps(self, run: int) -> tuple[Stamp | None, ...]:
-        stamps: list[Stamp | None] = []
+    def _stamps(self, run: int) -> tuple[tuple[str, Stamp | None], ...]:
+        """What changes when a file of the run's explanations does."""
+        stamps: dict[str, Stamp | None] = {}
         for slide in self._collection.refresh():
-            path = None
             with suppress(XmilError):
                 path = self._collection.run(run).find("explanations", slide)
-            stamps.append(None if path is None else stamp(path))
-        return tuple(stamps)
+                stamps[slide] = stamp(path) if path else None
+        return tuple(stamps.items())
 
     def _build(self, run: int, method: str, target: str) -> dict[str, Any]:
         groups: dict[Key, tuple[list[Strong], list[Strong]]] = {}
         slides = 0
         for key, evidence in self._collection.readable(run):
-            try:
-                scores = _scores(evidence, method, target)
-            except MissingError:
+            scores = evidence.find(method, target)
+            if scores is None:
                 continue
             slides += 1
             facts = self._collection.facts(key)
@@ -203,17 +198,8 @@ class CohortWall:
         return {"method": method, "target": target, "slides": slides, "groups": entries}
 
 
-def _scores(evidence: Evidence, method: str, target: str) -> npt.NDArray[np.float32]:
-    for place, column in enumerate(evidence.columns):
-        if (column["method"], column["target"]) == (method, target):
-            return np.asarray(evidence.scores[place])
-    raise MissingError(f"This slide has no scores of {method} for {target}.")
-
-
 def _picture(evidence: Evidence, scores: npt.NDArray[np.float32]) -> bytes:
     """One pixel is the mean of the patches whose centres fall into it; one clear pixel without places."""
-    from PIL import Image
-
     from xmil.heatmaps import SIGNED, Scale
 
     pixels = np.zeros((1, 1, 4), dtype=np.uint8)
@@ -234,6 +220,4 @@ def _picture(evidence: Evidence, scores: npt.NDArray[np.float32]) -> bytes:
         pixels[:, :3] = painted[:, :3]
         pixels[:, 3] = np.where(counts > 0, 255, 0)
         pixels = pixels.reshape(height, width, 4)
-    stream = BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return stream.getvalue()
+    return encode(pixels, "PNG")

@@ -25,6 +25,7 @@ from xmil.storage import (
     check_run,
     read_curves,
     read_json,
+    read_provenance,
     read_rows,
     read_run,
 )
@@ -32,7 +33,7 @@ from xmil.viewer.cache import Files
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.layers import (
     Evidence,
-    count_patches,
+    concepts_layer,
     fits,
     fitting_maps,
     pairs_layer,
@@ -84,11 +85,7 @@ class ShownRun(Run):
     @property
     def slides(self) -> list[str]:
         """The slides of the run: the table's, then those with a file only, then those that failed."""
-        return list(dict.fromkeys([*self.rows, *self.files, *self._read_table(FAILURES)]))
-
-    def names(self, n_outputs: int) -> list[str]:
-        """Names of classes, values or time bins; numbers if the run does not know them."""
-        return TASKS[self.task].names(n_outputs, self.class_names, self.spec.get("time_bins"))
+        return list(dict.fromkeys([*self.rows, *self.files, *self.failed]))
 
     @property
     def model(self) -> str:
@@ -100,8 +97,8 @@ class ShownRun(Run):
 
     def failure(self, slide_id: str) -> str | None:
         """Why a slide has no explanation, without the folders of this machine."""
-        reason = self._read_table(FAILURES).get(slide_id, {}).get("error")
-        return FOLDERS.sub("", reason) if reason else None
+        row = self._read_table(FAILURES).get(slide_id, {})  # as it is in memory: asked for every slide
+        return FOLDERS.sub("", row.get("error") or "") or None
 
     def certificate(self, slide: str) -> dict[str, Any] | None:
         """A slide's certificate with each method's curves, if the run has one that can be read."""
@@ -140,6 +137,12 @@ class MissingError(XmilError):
     """A slide, run or patch whose number is not in the collection."""
 
 
+def check_patch(index: int, n: int) -> None:
+    """Refuse the number of a patch that is not there."""
+    if not 0 <= index < n:
+        raise MissingError(f"There is no patch {index}; the slide has {n}.")
+
+
 class Collection:
     """One or more runs side by side. A slide's number never changes while the server runs."""
 
@@ -173,7 +176,7 @@ class Collection:
         self._evidence = Files(read_evidence, limit=8)
         self._pairs = Files(Interactions.load, limit=32)
         self._layers = Files(read_layer, limit=8)
-        self._counts = Files(count_patches, limit=100_000)
+        self._counts = Files(lambda path: read_provenance(path)[1], limit=100_000)
         self._concepts = Files(ConceptMaps.load, limit=8)
         self._slides: list[str] = []
         self._others: list[str] = []
@@ -192,7 +195,7 @@ class Collection:
         explained = {bare_name(name) for name in self.refresh() if is_plain(name)}
         with self._lock:
             listed = {*explained, *self._others}
-            self._others += [name for name in self.pictures.names() if name not in listed]
+            self._others += [name for name in self.pictures.listed() if name not in listed]
             return {OTHERS + i: name for i, name in enumerate(self._others) if name not in explained}
 
     def missing_pictures(self) -> tuple[int, int]:
@@ -219,14 +222,21 @@ class Collection:
         evidence = self._evidence.get(self._find(key, number, "explanations", "explanation"))
         return evidence if evidence.placed else evidence.at(self._mpp(self.slide(key)))
 
+    def scores(self, key: int, number: int) -> bytes:
+        """Little endian: int32 x0[n] and y0[n] where placed, then float32[n] for each column."""
+        evidence = self.evidence(key, number)
+        scores = evidence.scores.astype("<f4", copy=False).tobytes()
+        if evidence.coords is None or not evidence.placed:
+            return scores
+        return evidence.coords.T.astype("<i4").tobytes() + scores
+
     def patch(self, key: int, number: int, index: int) -> bytes:
-        """The picture of one patch."""
+        """A patch, at most 512 px."""
         evidence = self.evidence(key, number)
         edge = evidence.patch_size
         if evidence.coords is None or edge is None:
             raise MissingError("The positions of this slide's patches are not known.")
-        if not 0 <= index < evidence.n:
-            raise MissingError(f"There is no patch {index}; the slide has {evidence.n}.")
+        check_patch(index, evidence.n)
         x, y = (int(value) for value in evidence.coords[index])
         return self.pictures.patch(self.slide(key), (x, y, edge, edge))
 
@@ -251,14 +261,18 @@ class Collection:
             )
         return layer
 
-    def concepts(self, key: int, number: int) -> ConceptMaps:
+    def concepts(self, key: int, number: int) -> dict[str, Any]:
+        """The concepts of `xmil insight` with their relevance in a slide."""
+        return concepts_layer(self.concept_maps(key, number))
+
+    def concept_maps(self, key: int, number: int) -> ConceptMaps:
         """The parts of a slide's scores that go through concepts."""
         path = self._find(key, number, "concepts", "concepts", "; `xmil insight` finds them")
         return fitting_maps(self._concepts.get(path), self.evidence(key, number), self.slide(key))
 
     def concept(self, key: int, number: int, concept: int) -> bytes:
         """Little endian float32[n]: the part of each patch's score that goes through a concept."""
-        values = self.concepts(key, number).values
+        values = self.concept_maps(key, number).values
         if not concept < values.shape[1]:
             raise MissingError(f"There is no concept {concept}; the dictionary has {values.shape[1]}.")
         return values[:, concept].astype("<f4").tobytes()
@@ -301,20 +315,16 @@ class Collection:
             raise MissingError(f"There are no features of {slide_id!r} in {folder.name}.")
         return path
 
-    def overview(self, *, live: bool = True, whatif: bool = False) -> dict[str, Any]:
+    def overview(self, *, live: bool = True) -> dict[str, Any]:
         """The list of slides and what can be done with them."""
         slides = self.refresh()
-        names = [run.class_names for run in self.runs if run.class_names]
         return {
             "name": " | ".join(run.name for run in self.runs),
             "version": __version__,
             "live": live,
-            "whatif": whatif,
+            "whatif": False,  # but where there are models
             "similar": live and bool(self.features),
-            "task": self.runs[0].task,
             "runs": [{"name": run.name, "model": run.model} for run in self.runs],
-            "methods": self._methods(),
-            "class_names": names[0] if names else None,
             "slides": [self.facts(key) for key in range(len(slides))],
             "others": [{"key": key, "id": name} for key, name in self.others().items()] if live else [],
             "labels": live and self.labels,
@@ -325,29 +335,24 @@ class Collection:
         slide_id = self.slide(key)
         about = self.facts(key)
         image, fault = self.pictures.describe(slide_id)
-        sets, faults = self._sets(key, slide_id) if key < OTHERS else ([], [])
-        if image:
-            faults += self._misfits(key, sets, image["image"])
-        facts = ("key", "id", "case", "label", "predicted", "correct", "probability")
-        return {
-            **{name: about[name] for name in facts},
-            "error": " ".join([*([fault] if fault else []), *faults]) or None,
-            "image": image and image["image"],
-            "mpp": next((mpp for mpp in (self._mpp(slide_id), *(s["mpp"] for s in sets)) if mpp), None),
-            "magnification": image and image["magnification"],
-            "sets": sets,
-        }
-
-    def _sets(self, key: int, slide_id: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """What each run holds of a slide, and a sentence for each run that fails."""
-        sets, faults = [], []
-        for number, run in enumerate(self.runs):
+        sets, faults = [], [fault] if fault else []
+        for number, run in enumerate(self.runs if key < OTHERS else ()):
             try:
                 sets.append(self._set(key, slide_id, number))
             except XmilError as error:
                 failed = run.failure(slide_id) if isinstance(error, MissingError) else None
                 faults.append(failed or str(error))
-        return sets, faults
+        if image:
+            faults += self._misfits(key, sets, image["image"])
+        facts = ("key", "id", "case", "label", "predicted", "correct", "probability")
+        return {
+            **{name: about[name] for name in facts},
+            "error": " ".join(faults) or None,
+            "image": image and image["image"],
+            "mpp": next((mpp for mpp in (self._mpp(slide_id), *(s["mpp"] for s in sets)) if mpp), None),
+            "magnification": image and image["magnification"],
+            "sets": sets,
+        }
 
     def _misfits(self, key: int, sets: list[dict[str, Any]], image: dict[str, Any]) -> Iterator[str]:
         """A sentence for each run with patches that lie off the slide: one of the two is of another slide."""
@@ -370,7 +375,8 @@ class Collection:
             numbers = [float(stored)] if stored else []  # an ensemble's own outputs were not stored
         else:
             numbers = [float(value) for value in task.answer(evidence.outputs)]
-        certificates = (same.certificate(slide_id) for same in self._alike(run))
+        names = task.names(len(evidence.logits), run.class_names, run.spec.get("time_bins"))
+        certificates = (same.certificate(slide_id) for same in self._of_same_models(run))
         columns = [
             {**column, "ends": task.short_ends(column["target"]) if column["signed"] else ("low", "high")}
             for column in evidence.columns
@@ -382,7 +388,7 @@ class Collection:
             "mpp": evidence.mpp,
             "placed": evidence.placed,
             "columns": columns,
-            "classes": task.number_names(run.names(len(evidence.logits))),
+            "classes": task.number_names(names),
             "logits": evidence.logits,
             "probabilities": numbers if task.decides else None,
             "value": numbers[0] if not task.decides and len(numbers) == 1 else None,
@@ -394,7 +400,7 @@ class Collection:
             "concepts": run.find("concepts", slide_id) is not None,
         }
 
-    def _alike(self, run: ShownRun) -> list[ShownRun]:
+    def _of_same_models(self, run: ShownRun) -> list[ShownRun]:
         """The run, then the others of the same models on the same bags."""
         mine = run.digests, run.by_case
         same = [other for other in self.runs if other is not run and (other.digests, other.by_case) == mine]
@@ -406,10 +412,10 @@ class Collection:
         image, image_error = self.pictures.look(slide_id)
         run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
         row = run.rows.get(slide_id, {})
-        verdicts = (same.verdict(slide_id) for run in self.runs for same in self._alike(run))
-        paper: dict[str, Any] = next((verdict for verdict in verdicts if verdict), {})
+        verdicts = (same.verdict(slide_id) for run in self.runs for same in self._of_same_models(run))
+        certificate: dict[str, Any] = next((verdict for verdict in verdicts if verdict), {})
         n, error = self._count(slide_id)
-        label, predicted = (_shown(row.get(k) or paper.get(k), run) for k in ("label", "predicted"))
+        label, predicted = (_shown(row.get(k) or certificate.get(k), run) for k in ("label", "predicted"))
         try:
             probability = float(row[f"p:{predicted}"])
         except (KeyError, ValueError):
@@ -420,10 +426,10 @@ class Collection:
             "case": row.get("case_id") or None,
             "label": label,
             "predicted": predicted,
-            "correct": TRUTH.get(str(row.get("correct") or paper.get("correct")).strip().lower()),
+            "correct": TRUTH.get(str(row.get("correct") or certificate.get("correct")).strip().lower()),
             "probability": probability,
-            "verdict": paper.get("verdict"),
-            "verdict_method": paper.get("verdict_method"),
+            "verdict": certificate.get("verdict"),
+            "verdict_method": certificate.get("verdict_method"),
             "n": n,
             "image": image,
             "error": error or image_error,
@@ -441,19 +447,6 @@ class Collection:
             except FileError as error:
                 faults.append(str(error))
         return None, next((fault for fault in faults if fault), "There is no explanation of this slide.")
-
-    def _methods(self) -> list[str]:
-        methods: list[str] = []
-        for run in self.runs:
-            settings = run.about.get("settings")
-            nested = settings.get("methods") if isinstance(settings, dict) else None
-            listed = run.about.get("methods") or nested
-            methods += [str(name) for name in listed] if isinstance(listed, list) else []
-        if not methods:
-            for key in range(min(len(self._slides), 3)):
-                with suppress(XmilError):
-                    methods += [column["method"] for column in self.evidence(key, 0).columns]
-        return list(dict.fromkeys(methods))
 
     def _mpp(self, slide_id: str) -> float | None:
         image, _ = self.pictures.describe(slide_id)

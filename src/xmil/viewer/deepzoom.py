@@ -60,12 +60,12 @@ def tile_box(size: tuple[int, int], level: int, column: int, row: int) -> tuple[
     return (x, y, width, height), (-(-width // scale), -(-height // scale))
 
 
-def encode(pixels: Any) -> bytes:
-    """RGB pixels (h, w, 3) as JPEG, without metadata."""
+def encode(pixels: Any, kind: str = "JPEG") -> bytes:
+    """Pixels (h, w, 3), or (h, w, 4) for PNG, as a file without metadata."""
     from PIL import Image
 
     stream = BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=QUALITY, subsampling=0)  # colours at full sharpness
+    Image.fromarray(pixels).save(stream, kind, quality=QUALITY, subsampling=0)  # colours at full sharpness
     return stream.getvalue()
 
 
@@ -109,14 +109,10 @@ class OpenSlides:
     def _enter(self, key: tuple[Path, Stamp]) -> Slide | XmilError:
         with self._changed:
             self._users[key] = self._users.get(key, 0) + 1
-            mine = key not in self._open
-            if mine:
-                self._open[key] = None
-            while not mine and (slide := self._open[key]) is None:
+            while key in self._open and self._open[key] is None:
                 self._changed.wait()
-            if not mine:
-                self._open[key] = self._open.pop(key)  # last used, last dropped
-                assert slide is not None  # noqa: S101  # narrows the type for mypy
+            slide = self._open[key] = self._open.pop(key, None)  # last used, last dropped
+            if slide is not None:
                 return slide
         from xmil.slides import open_slide
 
@@ -199,10 +195,6 @@ class Pictures:
             raise NoPictureError(f"The slide {slide_id!r} has no label image.")
         return encode(label)
 
-    def names(self) -> list[str]:
-        """The slides of the folder."""
-        return list(self._listed())
-
     def close(self) -> None:
         """Close the slides."""
         self._slides.close()
@@ -241,14 +233,15 @@ class Pictures:
     def _path(self, slide_id: str) -> Path | None:
         if self.folder is None or not is_plain(slide_id):
             return None
-        path = self._listed().get(bare_name(slide_id))
+        path = self.listed().get(bare_name(slide_id))
         if path is not None and not self.follow_links and not inside(path, self.folder):
             raise FileError(
                 f"{path.name}: a link out of the slides' folder, not followed; follow_links=True follows it."
             )
         return path
 
-    def _listed(self) -> dict[str, Path]:
+    def listed(self) -> dict[str, Path]:
+        """The slides of the folder by name."""
         now = time.monotonic()
         if self.folder is not None and now - self._looked > LOOK_SECONDS:
             self._looked = now

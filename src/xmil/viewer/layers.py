@@ -17,7 +17,7 @@ from xmil.core.inside import Inside
 from xmil.core.interactions import Interactions
 from xmil.core.patches import Patches, Placed
 from xmil.core.task import Target
-from xmil.storage import KEY, RAW, SPREAD, STABLE, STDERR, ConceptMaps, patches_in, read_header
+from xmil.storage import RAW, SPREAD, STABLE, STDERR, ConceptMaps, patches_in, read_header
 
 INT32 = 2**31
 
@@ -41,6 +41,11 @@ class Evidence(Placed):
         """How many patches the slide has."""
         return int(self.scores.shape[1])
 
+    def find(self, method: str, target: str) -> npt.NDArray[np.float32] | None:
+        """The scores (n,) of a method for a target; None where the slide has none."""
+        names = [(column["method"], column["target"]) for column in self.columns]
+        return self.scores[names.index((method, target))] if (method, target) in names else None
+
     @property
     def placed(self) -> bool:
         """Whether it is known where the patches lie."""
@@ -58,13 +63,6 @@ class Evidence(Placed):
         if self.placed or self.raw_coords is None or mpp is None:
             return self
         return replace(self, patches=_check(self.patches.placed(mpp)))
-
-    def to_bytes(self) -> bytes:
-        """Little endian: int32 x0[n] and y0[n] where placed, then float32[n] for each column."""
-        scores = self.scores.astype("<f4", copy=False).tobytes()
-        if self.coords is None or not self.placed:
-            return scores
-        return self.coords.T.astype("<i4").tobytes() + scores
 
 
 def read_evidence(path: Path) -> Evidence:
@@ -112,21 +110,6 @@ def targets_in(path: Path, method: str) -> dict[str, tuple[Target, str | None]]:
     return targets
 
 
-def count_patches(path: Path) -> int:
-    """How many patches a file of explanations has, from its footer; an error where it is damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        footer = pq.read_metadata(path)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FileError(f"{path.name}: not a readable explanation ({reason}); explain it again.") from None
-    if KEY not in (footer.metadata or {}):
-        raise FileError(f"{path.name}: a Parquet file, but not an explanation (no xmil metadata).")
-    return int(footer.num_rows)
-
-
 BESIDE = {SPREAD: "spread", STDERR: "standard error", STABLE: "stable"}
 
 
@@ -171,10 +154,8 @@ def _check(patches: Patches) -> Patches:
 
 def fitting_maps(maps: ConceptMaps, evidence: Evidence, slide_id: str) -> ConceptMaps:
     """The maps, where they are of this explanation: of its patches, and of the scores of its column."""
-    own = [
-        i for i, c in enumerate(evidence.columns) if (c["method"], c["target"]) == (maps.method, maps.target)
-    ]
-    if not own or len(maps) != evidence.n or not np.allclose(evidence.scores[own[0]], maps.scores, rtol=1e-4):
+    scores = evidence.find(maps.method, maps.target)
+    if scores is None or len(maps) != evidence.n or not np.allclose(scores, maps.scores, rtol=1e-4):
         raise FileError(
             f"The concepts of {slide_id!r} belong to another explanation; run `xmil insight` again."
         )
@@ -185,12 +166,12 @@ def concepts_layer(maps: ConceptMaps) -> dict[str, Any]:
     """The concepts, those with most relevance first, and what of the scores goes through none."""
     sums = maps.values.sum(axis=0, dtype=np.float64)
     order = np.argsort(-np.abs(maps.values).sum(axis=0), kind="stable")
-    spoken = [int(k) for k in order if np.any(maps.values[:, k])]
+    active = [int(k) for k in order if np.any(maps.values[:, k])]
     total = float(maps.scores.sum(dtype=np.float64))
     return {
         "method": maps.method,
         "target": maps.target,
-        "concepts": [{"concept": k, "sum": float(sums[k])} for k in spoken],
+        "concepts": [{"concept": k, "sum": float(sums[k])} for k in active],
         "total": total,
         "rest": total - float(sums.sum()),
     }

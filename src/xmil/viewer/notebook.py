@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from html import escape
 from os import PathLike
@@ -64,11 +63,10 @@ def view(
     """
     try:
         from xmil.viewer.app import create_app
-        from xmil.viewer.server import BackgroundServer, address, open_socket
+        from xmil.viewer.collection import Collection
+        from xmil.viewer.server import BackgroundServer, Rules, address, open_socket
     except ImportError as error:
         raise InputError(f"{error.name} is not installed; run: pip install 'xmil[viewer]'") from None
-    from xmil.viewer.collection import Collection
-    from xmil.viewer.server import Rules
 
     folder = None if slides is None else Path(slides)
     shown = Collection(
@@ -76,7 +74,7 @@ def view(
     )
     rules = Rules(framed=True)
     app = create_app(shown, models=_paths(model), rules=rules)
-    listening: socket.socket = open_socket(rules.host, port)
+    listening = open_socket(rules.host, port)
     return Viewing(address(listening, rules), BackgroundServer(app, listening), height=height)
 
 

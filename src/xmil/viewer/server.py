@@ -9,6 +9,7 @@ import ipaddress
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +20,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import h11
 import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -63,7 +65,9 @@ class BackgroundServer:
     def __init__(self, app: Any, listening: socket.socket) -> None:
         self._server = _server(app)
         self._listening = listening
-        self._thread = threading.Thread(target=self._serve, name="xmil viewer", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listening]}, name="xmil viewer", daemon=True
+        )
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             self._thread.join(0.01)
@@ -78,9 +82,6 @@ class BackgroundServer:
         self._server.should_exit = True
         self._thread.join(10)
         self._listening.close()
-
-    def _serve(self) -> None:
-        self._server.run(sockets=[self._listening])
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -121,6 +122,12 @@ POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
     "base-uri 'none'; form-action 'none'"
 )
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
 NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
 
 
@@ -179,15 +186,14 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # websockets are not accepted
-        headers = Headers(scope=scope)
-        refused = self._refusal(scope, headers)
         guarded = self._guarded(send)
-        if refused is not None:
-            await _refuse(guarded, scope, *refused)
+        if (refusal := self._refusal(scope, Headers(scope=scope))) is not None:
+            await _refuse(scope, *refusal)(scope, receive, guarded)
         elif self.rules.token is not None and (place := self._without_token(scope)) is not None:
             secure = "; Secure" if scope.get("scheme") == "https" else ""
             cookie = f"{_cookie_name(scope)}={self.rules.cookie}; HttpOnly; SameSite=Strict; Path=/{secure}"
-            await _answer(guarded, 303, "", {"location": place, "set-cookie": cookie})
+            redirect = Response(status_code=303, headers={"location": place, "set-cookie": cookie})
+            await redirect(scope, receive, guarded)
         else:
             await self.app(scope, _bounded(receive), guarded)
 
@@ -226,26 +232,27 @@ class Guard:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self.rules.knows(token.strip()):
             return True
-        if any(self.rules.knows(token) for token in _tokens(scope)):
+        if any(key == "token" and self.rules.knows(value) for key, value in _query(scope)):
             return True
-        return hmac.compare_digest(_cookie(headers, _cookie_name(scope)).encode(), self.rules.cookie.encode())
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
+        except CookieError:
+            return False
+        return cookie is not None and hmac.compare_digest(cookie.value.encode(), self.rules.cookie.encode())
 
     def _without_token(self, scope: Scope) -> str | None:
         """The address to go on to when the page was opened with the token: it leaves the address bar."""
-        if scope["method"] != "GET" or not _tokens(scope) or scope["path"] not in ("/", "/index.html"):
+        query = _query(scope)
+        rest = [(key, value) for key, value in query if key != "token"]
+        if scope["method"] != "GET" or rest == query or scope["path"] not in ("/", "/index.html"):
             return None
-        rest = [(k, v) for k, v in _query(scope) if k != "token"]
         return str(scope["path"]) + (f"?{urlencode(rest)}" if rest else "")
 
     def _guarded(self, send: Send) -> Send:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
-                headers["content-security-policy"] = self.rules.policy
-                headers["x-content-type-options"] = "nosniff"
-                headers["referrer-policy"] = "no-referrer"
-                headers["cross-origin-resource-policy"] = "same-origin"
-                headers["cross-origin-opener-policy"] = "same-origin"
+                headers.update({**HEADERS, "content-security-policy": self.rules.policy})
                 headers.setdefault("cache-control", "no-cache")
                 if not self.rules.framed:
                     headers["x-frame-options"] = "SAMEORIGIN"
@@ -266,35 +273,30 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > MAX_BODY:
-            raise TooLargeError
+            raise TooLargeError("The body is too large.")
         return message
 
     return bounded
 
 
-async def _refuse(send: Send, scope: Scope, status: int, sentence: str) -> None:
+def _refuse(scope: Scope, status: int, sentence: str) -> Response:
     """A person who opened the page gets text, a program gets JSON."""
     headers = {}
     if status == 405:
         path = str(scope["path"])
         reads = "GET, HEAD, POST" if "/annotations-" in path else "GET, HEAD"
-        headers["allow"] = "POST" if path.endswith("/whatif") else reads
-    if not Headers(scope=scope).get("accept", "").startswith("text/html"):
-        return await _answer(send, status, sentence, headers)
-    words = f"<!doctype html><meta charset=utf-8><title>xmil</title><h1>xmil</h1><p>{escape(sentence)}</p>"
-    headers["content-type"] = "text/html; charset=utf-8"
-    return await _answer(send, status, sentence, headers, words.encode())
+        headers["allow"] = "POST" if path.endswith(("/whatif", "/explain")) else reads
+    if Headers(scope=scope).get("accept", "").startswith("text/html"):
+        page = f"<!doctype html><meta charset=utf-8><title>xmil</title><h1>xmil</h1><p>{escape(sentence)}</p>"
+        return HTMLResponse(page, status, headers)
+    return error_response(status, sentence, headers)
 
 
-async def _answer(
-    send: Send, status: int, sentence: str, headers: dict[str, str] | None = None, body: bytes | None = None
-) -> None:
-    if body is None:
-        body = to_json({"error": sentence}) if sentence else b""
-    fields = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-    raw = [(key.encode(), value.encode("latin-1")) for key, value in fields.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+def error_response(
+    status: int, sentence: str, headers: Mapping[str, str] | None = None, **more: Any
+) -> Response:
+    """One sentence that says what is wrong, as JSON."""
+    return Response(to_json({"error": sentence, **more}), status, headers, media_type="application/json")
 
 
 def _is_foreign(scope: Scope, headers: Headers) -> bool:
@@ -314,22 +316,10 @@ def _query(scope: Scope) -> list[tuple[str, str]]:
         return []
 
 
-def _tokens(scope: Scope) -> list[str]:
-    return [value for key, value in _query(scope) if key == "token"]
-
-
 def _cookie_name(scope: Scope) -> str:
     """One cookie for each port: several servers on one machine do not mix."""
     server = scope.get("server")
     return f"xmil-{server[1] if server else 0}"
-
-
-def _cookie(headers: Headers, name: str) -> str:
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return morsel.value if morsel is not None else ""
 
 
 WAIT = 10.0  # seconds for a request to come in whole, headers and body
@@ -370,19 +360,15 @@ class LimitedProtocol(H11Protocol):
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop()
         elif self._timer is None:
-            self._timer = self.loop.call_later(self.wait, self._give_up)
+            self._timer = self.loop.call_later(self.wait, self.transport.close)
 
     def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
-        self._timer = None
-        self.transport.close()
-
     def _make_room(self) -> None:
-        own = [p for p in self.connections if isinstance(p, LimitedProtocol) and p._host == self._host]
+        own = self._of_client()
         waiting = sorted((p for p in own if p.idle and p is not self), key=lambda p: p.opened)
         for protocol in waiting[: max(0, len(own) - self.per_client)]:
             protocol.transport.close()
@@ -391,10 +377,12 @@ class LimitedProtocol(H11Protocol):
 
     def _yield(self) -> None:
         """Close this connection where too many are being answered still; clients that left are gone now."""
-        own = [p for p in self.connections if isinstance(p, LimitedProtocol) and p._host == self._host]
+        own = self._of_client()
         if self in own and sum(not p.idle for p in own) > self.per_client:
             self.transport.close()
 
-    @property
-    def _host(self) -> str | None:
-        return self.client[0] if self.client else None
+    def _of_client(self) -> list[LimitedProtocol]:
+        """The connections of this one's client."""
+        host = (self.client or (None,))[0]
+        every = (p for p in self.connections if isinstance(p, LimitedProtocol))
+        return [p for p in every if (p.client or (None,))[0] == host]

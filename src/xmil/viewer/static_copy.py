@@ -17,7 +17,6 @@ from xmil.core.text import parse_json
 from xmil.viewer.cache import to_json
 from xmil.viewer.collection import Collection
 from xmil.viewer.deepzoom import TILE
-from xmil.viewer.layers import concepts_layer
 
 MARK = "xmil-export.json"  # names what was written, so that only our own is ever replaced
 STATIC = Path(__file__).parent / "static"
@@ -99,28 +98,30 @@ def _prepare(folder: Path, names: list[str]) -> None:
 def _write_slide(collection: Collection, folder: Path, key: int, longest: int | None) -> str | None:
     """A slide's facts, scores and pictures; the reason if part of it failed."""
     about = collection.describe(key)
-    place, error = folder / "api" / "slides" / str(key), about["error"]
+    place = folder / "api" / "slides" / str(key)
+    error: str | None = about["error"]
     for entry in about["sets"]:
         run = entry["run"]
-        _put(place / f"evidence-{run}.bin", collection.evidence(key, run).to_bytes())
+        _put(place / f"evidence-{run}.bin", collection.scores(key, run))
         if entry["pairs"]:
             _put(place / f"pairs-{run}.json", to_json(collection.pairs(key, run)))
         if entry["concepts"]:
-            maps = collection.concepts(key, run)
-            _put(place / f"concepts-{run}.json", to_json(concepts_layer(maps)))
-            for k in range(maps.values.shape[1]):
+            _put(place / f"concepts-{run}.json", to_json(collection.concepts(key, run)))
+            for k in range(collection.concept_maps(key, run).values.shape[1]):
                 _put(place / f"concept-{run}-{k}.bin", collection.concept(key, run, k))
         if entry["inside"]:
             _put(place / f"inside-{run}.json", to_json(collection.inside(key, run)))
-    if about["image"] is not None:
+    if (image := about["image"]) is not None:
+        edge, full = max(image["width"], image["height"]), image["levels"] - 1
+        while longest is not None and image["finest"] and -(-edge >> (full - image["finest"])) > longest:
+            image["finest"] -= 1
         try:
-            about["image"] = _bounded(about["image"], longest)
-            _write_pictures(collection, folder, key, about["image"])
+            _write_pictures(collection, folder, key, image)
         except XmilError as fault:
             about["image"], error = None, str(fault)
             shutil.rmtree(folder / "tiles" / str(key), ignore_errors=True)
     _put(place / "slide.json", to_json({**about, "error": error}))
-    return None if error is None else str(error)
+    return error
 
 
 def _write_pictures(collection: Collection, folder: Path, key: int, image: dict[str, Any]) -> None:
@@ -146,15 +147,6 @@ def tile_numbers(image: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
         scale = TILE << (image["levels"] - 1 - level)
         columns, rows = (-(-image[side] // scale) for side in ("width", "height"))
         yield from ((level, column, row) for column in range(columns) for row in range(rows))
-
-
-def _bounded(image: dict[str, Any], longest: int | None) -> dict[str, Any]:
-    if longest is None:
-        return image
-    finest = image["finest"]
-    while finest and -(-max(image["width"], image["height"]) >> (image["levels"] - 1 - finest)) > longest:
-        finest -= 1
-    return {**image, "finest": finest}
 
 
 def _put(path: Path, content: bytes) -> None:

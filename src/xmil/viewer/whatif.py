@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_n
 from xmil.core.task import TASKS, Floats, Target
 from xmil.data import read_bag
 from xmil.viewer.cache import Cache, stamp
-from xmil.viewer.collection import Collection, MissingError, ShownRun
+from xmil.viewer.collection import Collection, MissingError, ShownRun, check_patch
 from xmil.viewer.layers import targets_in
 
 if TYPE_CHECKING:
@@ -47,22 +48,20 @@ class AbandonedError(XmilError):
 
 @dataclass(frozen=True, eq=False)
 class CaseBag:
-    """The features (n, d) that a prediction is made from, and the rows that are the slide's."""
+    """The bag that a prediction is made from, and the rows that are the slide's."""
 
-    name: str
-    features: npt.NDArray[np.float32]
+    bag: Bag  # with places if it is of a single slide; those of several share no plane
     rows: slice
     key: tuple[object, ...]
-    coords: npt.NDArray[np.int64] | None = None  # of a single slide; those of several share no plane
 
     @property
-    def n_own(self) -> int:
-        """How many of the rows are the slide's."""
-        return len(range(*self.rows.indices(len(self.features))))
+    def own(self) -> npt.NDArray[np.float32]:
+        """The features of the slide's patches."""
+        return self.bag.features[self.rows]
 
     def widen(self, mask: Mask, *, rest: bool) -> Mask:
         """A mask of the slide's patches as one of all patches, with the other slides' all in or all out."""
-        wide = np.full(len(self.features), rest)
+        wide = np.full(len(self.bag), rest)
         wide[self.rows] = mask
         return wide
 
@@ -72,7 +71,7 @@ class CaseBags:
 
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
-        self._bags: Cache[CaseBag] = Cache(BAG_BYTES, lambda bag: bag.features.nbytes)
+        self._bags: Cache[CaseBag] = Cache(BAG_BYTES, lambda case: case.bag.features.nbytes)
 
     def get(self, key: int, run: int) -> CaseBag:
         """The bag of a slide: its own patches, or those of all slides of its case in a run by case."""
@@ -81,12 +80,27 @@ class CaseBags:
         paths = [self._collection.feature_file(mate, run) for mate in mates]
         version = (key, tuple((path, stamp(path)) for path in paths))
         bag = self._bags.fetch(version, lambda: self._join(paths, mates.index(key), version))
-        if bag.n_own != n:
+        if len(bag.own) != n:
             raise InputError(
-                f"The features of {self._collection.slide(key)!r} have {bag.n_own} patches and its "
+                f"The features of {self._collection.slide(key)!r} have {len(bag.own)} patches and its "
                 f"explanation {n}; give the features that were explained."
             )
         return bag
+
+    def features(self, key: int, run: int, index: int) -> npt.NDArray[np.float32]:
+        """The features of a slide's own patches, of which `index` must be one."""
+        own = self.get(key, run).own
+        check_patch(index, len(own))
+        return own
+
+    def similar(self, key: int, run: int, index: int) -> dict[str, Any]:
+        """The patches of a slide nearest to one by the cosine of their features, nearest first."""
+        features = self.features(key, run, index)
+        lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(features[index])
+        cosines = features @ features[index] / np.maximum(lengths, np.finfo(np.float32).tiny)
+        cosines[index] = -np.inf
+        ranked = np.argsort(-cosines, kind="stable")[: min(K, len(features) - 1)]
+        return {"neighbours": [{"index": int(i), "similarity": float(cosines[i])} for i in ranked]}
 
     def _join(self, paths: list[Path], place: int, version: tuple[object, ...]) -> CaseBag:
         from xmil.data.cases import join_bags
@@ -100,21 +114,7 @@ class CaseBags:
         name = str(bags[place].slide_id)
         joined, rows = join_bags(bags, name=name)
         coords = bags[0].coords if len(bags) == 1 else None
-        return CaseBag(name, joined.features, rows[place], version, coords)
-
-
-def similar(bag: CaseBag, index: int) -> list[dict[str, float]]:
-    """The patches of the slide nearest to one of them by the cosine of their features, nearest first."""
-    features = bag.features[bag.rows]
-    if not 0 <= index < len(features):
-        raise MissingError(f"There is no patch {index}; the slide has {len(features)}.")
-    lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(features[index])
-    cosines = features @ features[index] / np.maximum(lengths, np.finfo(np.float32).tiny)
-    cosines[index] = -np.inf
-    k = min(K, len(features) - 1)
-    nearest = np.argpartition(-cosines, k - 1)[:k] if k else np.empty(0, dtype=np.int64)
-    ranked = nearest[np.lexsort((nearest, -cosines[nearest]))]
-    return [{"index": int(i), "similarity": float(cosines[i])} for i in ranked]
+        return CaseBag(Bag(joined.features, coords=coords, slide_id=name), rows[place], version)
 
 
 class WhatIf:
@@ -128,7 +128,7 @@ class WhatIf:
                 raise FileError(absent(path))
         self.collection, self.bags = collection, bags
         self._paths = assign(models, collection.runs)
-        self._models: dict[Path, MILModel] = {}
+        self._model = cache(_load_model)
         self._subsets: Cache[Subsets] = Cache(SUBSETS_BYTES, lambda subsets: subsets.n_bytes)
         self._lock = Lock()
 
@@ -189,17 +189,16 @@ class WhatIf:
         from xmil.evaluate import minimal_set
 
         self.collection.run(run)
-        bag, paths = self.bags.get(key, run), self._paths[run]
-        if len(paths) != 1 or bag.n_own != len(bag.features):
+        case, paths = self.bags.get(key, run), self._paths[run]
+        if len(paths) != 1 or len(case.own) != len(case.bag):
             raise InputError("The patches that decide are found for one model and bags of one slide.")
         with self._lock:
-            slide = Bag(bag.features, coords=bag.coords, slide_id=bag.name)
-            return minimal_set(self._model(paths[0]), slide, evaluations=TRIED).as_dict()
+            return minimal_set(self._model(paths[0]), case.bag, evaluations=TRIED).as_dict()
 
-    def explain(self, key: int, question: Any, alone: Event) -> dict[str, Any]:
+    def explain(self, key: int, question: Any, abandoned: Event) -> dict[str, Any]:
         """Scores of the patches that stay, by the run's own method and settings, in the order of the bag.
 
-        The question is `{"run": r, "keep": [...], "method": m, "targets": [...]}`; `alone` ends the work.
+        The question is `{"run": r, "keep": [...], "method": m, "targets": [...]}`; `abandoned` ends the work.
         """
         started = time.perf_counter()
         question = question if isinstance(question, dict) else {}
@@ -220,13 +219,12 @@ class WhatIf:
         for name in names:
             if name not in targets:
                 raise unknown_name(f"target of {method!r} in this run", name, list(targets))
-        with self._models_with_background(number) as models, _watch(alone):
-            bag = self.bags.get(key, number)
-            mask = bag.widen(stays, rest=True)
-            coords = None if bag.coords is None else bag.coords[mask]
-            left = Bag(bag.features[mask], coords=coords, slide_id=bag.name)
-            explanations = _explain(models, left, run, method=method, targets=[targets[n] for n in names])
-        own = bag.widen(stays, rest=False)[mask]  # of a case, the slide's own patches
+        with self._models_with_background(number) as models, _watch(abandoned):
+            case = self.bags.get(key, number)
+            mask = case.widen(stays, rest=True)
+            left, chosen = case.bag.select(mask), [targets[name] for name in names]
+            explanations = _explain(models, left, run, method=method, targets=chosen)
+        own = case.widen(stays, rest=False)[mask]  # of a case, the slide's own patches
         columns = [
             {
                 "target": name,
@@ -274,40 +272,39 @@ class WhatIf:
 
         from xmil.network import frozen
 
-        bag, models = self.bags.get(key, run), self._run_models(run)
-        mask = bag.widen(stays, rest=True)
+        case, models = self.bags.get(key, run), self._run_models(run)
+        mask = case.widen(stays, rest=True)
         if not mask.any():
             raise InputError("Nothing would be left to predict from; keep at least one patch.")
         masks, answers = torch.from_numpy(np.stack([np.ones_like(mask), mask])), []
         for model in models:
             with frozen(model), torch.no_grad():
-                answers.append(self._embed(model, bag).run(masks))
+                answers.append(self._embed(model, case).run(masks))
         return torch.stack(answers, dim=1).cpu().numpy(), int(mask.sum()), models[0].spec
 
-    def _embed(self, model: MILModel, bag: CaseBag) -> Subsets:
+    def _embed(self, model: MILModel, case: CaseBag) -> Subsets:
         import torch
 
         from xmil.network import Companions, Network
         from xmil.subsets import open_subsets
 
         def compute() -> Subsets:
-            if bag.features.shape[1] != model.in_dim:
+            bag = case.bag
+            if bag.dim != model.in_dim:
                 raise InputError(
-                    f"The model takes features of width {model.in_dim}; those of {bag.name!r} have "
-                    f"{bag.features.shape[1]}."
+                    f"The model takes features of width {model.in_dim}; those of {bag.slide_id!r} have "
+                    f"{bag.dim}."
                 )
             x = torch.from_numpy(bag.features).to(next(model.parameters()).dtype).unsqueeze(0)
-            companions = Companions.of(Bag(bag.features, coords=bag.coords, slide_id=bag.name), x.shape[1])
-            return open_subsets(Network(model, companions=companions), x)
+            return open_subsets(Network(model, companions=Companions.of(bag, len(bag))), x)
 
-        return self._subsets.fetch((id(model), bag.key), compute)
+        return self._subsets.fetch((id(model), case.key), compute)
 
-    def _model(self, path: Path) -> MILModel:
-        from xmil.models import load_model
 
-        if path not in self._models:
-            self._models[path] = load_model(path)
-        return self._models[path]
+def _load_model(path: Path) -> MILModel:
+    from xmil.models import load_model
+
+    return load_model(path)
 
 
 def assign(models: Sequence[Path], runs: Sequence[ShownRun]) -> list[list[Path]]:
@@ -353,11 +350,9 @@ def _explain(
     targets: Sequence[tuple[Target, str | None]],
 ) -> list[Explanation]:
     """An explanation for each target with its output; over the models of an ensemble the mean."""
-    from xmil.methods import METHODS, explain_targets, seeds
+    from xmil.methods import explain_targets, seeds
     from xmil.runs.ensemble import average, shared_spec
 
-    if method not in METHODS:
-        raise unknown_name("method", method, METHODS)
     params, seed = run.settings.get("params"), run.settings.get("seed")
     own = params.get(method) if isinstance(params, dict) else None
     own = own if isinstance(own, dict) else {}
@@ -371,13 +366,13 @@ def _explain(
     return [average(same, spec) for same in zip(*each, strict=True)]
 
 
-def _watch(alone: Event) -> AbstractContextManager[Any]:
-    """Give up at the next step of the computation after `alone` is set."""
+def _watch(abandoned: Event) -> AbstractContextManager[Any]:
+    """Give up at the next step of the computation after `abandoned` is set."""
     from torch.overrides import TorchFunctionMode
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if alone.is_set():
+            if abandoned.is_set():
                 raise AbandonedError("The explanation was abandoned: nobody waits for it.")
             return func(*args, **(kwargs or {}))
 
