@@ -335,9 +335,7 @@ def test_curves_together_are_those_of_one_after_another(name, mode):
             single.flipped_at_zero,
         )
     keep = [scores[0] > 0, scores[1] > 0, scores[0] > 0]
-    np.testing.assert_allclose(
-        flips.values_of(keep), [flips.value_of(kept) for kept in keep], rtol=2e-5
-    )
+    np.testing.assert_allclose(flips.values_of(keep), [flips.value_of(kept) for kept in keep], rtol=2e-5)
 
 
 X = torch.tensor([[3.0], [-1.0], [2.0], [-4.0]])

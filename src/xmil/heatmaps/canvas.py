@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,9 @@ import numpy.typing as npt
 from xmil.core.bag import IntArray
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
-from xmil.heatmaps.scale import Pixels, Scale
+from xmil.heatmaps.style import Pixels, Scale
+from xmil.slides.slide import Box, Slide
 
-if TYPE_CHECKING:
-    from xmil.slides.slide import Slide
-
-
-Box = tuple[float, float, float, float]  # x, y, width, height in level-0 pixels
 Ints = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 

@@ -29,8 +29,15 @@ from xmil.core.interactions import Interactions
 from xmil.core.registry import Registry
 from xmil.core.text import parse_json, parse_xml
 from xmil.heatmaps.canvas import Canvas, Cells
-from xmil.heatmaps.scale import Scale
-from xmil.heatmaps.tiff import Pyramid, load_optional
+from xmil.heatmaps.pyramids import (
+    Pyramid,
+    load_optional,
+    write_colours,
+    write_omezarr,
+    write_scores,
+    write_spatialdata,
+)
+from xmil.heatmaps.style import Scale
 from xmil.heatmaps.words import ends, is_predicted
 from xmil.slides.slide import KEY, frame_header
 
@@ -490,3 +497,26 @@ def _no_unit() -> Any:
 
 def _highdicom() -> Any:
     return load_optional("highdicom", "export")
+
+
+_BUILT_IN = {
+    "geojson": Export(
+        lambda path, r: write_geojson(path, r.explanations, origin=r.frame[:2], task=r.task), "geojson"
+    ),
+    "qupath": Export(write_qupath, "geojson.gz"),
+    "asap": Export(write_asap, "xml", each=True),
+    "dicom": Export(write_parametric_map, "map.dcm", each=True),
+    "dicom-annotations": Export(write_annotations, "annotations.dcm", each=True),
+    "scores": Export(lambda path, r: write_scores(path, r.explanations, r.pyramid), "scores.ome.tif"),
+    "colours": Export(
+        lambda path, r: write_colours(path, r.explanations[0], r.scales[r.explanations[0].column], r.pyramid),
+        "colours.ome.tif",
+        each=True,
+    ),
+    "ome-zarr": Export(write_omezarr, "scores.ome.zarr"),
+    "spatialdata": Export(write_spatialdata, "zarr"),
+    "csv": Export(write_table, "csv"),
+    "parquet": Export(write_table, "parquet"),
+}
+for _name, _export in _BUILT_IN.items():
+    EXPORTS.add(_name, _export)

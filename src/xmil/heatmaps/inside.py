@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,10 @@ from xmil.core.task import Target
 from xmil.heatmaps.canvas import opened
 from xmil.heatmaps.exports import write_geojson
 from xmil.heatmaps.panel import GREY, Heading, Picture, Ruler, Sheet, cut_patch
-from xmil.heatmaps.scale import BLUE, RED, Pixels, Scale
-from xmil.heatmaps.tiff import Pyramid, write_scores
+from xmil.heatmaps.pyramids import Pyramid, write_scores
+from xmil.heatmaps.style import BLUE, RED, Pixels, Scale
 from xmil.heatmaps.words import number
-from xmil.slides.slide import export_frame
-
-if TYPE_CHECKING:
-    from xmil.slides.slide import Slide
+from xmil.slides.slide import Slide, export_frame
 
 EDGE, BETWEEN, ACROSS = 256, 6, 4  # pixels of a patch, between it and its map, patches in a row
 OUTLINED = 0.5  # of all that speaks for the target, or against it: what the outlines enclose
