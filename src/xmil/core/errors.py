@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
@@ -63,6 +63,13 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     near = get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UnknownNameError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.")
+
+
+def check_names(kind: str, names: Iterable[object], known: Collection[str]) -> None:
+    """Refuse names that are not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise unknown_name(kind, name, known)
 
 
 def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> InputError:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, InputError, XmilError, unknown_name
+from xmil.core.errors import FileError, InputError, XmilError, check_names
 from xmil.core.explanation import Explanation
 from xmil.core.identity import identity
 from xmil.core.interactions import Interactions
@@ -233,8 +233,7 @@ class Scene:
 
 def draw(kind: str, scene: Scene) -> Picture | Image:
     """Draw one kind of picture of a scene; all but panels show its first explanation."""
-    if kind not in KINDS:
-        raise unknown_name("picture", kind, KINDS)
+    check_names("picture", [kind], KINDS)
     first, look, slide = scene.explanations[0], scene.look, scene.slide
     if kind == "map":
         from PIL import Image
@@ -396,9 +395,7 @@ class Order:
             ("tissue", (self.look.tissue,), TISSUES),
             ("frame", (self.frame,), FRAMES),
         ):
-            for name in names:
-                if name not in choices:
-                    raise unknown_name(kind, name, choices)
+            check_names(kind, names, choices)
         if not self.pictures and not self.exports:
             raise InputError("There is nothing to draw; name pictures or exports.")
 
@@ -412,9 +409,7 @@ class Order:
 
     def select(self, explanations: Sequence[Explanation]) -> list[Explanation]:
         """Select the explanations of `methods`, in their order, and of `targets`."""
-        for name in self.methods:
-            if name not in {e.method for e in explanations}:
-                raise unknown_name("method", name, {e.method for e in explanations})
+        check_names("method", self.methods, {e.method for e in explanations})
         shown = [e for e in explanations if self.shows(e.target, e.logits)]
         shown = without_repeats([e for e in shown if not self.methods or e.method in self.methods])
         return sorted(shown, key=lambda e: self.methods.index(e.method)) if self.methods else shown
@@ -480,13 +475,9 @@ def with_targets(run: Run, order: Order) -> Run:
     listed = {name: _columns(path) for name, path in files.items()}
     methods = {method for columns in listed.values() for method, _, _ in columns}
     targets = {str(target) for columns in listed.values() for _, target, _ in columns}
-    for kind, names, choices in (
-        ("method", order.methods, methods),
-        ("target", order.targets, targets | {PREDICTED, ALL}),
-    ):
-        for name in names:
-            if methods and name not in choices:
-                raise unknown_name(kind, name, choices)
+    if methods:
+        check_names("method", order.methods, methods)
+        check_names("target", order.targets, targets | {PREDICTED, ALL})
     slides = {
         name: files[name]
         for name, columns in listed.items()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from xmil.core.errors import bad_parameter, unknown_name
+from xmil.core.errors import bad_parameter, check_names
 from xmil.core.explanation import Explanation
 from xmil.core.inside import Inside
 from xmil.core.task import Target
@@ -44,8 +44,7 @@ def draw_inside(
     side of the patch's score is outlined. Maps are drawn smoothly between the places that were measured; the
     file keeps the places themselves.
     """
-    if scale not in SCALES:
-        raise unknown_name("scale", scale, SCALES)
+    check_names("scale", [scale], SCALES)
     if not 0 <= alpha <= 1:
         raise bad_parameter("alpha", "draw_inside", "a number in the range [0, 1]", alpha)
     if isinstance(slide, str | PathLike):

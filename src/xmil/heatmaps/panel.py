@@ -22,7 +22,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
 
 from xmil.core.durable import write_atomically
-from xmil.core.errors import unknown_name
+from xmil.core.errors import check_names
 from xmil.core.explanation import Explanation
 from xmil.heatmaps.style import BLUE, RED, STEPS, Pixels, Scale, drawable, families, letter_figure
 from xmil.heatmaps.words import digits_for, ends, explained, number, subtitle, title
@@ -43,8 +43,7 @@ class Picture(Figure):
     def write(self, path: str | PathLike[str], format: str | None = None) -> None:  # noqa: A002  # savefig's word
         """Write as PNG, PDF or SVG, by the path's suffix or `format`."""
         kind = (format or Path(path).suffix.lstrip(".")).lower()
-        if kind not in FORMATS:
-            raise unknown_name("picture format", kind, FORMATS)
+        check_names("picture format", [kind], FORMATS)
         about = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # same input, same file
         write_atomically(path, lambda part: self.savefig(part, format=kind, dpi=DPI, metadata=about))
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.durable import write_atomically
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, bad_parameter, check_names, unknown_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,8 +137,7 @@ def clip_limits(
     (0.0, 7.0)
     """
     values = _finite(scores)
-    if clip not in CLIPS:
-        raise unknown_name("clip", clip, CLIPS)
+    check_names("clip", [clip], CLIPS)
     if clip == "percentile":
         if not 50 < percentile <= 100:
             raise bad_parameter("percentile", "clip_limits", "in the range (50, 100]", percentile)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from xmil.core.bag import FloatArray, IntArray
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, bad_parameter, check_names
 from xmil.storage import load_arrays, save_arrays
 
 KINDS = ("kmeans", "nmf", "topk")
@@ -131,8 +131,7 @@ def fit_dictionary(
 ) -> Dictionary:
     """A dictionary of the sample (n, d); the same sample and seed give the same dictionary."""
     x = np.ascontiguousarray(sample, dtype=np.float32)
-    if kind not in KINDS:
-        raise unknown_name("dictionary", kind, KINDS)
+    check_names("dictionary", [kind], KINDS)
     if x.ndim != 2 or len(x) < 2:
         raise InputError(f"A dictionary is fitted on features (n, d) of two patches or more. Got {x.shape}.")
     if not 1 <= concepts <= len(x):
