@@ -28,7 +28,6 @@ from xmil.core.task import Target
 from xmil.core.text import counted
 from xmil.heatmaps.canvas import (
     TISSUES,
-    Box,
     Canvas,
     View,
     check_fit,
@@ -54,7 +53,7 @@ from xmil.heatmaps.words import (
     title,
     without_repeats,
 )
-from xmil.slides.slide import FRAMES, Slide, export_frame
+from xmil.slides.slide import FRAMES, Box, Slide, export_frame
 from xmil.storage import Run, read_explanations, read_header
 
 if TYPE_CHECKING:
