@@ -65,7 +65,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     return UnknownNameError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.")
 
 
-def check_names(kind: str, names: Iterable[object], known: Iterable[str]) -> None:
+def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Refuse names that are not among the known ones."""
     for name in names:
         if name not in known:
