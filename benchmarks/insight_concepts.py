@@ -36,7 +36,7 @@ from xmil.insights import (
     remove_concepts,
     split_scores,
 )
-from xmil.insights.slide import MeanLogit
+from xmil.insights.run import MeanLogit
 from xmil.models import MILModel
 
 DICTIONARIES = [(kind, k) for kind in ("kmeans", "nmf", "topk") for k in (20, 40, 80, 160)]
@@ -97,13 +97,13 @@ def deletions(
         r
         for x, shares in zip(features, looked.shares, strict=True)
         for r in remove_concepts(
-            "", output, dictionary, x, shares, slope=output.slope(x), concepts=looked.leaders
+            output, dictionary, x, shares, slope=output.slope(x), concepts=looked.leaders
         )
-        if r.relevance or r.predicted or r.measured  # the concept is in the bag
+        if r["relevance"] or r["predicted"] or r["measured"]  # the concept is in the bag
     ]
-    measured = [r.measured for r in made]
-    by_slope = removal_agreement([r.predicted for r in made], measured)
-    by_relevance = removal_agreement([r.relevance for r in made], measured)
+    measured = [r["measured"] for r in made]
+    by_slope = removal_agreement([r["predicted"] for r in made], measured)
+    by_relevance = removal_agreement([r["relevance"] for r in made], measured)
     return {
         **by_slope,
         **{f"{name} of relevance": value for name, value in by_relevance.items()},

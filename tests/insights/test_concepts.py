@@ -17,7 +17,7 @@ from xmil.insights import (
     remove_concepts,
     split_scores,
 )
-from xmil.insights.slide import MeanLogit
+from xmil.insights.run import MeanLogit
 
 D = 12
 
@@ -70,11 +70,11 @@ def test_a_deleted_concept_moves_the_output_as_its_relevance_says() -> None:
 
     output = MeanLogit((model,), 1)
     slope = output.slope(x)
-    for removal in remove_concepts("s", output, found, x, shares, slope=slope, concepts=range(4)):
-        assert removal.measured == pytest.approx(removal.relevance, rel=0.3, abs=0.05)
-        little = 0.01 * found.codes(x)[:, [removal.concept]] * found.atoms[removal.concept]
+    for removal in remove_concepts(output, found, x, shares, slope=slope, concepts=range(4)):
+        assert removal["measured"] == pytest.approx(removal["relevance"], rel=0.3, abs=0.05)
+        little = 0.01 * found.codes(x)[:, [removal["concept"]]] * found.atoms[removal["concept"]]
         per_step = (output(x - little) - output(x)) / 0.01
-        assert removal.predicted == pytest.approx(per_step, rel=0.02, abs=1e-3)
+        assert removal["predicted"] == pytest.approx(per_step, rel=0.02, abs=1e-3)
 
 
 def test_the_sample_is_even_bounded_and_repeatable() -> None:

@@ -66,6 +66,13 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     return UnknownNameError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.")
 
 
+def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names that are not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise unknown_name(kind, name, known)
+
+
 def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> InputError:
     """The one sentence for a parameter out of its range.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -131,6 +133,17 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """
     lines = [f"| {' | '.join(row)} |" for row in [head, *rows]]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    r"""Rows of cells as CSV; None is an empty cell.
+
+    >>> csv_text(["method", "AUPC"], [["lrp", 0.2]])
+    'method,AUPC\nlrp,0.2\n'
+    """
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([head, *rows])
+    return stream.getvalue()
 
 
 def merge_notes(notes: Mapping[str, str]) -> list[str]:

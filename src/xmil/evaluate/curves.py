@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, bad_parameter, check_names
 from xmil.core.explanation import Explanation
 from xmil.core.task import TASKS, Target
 from xmil.methods import Bags as Bags
@@ -97,8 +97,7 @@ class Flips:
         mode: str = "remove",
         **how: Unpack[CallOptions],
     ) -> None:
-        if mode not in MODES:
-            raise unknown_name("mode", mode, MODES)
+        check_names("mode", [mode], MODES)
         bag = as_bag(bag)
         self.network, x = open_network(model, bag, **how)
         self.bag: str | None = getattr(bag, "slide_id", None)
@@ -174,8 +173,7 @@ class Flips:
         """
         ranked = [self.check_scores(scores) for scores, _ in requests]
         counts = step_counts(self.n, steps)
-        if action not in ACTIONS:
-            raise unknown_name("action", action, ACTIONS)
+        check_names("action", [action], ACTIONS)
         orders = [order for _, order in requests]
         leaving = [flip_order(r, order=order, seed=seed) for r, order in zip(ranked, orders, strict=True)]
         add = action == "add"
@@ -470,7 +468,6 @@ def flip_order(scores: Floats, *, order: str = "morf", seed: int = 0) -> npt.NDA
     >>> flip_order(np.array([0.1, -0.9, 0.5]), order="abs")
     array([1, 2, 0])
     """
-    if order not in ORDERS:
-        raise unknown_name("order", order, ORDERS)
+    check_names("order", [order], ORDERS)
     key = {"morf": -scores, "lerf": scores, "abs": -np.abs(scores)}[order]
     return np.lexsort((np.random.default_rng(seed).permutation(len(scores)), key))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from xmil.core.bag import Bag
-from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, check_names
 from xmil.core.explanation import Explanation
 from xmil.evaluate.curves import (
     Bags,
@@ -64,9 +64,7 @@ class FaithfulnessSettings:
     truth_class: int = 1
 
     def __post_init__(self) -> None:
-        for mode in self.modes:
-            if mode not in MODES:
-                raise unknown_name("mode", mode, MODES)
+        check_names("mode", self.modes, MODES)
         if not self.methods or not self.modes:
             raise bad_parameter("methods and modes", "evaluate", "at least one each", [])
         random_draws(1, orders=self.orders, seed=self.seed)
@@ -75,10 +73,9 @@ class FaithfulnessSettings:
 
     def check(self, model: nn.Module) -> None:
         """Refuse methods that cannot explain the model."""
-        able, every = list_methods(model), list_methods()
+        check_names("method", self.methods, list_methods())
+        able = list_methods(model)
         for name in self.methods:
-            if name not in every:
-                raise unknown_name("method", name, every)
             if name not in able:
                 raise UnsupportedError(
                     f"The method {name!r} cannot explain this model. Those that can: {', '.join(able)}."

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import UnsupportedError, bad_parameter, check_names
 from xmil.core.task import TASKS, Target
 from xmil.methods import Bags, Question
 from xmil.network import CallOptions, frozen, open_network
@@ -101,8 +101,7 @@ def minimal_set(
     >>> least.lower, least.upper, len(least.instances)
     (1, 1, 1)
     """
-    if kind not in KINDS:
-        raise unknown_name("kind", kind, KINDS)
+    check_names("kind", [kind], KINDS)
     if evaluations is not None and (not isinstance(evaluations, int) or evaluations < 1):
         raise bad_parameter("evaluations", "minimal_set", "an int in the range [1, inf)", evaluations)
     network, x = open_network(model, bag, **how)

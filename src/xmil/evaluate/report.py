@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import InputError
-from xmil.core.text import counted, markdown_table, text_table
+from xmil.core.text import counted, csv_text, markdown_table, text_table
 from xmil.evaluate.faithfulness import EVIDENCE, SHARES, Row, SlideResult
 from xmil.evaluate.predictions import COLOURS, GREY, STYLES
 from xmil.evaluate.statistics import (
@@ -60,11 +58,8 @@ EXPLAINED = {
 
 @dataclass(frozen=True)
 class FaithfulnessCell:
-    """A method's measure over slides: the mean with its interval over cases, and the deviation."""
+    """A measure over slides: the mean with its interval over cases, and the deviation."""
 
-    method: str
-    mode: str
-    measure: str
     n: int
     cases: int
     mean: Interval
@@ -73,13 +68,13 @@ class FaithfulnessCell:
 
 @dataclass(frozen=True)
 class Summary:
-    """The cells, which slides they count, the comparisons of AUPC by mode, and the best method by mode.
+    """The cells by method, mode and measure, which slides they count, and by mode tests of AUPC and the best.
 
     `cases` is how many cases the slides are of; None where that is unknown and slides count as independent.
     `units` has the case of each slide that counts, or the slide itself.
     """
 
-    cells: list[FaithfulnessCell]
+    cells: Mapping[tuple[str, str, str], FaithfulnessCell]
     methods: list[str]
     modes: list[str]
     slides: int
@@ -107,14 +102,9 @@ class Summary:
         of = "" if self.cases is None else f" of {counted(self.cases, 'case')}"
         return f"{counted(self.slides, 'slide')}{of}"
 
-    def cell(self, method: str, mode: str, measure: str) -> FaithfulnessCell | None:
-        """Look up one cell; None if the measure was not taken."""
-        fits = (c for c in self.cells if (c.method, c.mode, c.measure) == (method, mode, measure))
-        return next(fits, None)
-
     def columns(self) -> list[tuple[str, str]]:
         """List mode and measure of each column that is not empty."""
-        filled = {(c.mode, c.measure) for c in self.cells}
+        filled = {(mode, measure) for _, mode, measure in self.cells}
         return [(mode, measure) for measure in MEASURES for mode in self.modes if (mode, measure) in filled]
 
 
@@ -141,7 +131,7 @@ def summarise(rows: Sequence[Row], *, cases: Mapping[str, str] | None, seed: int
     best = {mode: best_method(aupc[mode], units=units, bag=bag) for mode in modes} if names else {}
     tests = {mode: compare(aupc[mode], paper_pairs(methods), units=units) for mode in modes} if names else {}
     return Summary(
-        cells=_cells(measured, names, units, methods, modes, seed) if names else [],
+        cells=_cells(measured, names, units, methods, modes, seed),
         methods=methods,
         modes=modes,
         slides=sum(sizes),
@@ -180,16 +170,16 @@ def as_csv(summary: Summary) -> str:
     """Write one line for each method, mode and measure."""
     fields = ["method", "mode", "measure", "n", "cases", "mean", "low", "high", "std"]
     rows = [
-        [c.method, c.mode, c.measure, c.n, c.cases, c.mean.estimate, c.mean.low, c.mean.high, c.std]
-        for c in summary.cells
+        [*key, c.n, c.cases, c.mean.estimate, c.mean.low, c.mean.high, c.std]
+        for key, c in summary.cells.items()
     ]
-    return _csv(fields, rows)
+    return csv_text(fields, rows)
 
 
 def statistics_csv(summary: Summary) -> str:
     """Write every paired comparison of AUPC, corrected within its mode."""
     rows = [[mode, *astuple(c)] for mode, tests in summary.comparisons.items() for c in tests]
-    return _csv(["mode", *Comparison.__dataclass_fields__], rows)
+    return csv_text(["mode", *Comparison.__dataclass_fields__], rows)
 
 
 FORMATS = {"txt": as_text, "csv": as_csv, "md": as_markdown, "tex": as_latex}
@@ -340,8 +330,8 @@ def _cells(
     methods: list[str],
     modes: list[str],
     seed: int,
-) -> list[FaithfulnessCell]:
-    cells = []
+) -> dict[tuple[str, str, str], FaithfulnessCell]:
+    cells = {}
     for mode in modes:
         # evidence does not depend on the mode: once is enough
         measures = [m for m in MEASURES if mode == modes[0] or m not in EVIDENCE]
@@ -353,9 +343,8 @@ def _cells(
                     values, own = column[rows], [units[i] for i in rows]
                     mean = bootstrap_mean(values, units=own, seed=seed)
                     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-                    cells.append(
-                        FaithfulnessCell(method, mode, measure, len(rows), len(set(own)), mean, spread)
-                    )
+                    cell = FaithfulnessCell(len(rows), len(set(own)), mean, spread)
+                    cells[method, mode, measure] = cell
     return cells
 
 
@@ -401,7 +390,7 @@ def _rows(summary: Summary, start: str = "", end: str = "") -> list[list[str]]:
 
 
 def _shown(summary: Summary, method: str, mode: str, measure: str) -> str:
-    cell = summary.cell(method, mode, measure)
+    cell = summary.cells.get((method, mode, measure))
     if cell is None:
         return "-"
     if measure in ("flips", "flipped_at_zero", "pointing"):
@@ -418,11 +407,3 @@ def _notes(summary: Summary) -> list[str]:
         "Mean ± standard deviation over slides; a lower AUPC is more faithful, a higher SRG as well.",
         unit,
     ]
-
-
-def _csv(fields: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(fields)
-    writer.writerows(rows)
-    return stream.getvalue()

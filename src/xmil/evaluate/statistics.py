@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, bad_parameter, check_names
 from xmil.core.text import counted
 
 Floats = npt.NDArray[np.float64]
@@ -362,9 +362,7 @@ def compare(
     (3, 3, -0.6, True)
     """
     arrays = _check_values(values)
-    for name in {name for pair in pairs for name in pair}:
-        if name not in arrays:
-            raise unknown_name("method", name, arrays)
+    check_names("method", [name for pair in pairs for name in pair], arrays)
     raw = [_compare_pair(a, b, arrays[a], arrays[b], units) for a, b in pairs]
     corrected = {
         f"{test}_{correct.__name__}": correct([getattr(c, f"{test}_p") for c in raw]).tolist()

@@ -20,7 +20,21 @@ if TYPE_CHECKING:
         picture_box,
         place_on,
     )
-    from xmil.heatmaps.drawing import DrawingJob, Drawn, Order, cohort_scales, make_drawer, with_targets
+    from xmil.heatmaps.drawing import (
+        NEED_SLIDE,
+        DrawingJob,
+        Drawn,
+        Look,
+        Order,
+        cohort_scales,
+        explanation_html,
+        heatmap,
+        make_drawer,
+        pair_lines,
+        plot,
+        run_html,
+        with_targets,
+    )
     from xmil.heatmaps.exports import (
         EXPORTS,
         Export,
@@ -40,8 +54,8 @@ if TYPE_CHECKING:
     )
     from xmil.heatmaps.pages import Html, bullets, figure, image, join, page, table, tag
     from xmil.heatmaps.panel import Picture, cut_patch, extremes
-    from xmil.heatmaps.picture import NEED_SLIDE, Look, explanation_html, heatmap, pair_lines, plot, run_html
-    from xmil.heatmaps.scale import (
+    from xmil.heatmaps.pyramids import Pyramid, write_colours, write_scores
+    from xmil.heatmaps.style import (
         BEYOND,
         BLUE,
         LIGHT_BLUE,
@@ -51,10 +65,14 @@ if TYPE_CHECKING:
         STEPS,
         Scale,
         clip_limits,
+        drawable,
+        families,
+        letter_figure,
+        method_colour,
+        spelt_out,
         whiskers,
+        write_figure,
     )
-    from xmil.heatmaps.style import drawable, families, letter_figure, method_colour, spelt_out, write_figure
-    from xmil.heatmaps.tiff import Pyramid, write_colours, write_scores
     from xmil.heatmaps.words import (
         Caption,
         beyond_scale,
@@ -68,15 +86,15 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "canvas": "HATCH Canvas Cells View blend check_fit opened picture_box place_on",
-    "drawing": "DrawingJob Drawn Order cohort_scales make_drawer with_targets",
+    "drawing": "DrawingJob Drawn Look NEED_SLIDE Order cohort_scales explanation_html heatmap "
+    "make_drawer pair_lines plot run_html with_targets",
     "exports": "EXPORTS Export Exported read_asap read_geojson write_geojson write_pairs",
     "inside": "draw_between draw_inside half_level lay_over write_inside_geojson write_inside_tiff",
     "pages": "Html bullets figure image join page table tag",
     "panel": "Picture cut_patch extremes",
-    "picture": "NEED_SLIDE Look explanation_html heatmap pair_lines plot run_html",
-    "scale": "BEYOND BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS Scale clip_limits whiskers",
-    "style": "drawable families letter_figure method_colour spelt_out write_figure",
-    "tiff": "Pyramid write_colours write_scores",
+    "pyramids": "Pyramid write_colours write_scores",
+    "style": "BEYOND BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS Scale clip_limits drawable families "
+    "letter_figure method_colour spelt_out whiskers write_figure",
     "words": "Caption beyond_scale caption ends number subtitle title without_repeats",
 }
 _HOME = {name: f"xmil.heatmaps.{module}" for module, names in _NAMES.items() for name in names.split()}

@@ -11,21 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import IntArray
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, bad_parameter, check_names
 from xmil.core.explanation import Explanation
-from xmil.heatmaps.scale import Pixels, Scale
+from xmil.heatmaps.style import Pixels, Scale
+from xmil.slides.slide import Box, Slide
 
-if TYPE_CHECKING:
-    from xmil.slides.slide import Slide
-
-
-Box = tuple[float, float, float, float]  # x, y, width, height in level-0 pixels
 Ints = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 
@@ -251,8 +247,7 @@ def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str 
     """
     if not 0 <= alpha <= 1:
         raise bad_parameter("alpha", "heatmap", "in the range [0, 1]", alpha)
-    if tissue not in TISSUES:
-        raise unknown_name("tissue", tissue, TISSUES)
+    check_names("tissue", [tissue], TISSUES)
     from PIL import Image
 
     colours = Image.fromarray(heat)

@@ -29,8 +29,15 @@ from xmil.core.interactions import Interactions
 from xmil.core.registry import Registry
 from xmil.core.text import parse_json, parse_xml
 from xmil.heatmaps.canvas import Canvas, Cells
-from xmil.heatmaps.scale import Scale
-from xmil.heatmaps.tiff import Pyramid, load_optional
+from xmil.heatmaps.pyramids import (
+    Pyramid,
+    load_optional,
+    write_colours,
+    write_omezarr,
+    write_scores,
+    write_spatialdata,
+)
+from xmil.heatmaps.style import Scale
 from xmil.heatmaps.words import ends, is_predicted
 from xmil.slides.slide import KEY, frame_header
 
@@ -310,6 +317,7 @@ WIDEST = 8192  # pixels of a map's longer edge
 TILE = 256
 PADDING = float(np.finfo(np.float32).min)  # where there is no patch
 CODING, MAKER = "99XMIL", "xmil"
+NO_UNIT = ("1", "no units", "UCUM")
 _WSI = "1.2.840.10008.5.1.4.1.1.77.1.6"
 
 
@@ -329,7 +337,7 @@ def write_parametric_map(path: Path, request: Exported) -> None:
     mapping = hd.pm.RealWorldValueMapping(
         lut_label="SCORE",
         lut_explanation=" to ".join(ends(e, request.task))[:64],
-        unit=_no_unit(),
+        unit=_code(*NO_UNIT),
         value_range=(low, high) if low < high else (low, low + 1.0),
         intercept=0.0,
         slope=1.0,
@@ -360,7 +368,7 @@ def write_annotations(path: Path, request: Exported) -> None:
     (e,) = request.explanations
     boxes = _boxes(request).astype(np.float32)
     corners = [np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]]) for x0, y0, x1, y1 in boxes]
-    scores = hd.ann.Measurements(_code("score", e.column[:64]), e.scores.astype(np.float32), _no_unit())
+    scores = hd.ann.Measurements(_code("score", e.column[:64]), e.scores.astype(np.float32), _code(*NO_UNIT))
     algorithm = hd.AlgorithmIdentificationSequence(
         name=f"xmil {e.method}"[:64], family=_code(e.method, e.method), version=__version__
     )
@@ -480,13 +488,32 @@ def _uid(e: Explanation, what: str) -> str:
     return f"2.25.{int.from_bytes(sha256(text + scores.tobytes()).digest()[:15], 'big')}"
 
 
-def _code(value: str, meaning: str) -> Any:
-    return _highdicom().sr.CodedConcept(value=value[:16], scheme_designator=CODING, meaning=meaning[:64])
-
-
-def _no_unit() -> Any:
-    return _highdicom().sr.CodedConcept(value="1", scheme_designator="UCUM", meaning="no units")
+def _code(value: str, meaning: str, scheme: str = CODING) -> Any:
+    return _highdicom().sr.CodedConcept(value=value[:16], scheme_designator=scheme, meaning=meaning[:64])
 
 
 def _highdicom() -> Any:
     return load_optional("highdicom", "export")
+
+
+_BUILT_IN = {
+    "geojson": Export(
+        lambda path, r: write_geojson(path, r.explanations, origin=r.frame[:2], task=r.task), "geojson"
+    ),
+    "qupath": Export(write_qupath, "geojson.gz"),
+    "asap": Export(write_asap, "xml", each=True),
+    "dicom": Export(write_parametric_map, "map.dcm", each=True),
+    "dicom-annotations": Export(write_annotations, "annotations.dcm", each=True),
+    "scores": Export(lambda path, r: write_scores(path, r.explanations, r.pyramid), "scores.ome.tif"),
+    "colours": Export(
+        lambda path, r: write_colours(path, r.explanations[0], r.scales[r.explanations[0].column], r.pyramid),
+        "colours.ome.tif",
+        each=True,
+    ),
+    "ome-zarr": Export(write_omezarr, "scores.ome.zarr"),
+    "spatialdata": Export(write_spatialdata, "zarr"),
+    "csv": Export(write_table, "csv"),
+    "parquet": Export(write_table, "parquet"),
+}
+for _name, _export in _BUILT_IN.items():
+    EXPORTS.add(_name, _export)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from xmil.core.errors import bad_parameter, unknown_name
+from xmil.core.errors import bad_parameter, check_names
 from xmil.core.explanation import Explanation
 from xmil.core.inside import Inside
 from xmil.core.task import Target
 from xmil.heatmaps.canvas import opened
 from xmil.heatmaps.exports import write_geojson
 from xmil.heatmaps.panel import GREY, Heading, Picture, Ruler, Sheet, cut_patch
-from xmil.heatmaps.scale import BLUE, RED, Pixels, Scale
-from xmil.heatmaps.tiff import Pyramid, write_scores
+from xmil.heatmaps.pyramids import Pyramid, write_scores
+from xmil.heatmaps.style import BLUE, RED, Pixels, Scale
 from xmil.heatmaps.words import number
-from xmil.slides.slide import export_frame
-
-if TYPE_CHECKING:
-    from xmil.slides.slide import Slide
+from xmil.slides.slide import Slide, export_frame
 
 EDGE, BETWEEN, ACROSS = 256, 6, 4  # pixels of a patch, between it and its map, patches in a row
 OUTLINED = 0.5  # of all that speaks for the target, or against it: what the outlines enclose
@@ -47,8 +44,7 @@ def draw_inside(
     side of the patch's score is outlined. Maps are drawn smoothly between the places that were measured; the
     file keeps the places themselves.
     """
-    if scale not in SCALES:
-        raise unknown_name("scale", scale, SCALES)
+    check_names("scale", [scale], SCALES)
     if not 0 <= alpha <= 1:
         raise bad_parameter("alpha", "draw_inside", "a number in the range [0, 1]", alpha)
     if isinstance(slide, str | PathLike):

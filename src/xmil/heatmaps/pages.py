@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from xmil.heatmaps.scale import BLUE, LIGHT_BLUE, LIGHT_RED, RED
+from xmil.heatmaps.style import BLUE, LIGHT_BLUE, LIGHT_RED, RED
 
 # Red supports the class and blue speaks against it, as in every heatmap.
 COLOURS = f"""

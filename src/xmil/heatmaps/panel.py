@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +22,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
 
 from xmil.core.durable import write_atomically
-from xmil.core.errors import unknown_name
+from xmil.core.errors import check_names
 from xmil.core.explanation import Explanation
-from xmil.heatmaps.scale import BLUE, RED, STEPS, Pixels, Scale
-from xmil.heatmaps.style import drawable, families, letter_figure
+from xmil.heatmaps.style import BLUE, RED, STEPS, Pixels, Scale, drawable, families, letter_figure
 from xmil.heatmaps.words import digits_for, ends, explained, number, subtitle, title
-
-if TYPE_CHECKING:
-    from xmil.slides.slide import Slide
-
-Mark = tuple[float, float, float, float]  # x, y, width, height in pixels of a picture
+from xmil.slides.slide import Box, Slide
 
 DPI = 200
 FORMATS = ("png", "pdf", "svg")
@@ -48,8 +43,7 @@ class Picture(Figure):
     def write(self, path: str | PathLike[str], format: str | None = None) -> None:  # noqa: A002  # savefig's word
         """Write as PNG, PDF or SVG, by the path's suffix or `format`."""
         kind = (format or Path(path).suffix.lstrip(".")).lower()
-        if kind not in FORMATS:
-            raise unknown_name("picture format", kind, FORMATS)
+        check_names("picture format", [kind], FORMATS)
         about = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # same input, same file
         write_atomically(path, lambda part: self.savefig(part, format=kind, dpi=DPI, metadata=about))
 
@@ -123,7 +117,7 @@ def draw_panel(
     *,
     heading: Heading,
     rulers: Sequence[Ruler | None] = (),
-    mark: Mark | None = None,
+    mark: Box | None = None,
     across: int = 5,
 ) -> Picture:
     """Draw columns side by side, `across` of them in a row; `mark` frames a region in the first pictures."""
@@ -166,7 +160,7 @@ class Sheet:
         self.y += round(1.5 * size * self.unit)
 
     def block(
-        self, columns: Sequence[PanelColumn], *, rulers: Sequence[Ruler | None], mark: Mark | None
+        self, columns: Sequence[PanelColumn], *, rulers: Sequence[Ruler | None], mark: Box | None
     ) -> None:
         """Draw titles, one row of pictures for each of the columns' images, and colour bars."""
         for i, column in enumerate(columns):
@@ -222,7 +216,7 @@ class Sheet:
         row: int,
         *,
         ruler: Ruler | None,
-        mark: Mark | None,
+        mark: Box | None,
     ) -> None:
         tallest = max(column.images[row].shape[0] for column in columns)
         for i, column in enumerate(columns):

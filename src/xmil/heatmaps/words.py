@@ -12,7 +12,7 @@ import numpy.typing as npt
 from xmil.core.explanation import Explanation, card_of
 from xmil.core.task import TASKS, Target, Task
 from xmil.core.text import small_number
-from xmil.heatmaps.scale import BEYOND
+from xmil.heatmaps.style import BEYOND
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 PREDICTED, ALL = "predicted", "all"

@@ -19,6 +19,7 @@ from xmil.insights.concepts import (
     Dictionary,
     even_counts,
     feature_weights,
+    find_strategies,
     fit_dictionary,
     leading_concepts,
     removal_agreement,
@@ -36,7 +37,6 @@ from xmil.insights.shortcuts import (
     rank_associations,
     slide_associations,
 )
-from xmil.insights.strategies import find_strategies
 
 __all__ = [
     "KINDS",

@@ -31,6 +31,7 @@ from xmil.evaluate import marked_by_geojson
 from xmil.evaluate.statistics import Interval, bootstrap, rank_correlation, spearman, unit_means
 
 MICRON = 1e-3  # millimetres
+OUTCOMES = ("time", "event")  # columns of a cohort
 STRONG = 0.7  # of the cohort's mean absolute score; docs/insight.md says how it was chosen
 QUANTILE = 0.995  # of the spread over models, above which the mask drops a patch
 REGION = ("patches", "supporting_share", "mean_score", "hot_regions", "largest_region", "density_per_mm2")
@@ -220,6 +221,14 @@ def _neighbours(cells: IntArray) -> IntArray:
         there = np.flatnonzero(places[at] == keys + step)
         pairs.append(np.stack([there, rows[at[there]]]))
     return np.concatenate(pairs, axis=1)
+
+
+def read_number(cell: Any) -> float:
+    """A cell as a number; nan if it is not one."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return float("nan")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,14 @@
-"""Concepts: directions of the feature space that a cohort's patches are made of, and the relevance of each.
+"""Concepts and strategies: what a cohort's patches are made of, and which mix of it decides each slide.
 
 A dictionary writes features as codes @ atoms + offset + residual, exactly. `kmeans` gives each patch its
 nearest centre; `nmf` (features that are never negative) and `topk` (a sparse autoencoder whose k strongest
 units speak) give it several concepts at once. Every patch score is split among the concepts and a rest.
+
+Strategies are groups of slides that are decided for different reasons. Each slide is a profile of relevance
+over concepts. Profiles are scaled to unit length, so that what counts is the mix and not the amount, and
+clustered; the number of clusters is the one with the best silhouette, or one where no split is convincing. No
+cluster has fewer slides than three, or a fiftieth of all. After Lapuschkin et al., "Unmasking Clever Hans
+predictors", Nature Communications 2019.
 """
 
 from __future__ import annotations
@@ -18,13 +24,19 @@ import numpy.typing as npt
 import torch
 
 from xmil.core.bag import FloatArray, IntArray
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, bad_parameter, check_names
 from xmil.storage import load_arrays, save_arrays
 
 KINDS = ("kmeans", "nmf", "topk")
 SAMPLE = 50_000  # patches that a dictionary is fitted on, at most
 ACTIVE = 4  # units of a sparse autoencoder that speak for one patch
 STEPS, BATCH, RATE = 2_000, 256, 1e-3
+REMOVAL = ("concept", "relevance", "predicted", "measured")
+MOST = 8
+CONVINCING = 0.25  # silhouette below which slides are not split
+FEWEST, LEAST_SHARE = 3, 0.02  # slides of a strategy: a single odd slide is none
+COMPARED = 2_000  # slides of a silhouette, whose time goes with their square
+LEADERS = 3  # concepts named for a strategy
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +131,7 @@ def fit_dictionary(
 ) -> Dictionary:
     """A dictionary of the sample (n, d); the same sample and seed give the same dictionary."""
     x = np.ascontiguousarray(sample, dtype=np.float32)
-    if kind not in KINDS:
-        raise unknown_name("dictionary", kind, KINDS)
+    check_names("dictionary", [kind], KINDS)
     if x.ndim != 2 or len(x) < 2:
         raise InputError(f"A dictionary is fitted on features (n, d) of two patches or more. Got {x.shape}.")
     if not 1 <= concepts <= len(x):
@@ -221,23 +232,7 @@ def split_scores(
     return ConceptShares(concepts, offset, residual, codes)
 
 
-@dataclass(frozen=True)
-class Removal:
-    """What deleting a concept did to a slide's output, and what had been expected.
-
-    `relevance` is minus the concept's share of the score; `predicted` is what the slope of the output at the
-    slide as it is says of the deletion.
-    """
-
-    slide: str
-    concept: int
-    relevance: float
-    predicted: float
-    measured: float
-
-
 def remove_concepts(
-    slide: str,
     output: Callable[[FloatArray], float],
     dictionary: Dictionary,
     features: FloatArray,
@@ -245,17 +240,22 @@ def remove_concepts(
     *,
     slope: npt.ArrayLike,
     concepts: Sequence[int],
-) -> list[Removal]:
-    """Delete each of the concepts from the slide and ask the model; `slope` (n, d) is its gradient there."""
+) -> list[dict[str, Any]]:
+    """Delete each of the concepts from a slide and ask the model; `slope` (n, d) is its gradient there.
+
+    A row has the entries `REMOVAL`: `relevance` is minus the concept's share of the score, `predicted` what
+    the slope says of the deletion, `measured` what it did to the output.
+    """
     x, g = np.asarray(features, dtype=np.float32), np.asarray(slope, dtype=np.float32)
-    before, profile, removals = output(x), shares.profile, []
+    before, profile, rows = output(x), shares.profile, []
     for k in concepts:
         code, atom = shares.codes[:, k], dictionary.atoms[k]
         left = np.outer(-code, atom)
         left += x
         predicted = -float((code * (g @ atom)).sum(dtype=np.float64))
-        removals.append(Removal(slide, int(k), -float(profile[k]), predicted, output(left) - before))
-    return removals
+        values = (int(k), -float(profile[k]), predicted, output(left) - before)
+        rows.append(dict(zip(REMOVAL, values, strict=True)))
+    return rows
 
 
 def removal_agreement(expected: npt.ArrayLike, measured: npt.ArrayLike) -> dict[str, float]:
@@ -274,3 +274,67 @@ def leading_concepts(profiles: npt.ArrayLike, top: int = 5) -> IntArray:
     """The concepts with the most relevance of either sign over the slides (m, k), strongest first."""
     total = np.abs(np.asarray(profiles, dtype=np.float64)).mean(axis=0)
     return np.argsort(-total, kind="stable")[:top].astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Strategies:
+    """Cluster of each slide (m,), an embedding in the plane (m, 2), and the slide nearest to each centre.
+
+    `leaders` are the concepts with the largest part in each cluster's mean profile, strongest first.
+    """
+
+    labels: IntArray
+    embedding: npt.NDArray[np.float64]
+    representatives: IntArray
+    silhouette: float
+    leaders: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many strategies there are."""
+        return int(self.labels.max()) + 1
+
+    def accuracy(self, correct: npt.ArrayLike) -> list[float]:
+        """The share of right decisions in each cluster; nan where none is known."""
+        right = np.asarray(correct, dtype=np.float64)
+        groups = [right[(self.labels == k) & np.isfinite(right)] for k in range(self.count)]
+        return [float(group.mean()) if len(group) else float("nan") for group in groups]
+
+
+def find_strategies(profiles: npt.ArrayLike, *, seed: int = 0) -> Strategies:
+    """Cluster slides by their profiles (m, k).
+
+    >>> profiles = [[1, 0.1]] * 5 + [[0.1, 1]] * 5
+    >>> find_strategies(profiles).count
+    2
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import silhouette_score
+
+    raw = np.asarray(profiles, dtype=np.float64)
+    if raw.ndim != 2 or not len(raw) or not np.isfinite(raw).all():
+        raise InputError(f"Strategies need finite profiles (slides, concepts). Got {raw.shape}.")
+    x = raw / np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1e-12)
+    labels, centres, silhouette = (
+        np.zeros(len(x), dtype=np.int64),
+        x.mean(axis=0, keepdims=True),
+        float("nan"),
+    )
+    sample = COMPARED if len(x) > COMPARED else None
+    distinct = len(np.unique(x.round(9), axis=0))
+    for k in range(2, min(MOST, distinct, len(x) - 1) + 1):
+        fitted = KMeans(k, n_init=10, random_state=seed).fit(x)
+        if np.bincount(fitted.labels_).min() < max(FEWEST, LEAST_SHARE * len(x)):
+            continue
+        value = float(silhouette_score(x, fitted.labels_, sample_size=sample, random_state=seed))
+        if value > np.fmax(CONVINCING, silhouette):
+            labels, centres, silhouette = fitted.labels_, fitted.cluster_centers_, value
+    order = np.argsort(-np.abs(centres), axis=1, kind="stable")[:, :LEADERS]
+    leaders = tuple(tuple(int(k) for k in row) for row in order)
+    left, sizes, _ = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+    plane = (left * sizes)[:, :2]  # the two main directions of the profiles
+    plane = np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))
+    far = ((x[:, None] - centres[None]) ** 2).sum(axis=-1)
+    far[labels[:, None] != np.arange(len(centres))] = np.inf
+    nearest = np.asarray(far.argmin(axis=0), dtype=np.int64)
+    return Strategies(labels.astype(np.int64), plane, nearest, silhouette, leaders)

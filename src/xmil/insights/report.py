@@ -15,8 +15,8 @@ import numpy as np
 
 from xmil.heatmaps import Html, bullets, image, join, letter_figure, page, table, tag
 from xmil.insights.biomarkers import SurvivalCurve
+from xmil.insights.concepts import Strategies
 from xmil.insights.shortcuts import Association
-from xmil.insights.strategies import Strategies
 
 CONCEPTS = 8  # in the report
 NAMED = 4  # strategies whose typical slides are named in the figure: more names lie on each other

@@ -14,39 +14,84 @@ report.html, card.html, card.json, card.md, album.pdf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from xmil.core.bag import FloatArray
-from xmil.core.errors import XmilError
+from xmil.core.background import Background
+from xmil.core.bag import Bag, FloatArray
+from xmil.core.durable import write_text
+from xmil.core.errors import InputError, UnknownNameError, XmilError
 from xmil.core.explanation import Explanation
-from xmil.core.identity import file_digest, identity
+from xmil.core.identity import file_digest, identity, unchanged
 from xmil.core.request import takes
-from xmil.core.text import parse_json
-from xmil.data import feature_files, open_bag
+from xmil.core.text import counted, parse_json
+from xmil.data import feature_files, open_bag, read_bag, read_cohort
 from xmil.data.header import slide_name
-from xmil.insights.biomarkers import STRONG, region_files, region_mask, strong_share
-from xmil.insights.concepts import even_counts, fit_dictionary
-from xmil.insights.inputs import CohortColumns, check_inputs, evaluated_run, find_doubts, read_columns
+from xmil.heatmaps import cut_patch, place_on
+from xmil.insights.biomarkers import (
+    OUTCOMES,
+    STRONG,
+    find_consensus,
+    map_biomarkers,
+    read_number,
+    region_biomarkers,
+    region_files,
+    region_mask,
+    strong_share,
+)
+from xmil.insights.concepts import (
+    ConceptShares,
+    Dictionary,
+    even_counts,
+    feature_weights,
+    fit_dictionary,
+    leading_concepts,
+    remove_concepts,
+    split_scores,
+)
 from xmil.insights.pictures import write_album
 from xmil.insights.report import PAGES
-from xmil.insights.slide import make_slide_worker
+from xmil.insights.shortcuts import INK, LIGHT, appearance, light, patch_correlations
 from xmil.insights.tables import write_insight
+from xmil.methods import explain
+from xmil.methods.inside import baseline_shift, explain_again
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow, Tally
-from xmil.runs.ensemble import model_paths
-from xmil.runs.inputs import named_slides
+from xmil.runs.cohort_run import CohortRun, TableRow, Tally, stopping
+from xmil.runs.ensemble import BACKGROUND, load_models, load_run_models, model_paths
+from xmil.runs.inputs import StrPath, join_names, named_slides
 from xmil.runs.requests import InsightRequest
 from xmil.runs.workers.pool import MakeWorker, Workers
-from xmil.storage import Run, explained_run, pick_explanation
+from xmil.slides import open_slide
+from xmil.storage import (
+    ConceptMaps,
+    Run,
+    explained_run,
+    open_run,
+    pick_explanation,
+    read_explanations,
+    read_provenance,
+    write_explanations,
+)
 
 LOOKED_FOR = ("method", "target", "concepts", "dictionary", "seed")
+CASE, LABEL = "case_id", "label"
+NOT_CAUSES = ("slide_id", CASE, "split", "fold", "path", "patient", *OUTCOMES)
+EMPTY = ("", "nan", "na", "n/a", "#n/a", "null")  # what tables write where nothing is known
+Column = Mapping[str, Any]
+VIEWED = 96  # patches of a slide whose pictures are read, evenly by score
+PIXELS = 64  # of such a picture
+EXAMPLES = 5  # patches per concept and slide
+DELETED = 5  # leading concepts that are deleted, where the model is at hand
+Models = Sequence[Any]
 
 
 @takes(InsightRequest, "run")
@@ -217,8 +262,19 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
 
     @cached_property
     def doubts(self) -> list[str]:
-        """What was given and is not what the run was made of."""
-        return find_doubts(self)
+        """A sentence for each of the inputs that the run was not made of."""
+        doubts = []
+        if featureless := [slide for slide in self.explained if slide not in self.paths]:
+            doubts.append(f"{_count(featureless, ' of the run left out, without features')}.")
+        if dark := [slide for slide in self.items if self.pictures and slide not in self.pictures]:
+            doubts.append(f"{_count(dark, ' without a picture')}.")
+        doubts += self.columns.notes
+        if changed := [slide for slide in self.items if not _has_explained_features(self, slide)]:
+            doubts.append(
+                f"The features of {_count(changed)} are not those that the run explained; give the folder "
+                "that it names."
+            )
+        return [*doubts, *_doubt_models(self)]
 
     def finish(
         self,
@@ -243,3 +299,412 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         if self.request.album:
             write_album(self, slides, results)
         return about
+
+
+# The inputs: columns of the cohort, and whether features, model, slides and runs fit.
+
+
+@dataclass(frozen=True)
+class CohortColumns:
+    """Columns of the cohort by slide: the label, what may be a cause, time and event; None where unknown.
+
+    `cases` holds the patient of each slide; it is empty if nothing says which slides are of one patient.
+    `notes` say what the table lacks.
+    """
+
+    label: Column = field(default_factory=dict)
+    causes: Mapping[str, Column] = field(default_factory=dict)
+    outcomes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    cases: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_columns(
+    cohort: StrPath | None,
+    slides: Sequence[str],
+    *,
+    label: str,
+    causes: Sequence[str],
+    run_cases: Mapping[str, str],
+) -> CohortColumns:
+    """The columns of a table for these slides; a table of other slides is refused.
+
+    `run_cases` are the cases that the run itself noted, for tables without a `case_id`.
+    """
+    noted = {slide: case for slide, case in run_cases.items() if case}
+    if all(slide == case for slide, case in noted.items()):  # a run without cases notes the slides
+        noted = {}
+    if cohort is None:
+        return CohortColumns(cases=noted)
+    table = read_cohort(cohort)
+    if not set(table.slides) & set(slides):
+        first = f" Its first is {table.slides[0]!r}, the run's {slides[0]!r}." if len(table) else ""
+        raise InputError(f"{cohort}: names none of the run's slides; give the table of this cohort.{first}")
+    columns: dict[str, dict[str, str | None]] = {
+        name: dict(zip(table.slides, map(read_cell, table.column(name)), strict=True))
+        for name in table.columns
+        if name != "slide_id"
+    }
+    for name in [*causes, *([] if label == LABEL else [label])]:
+        if name not in columns:
+            raise InputError(f"{cohort}: has no column {name!r}; found {', '.join(columns)}.")
+    tested = causes or tuple(name for name in columns if name not in (*NOT_CAUSES, label))
+    labels = columns.get(label, {})
+    cases = {slide: case for slide, case in columns.get(CASE, {}).items() if case is not None} or noted
+    outcomes, unfit = _read_outcomes(columns, cases)
+    notes = [*_missing_cells(Path(cohort).name, slides, columns, labels, label, cases), *unfit]
+    if not tested:
+        notes.append(f"{cohort}: has no columns that could be causes; shortcuts are looked for in pictures.")
+    has_labels = any(labels.get(slide) is not None for slide in slides)
+    return CohortColumns(
+        labels if has_labels else {}, {name: columns[name] for name in tested}, outcomes, tuple(notes), cases
+    )
+
+
+def read_cell(cell: str | None) -> str | None:
+    """A cell, None where it says that nothing is known.
+
+    >>> read_cell(" NaN "), read_cell("north")
+    (None, 'north')
+    """
+    return None if cell is None or cell.strip().lower() in EMPTY else cell
+
+
+def _missing_cells(
+    table: str,
+    slides: Sequence[str],
+    columns: Mapping[str, Column],
+    labels: Column,
+    label: str,
+    cases: Mapping[str, str],
+) -> list[str]:
+    """A sentence each for slides without a row, without a label and without a case."""
+    notes = []
+    rows: Iterable[str] = next(iter(columns.values()), slides)
+    if absent := [slide for slide in slides if slide not in rows]:
+        notes.append(f"{table}: has no row for {_count(absent, ' of the run')}.")
+    unlabelled = [slide for slide in slides if labels.get(slide) is None]
+    if len(unlabelled) == len(slides):
+        notes.append(f"No slide has a {label!r}: shortcuts are asked about over all slides together.")
+    elif unlabelled:
+        who = _count(unlabelled, f" without a {label!r}")
+        notes.append(f"Shortcuts in columns and light are asked about without {who}.")
+    if not cases:
+        notes.append(
+            f"{table}: has no case_id, so slides are taken as independent; if patients have several slides, "
+            "p-values and intervals claim too much."
+        )
+    elif alone := [slide for slide in slides if slide not in cases]:
+        notes.append(f"{_count(alone, ' without a case_id')}: each is its own case.")
+    return notes
+
+
+def _count(slides: list[str], which: str = "") -> str:
+    return f"{counted(len(slides), 'slide')}{which} ({join_names(slides)})"
+
+
+def _read_outcomes(
+    columns: Mapping[str, Column], cases: Mapping[str, str]
+) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Times and events as numbers where they are outcomes, and why they are not."""
+    if not set(OUTCOMES) <= set(columns):
+        return {}, []
+    outcomes = {name: {s: read_number(cell) for s, cell in columns[name].items()} for name in OUTCOMES}
+    times, events = ([value for value in outcomes[name].values() if value == value] for name in OUTCOMES)
+    if not (times and events and min(times) >= 0 and set(events) <= {0.0, 1.0}):
+        return {}, ["Survival was left out: 'time' must be numbers from 0 on, and 'event' 0 or 1."]
+    for name, values in outcomes.items():
+        of_case: dict[str, float] = {}
+        for slide, value in values.items():
+            case = cases.get(slide, slide)
+            if value == value and of_case.setdefault(case, value) != value:
+                return {}, [f"Survival was left out: slides of case {case!r} differ in {name!r}."]
+    return outcomes, []
+
+
+def evaluated_run(folder: str | PathLike[str]) -> Path:
+    """The folder of a finished evaluation."""
+    run = open_run(folder)
+    if run.kind != "evaluate" or not (run.path / "summary.csv").is_file():
+        raise InputError(
+            f"{run.path}: not a finished run of `xmil evaluate`; give its folder, or leave it out."
+        )
+    return run.path
+
+
+def check_inputs(run: InsightRun) -> None:
+    """Refuse, before anything is computed, what does not fit the run."""
+    if not run.items:
+        raise InputError(
+            f"{run.request.features}: holds no features of the run's slides; name the folder that was "
+            "explained."
+        )
+    _check_widths(run)
+    _check_method(run)
+    files_of = {"slides": run.pictures, "annotations (SLIDE.geojson)": run.regions}
+    for what, files in files_of.items():
+        if files and not any(slide in files for slide in run.items):
+            raise InputError(f"{next(iter(files.values())).parent}: holds no {what} of the run's slides.")
+    for path in run.beside:
+        if not any(slide in run.items for slide in Run(path).slides):
+            raise InputError(f"{path}: explains none of the run's slides; name a run of the same slides.")
+
+
+def _check_widths(run: InsightRun) -> None:
+    """Refuse features of another width than those that were explained, and a model that takes others."""
+    width, unread = run.explained.spec.get("in_dim"), []
+    if run.request.model is not None and isinstance(width, int):
+        taken = load_models(run.request.model).spec.in_dim
+        if taken != width:
+            raise InputError(
+                f"{run.request.model}: takes {taken} features, and the run explained {width}; give the run's "
+                "model."
+            )
+    for slide in run.items:
+        try:
+            own = open_bag(run.paths[slide], run.request.format).dim
+        except XmilError as error:
+            unread.append(error)  # which the slide's failure will say, unless it is every slide's
+            continue
+        width = width if isinstance(width, int) else own
+        if own != width:
+            raise InputError(
+                f"{run.paths[slide]}: has {own} features, and the run explained {width}; give the features "
+                "that were explained."
+            )
+    if len(unread) == len(run.items):
+        raise unread[0]
+
+
+def _check_method(run: InsightRun) -> None:
+    """Refuse a method or target that no slide was explained with."""
+    unknown = []
+    for slide in run.items:
+        try:
+            run.explanation(slide)
+        except UnknownNameError as error:
+            unknown.append(error)
+        except XmilError:
+            return  # cannot be read, which the slide's failure says
+        else:
+            return
+    raise unknown[0]
+
+
+def _has_explained_features(run: InsightRun, slide: str) -> bool:
+    """Whether a feature file holds what was explained, as far as the run has noted it."""
+    try:
+        provenance = read_provenance(run.explained.file(slide))[0].get("provenance")
+        stored = provenance.get("source") if isinstance(provenance, dict) else None
+        path = run.paths[slide]
+        return stored is None or unchanged(path, stored, times=True) or unchanged(path, stored)
+    except XmilError:
+        return True  # cannot be read, which the slide's failure says
+
+
+def _doubt_models(run: InsightRun) -> list[str]:
+    """Sentences where the models at hand, or the evaluated ones, are not those that were explained."""
+    doubts = []
+    explained = {str(digest) for digest in run.explained.settings.get("models") or () if digest}
+    own = None if run.request.model is None else set(load_models(run.request.model).digests)
+    if run.request.model is not None and explained and own != explained:
+        doubts.append(
+            f"The run was explained with other models than {run.request.model.name}: scores and biomarkers "
+            "are the run's; concepts, deletions and sanity tests are those of the model given."
+        )
+    if run.evaluated is not None and explained:
+        models = open_run(run.evaluated).about.get("models")
+        rows = [row for row in models if isinstance(row, dict)] if isinstance(models, list) else []
+        evaluated = {str(row["digest"]) for row in rows if row.get("digest")}
+        if evaluated and evaluated != explained:
+            doubts.append(
+                f"{run.evaluated.name} evaluated other models than the run's: its certificates and measures "
+                "are not of these explanations; evaluate the run's model."
+            )
+    return doubts
+
+
+# One slide: its concepts, its biomarkers, what its patches look like.
+
+
+def make_slide_worker(run: InsightRun) -> Callable[[str], dict[str, Any]]:
+    """A function from a slide to what it gives, with dictionary and models loaded once."""
+    model = run.request.model
+    models: Models = () if model is None else load_run_models(model, run.explained.path)
+    return partial(_analyse, run, Dictionary.load(run.dictionary_path), models)
+
+
+def _analyse(run: InsightRun, dictionary: Dictionary, models: Models, slide: str) -> dict[str, Any]:
+    e = run.explanation(slide)
+    bag = read_bag(run.paths[slide], run.request.format)
+    if len(bag) != len(e):
+        raise InputError(
+            f"{run.paths[slide]}: has {len(bag)} patches and the explanation {len(e)}; give the features "
+            "that were explained."
+        )
+    result: dict[str, Any] = {
+        "fingerprint": run.folder.fingerprint,
+        "source": run.identity_of(slide),
+        "target": str(e.target),
+        "output": float(e.output),
+        "audit": None if e.audit is None else e.audit.as_dict(),
+        "biomarkers": map_biomarkers(e.scores, coords=e.coords, patch_size=e.patch_size, mpp=e.mpp),
+        "seen": _view_patches(run.pictures.get(slide), e),
+    }
+    shares = _split(run, dictionary, e, bag, models)
+    if shares is not None:
+        maps = ConceptMaps(shares.concepts, e.scores, e.method, str(e.target))
+        stopping(lambda: maps.save(run.out / "concepts" / f"{slide}.npz"))
+        result |= _summarise(shares)
+        result["removals"] = _delete_leading(models, e, dictionary, bag, shares)
+        result["classes"] = _class_profiles(run, slide, dictionary, bag, models)
+    scores = _scores_of_models(run, slide, e, bag, models)
+    consensus = None if scores is None else find_consensus(scores)
+    if slide in run.regions:
+        inside = region_mask(run.regions[slide], e, run.request.within)
+        result["biomarkers"] |= region_biomarkers(e, inside, consensus)
+    if consensus is not None:
+        result["stability"] = consensus.summary
+        result["biomarkers"] |= consensus.shares
+        path = run.out / "consensus" / f"{slide}.parquet"
+        note = "Patches on which the models disagree, or spread widely, are zero."
+        agreed = replace(
+            e, scores=consensus.scores, spread=consensus.std, warnings=[*e.warnings, note],
+            audit=None, relevance=None, stderr=None, stable=None,
+        )  # fmt: skip
+        stopping(lambda: write_explanations([agreed], path))
+    path = run.out / "slides" / f"{slide}.json"
+    stopping(lambda: write_text(path, json.dumps(result) + "\n"))
+    return result
+
+
+def _split(
+    run: InsightRun, dictionary: Dictionary, e: Explanation, bag: Bag, models: Models
+) -> ConceptShares | None:
+    """The scores by concept; None without relevance per feature, stored or computed with the models."""
+    if e.relevance is not None:
+        stored = Background.load(run.explained.path / BACKGROUND)
+        background = stored or getattr(next(iter(models), None), "background", None)
+        weights, baseline = _feature_worth(e, bag, background)
+    elif models:  # the mean over models, of which one after another is in memory
+        parts = (
+            _feature_worth(explain_again(model, bag, e), bag, getattr(model, "background", None))
+            for model in models
+        )
+        weights, baseline = next(parts)
+        for more, other in parts:
+            weights += more
+            baseline += other
+        weights /= len(models)
+        baseline /= len(models)
+    else:
+        return None
+    return split_scores(dictionary, bag.features, weights, baseline)
+
+
+def _feature_worth(e: Explanation, bag: Bag, background: Background | None) -> tuple[FloatArray, FloatArray]:
+    """What a unit of each feature is worth (n, d), and what a patch that equals the baseline has (n,)."""
+    relevance = np.asarray(e.relevance, dtype=np.float32)
+    shift, notes = baseline_shift(e, torch.from_numpy(bag.features), background, width=relevance.shape[1])
+    if notes:
+        raise InputError(f"{e.bag}: {notes[0]}")
+    weights = feature_weights(bag.features - shift.numpy(), relevance)
+    return weights, weights @ shift.numpy()
+
+
+def _scores_of_models(
+    run: InsightRun, slide: str, e: Explanation, bag: Bag, models: Models
+) -> FloatArray | None:
+    """Scores (m, n) of the models of an ensemble, and of further runs; None where there is one alone."""
+    rows = [e.scores]
+    if len(models) > 1:
+        rows = [explain(model, bag, method=e.method, target=e.target).scores for model in models]
+    for other in run.beside:
+        path = other / "slides" / f"{slide}.parquet"
+        second = pick_explanation(path, run.request.method, str(e.target.cls))
+        if len(second) != len(e):
+            raise InputError(
+                f"{path}: explains {len(second)} patches, and {run.explained.path.name} {len(e)}."
+            )
+        rows.append(second.scores)
+    return np.stack(rows) if len(rows) > 1 else None
+
+
+def _summarise(shares: ConceptShares) -> dict[str, Any]:
+    """The slide's profile over concepts, what they do not hold, and each concept's strongest patches."""
+    strength = np.abs(shares.concepts)
+    rows = np.argsort(-strength, axis=0, kind="stable")[:EXAMPLES]
+    examples = [
+        [[int(i), float(strength[i, k])] for i in rows[:, k] if strength[i, k] > 0]
+        for k in range(strength.shape[1])
+    ]
+    rest = float(shares.residual.sum(dtype=np.float64) + shares.offset.sum(dtype=np.float64))
+    return {"profile": shares.profile.tolist(), "residual": rest, "examples": examples}
+
+
+def _class_profiles(
+    run: InsightRun, slide: str, dictionary: Dictionary, bag: Bag, models: Models
+) -> dict[str, list[float]]:
+    """The profile of every class that the run explains, where there are several and none is named."""
+    every = [e for e in read_explanations(run.explained.file(slide)) if e.method == run.request.method]
+    if run.request.target is not None or len(every) < 2:
+        return {}
+    pairs = ((str(e.target), _split(run, dictionary, e, bag, models)) for e in every)
+    return {target: shares.profile.tolist() for target, shares in pairs if shares is not None}
+
+
+def _delete_leading(
+    models: Models, e: Explanation, dictionary: Dictionary, bag: Bag, shares: ConceptShares
+) -> list[dict[str, Any]]:
+    """What deleting the slide's leading concepts does to the explained logit."""
+    if not models or not isinstance(e.target.cls, int) or e.target.cls >= len(e.logits):
+        return []
+    output = MeanLogit(models, e.target.cls)
+    leaders = leading_concepts(shares.profile[None], DELETED).tolist()
+    slope = output.slope(bag.features)
+    return remove_concepts(output, dictionary, bag.features, shares, slope=slope, concepts=leaders)
+
+
+@dataclass(frozen=True, eq=False)
+class MeanLogit:
+    """The mean logit of a class over models, as a function of a bag's features."""
+
+    models: Models
+    cls: int
+
+    def __call__(self, features: FloatArray) -> float:
+        with torch.no_grad():
+            return float(self._mean(torch.from_numpy(features)))
+
+    def slope(self, features: FloatArray) -> FloatArray:
+        """The gradient at the features (n, d)."""
+        x = torch.from_numpy(features).requires_grad_(True)
+        (gradient,) = torch.autograd.grad(self._mean(x), x)
+        return np.asarray(gradient.numpy(), dtype=np.float32)
+
+    def _mean(self, x: Any) -> Any:
+        return sum(model(x[None])[0, self.cls] for model in self.models) / len(self.models)
+
+
+def _view_patches(path: Path | None, e: Explanation) -> dict[str, Any]:
+    """What patches look like, evenly over the range of scores: within-slide correlations and means."""
+    if path is None:
+        return {}
+    order = np.argsort(e.scores, kind="stable")
+    rows = order[np.unique(np.linspace(0, len(order) - 1, VIEWED).round().astype(int))]
+    try:
+        with open_slide(path) as slide:
+            boxes = place_on(e, slide).boxes()
+            pixels = np.stack([cut_patch(slide, boxes[i], PIXELS) for i in rows])
+    except XmilError as error:
+        return {"problem": str(error)}  # the rest of the slide's findings needs no picture
+    each = [appearance(patch) for patch in pixels]
+    values = {name: np.array([numbers[name] for numbers in each]) for name in each[0]}
+    within = patch_correlations(e.scores[rows], values)
+    lit = light(pixels)
+    return {
+        "correlations": {name: value for name, value in within.items() if np.isfinite(value)},
+        "means": {name: float(value.mean()) for name, value in values.items()},
+        "made": {name: float((values[name] > 0).mean()) for name in INK} | {LIGHT: lit.colour},
+        "stain": lit.stain,
+    }

@@ -19,9 +19,15 @@ from xmil.core.text import counted
 from xmil.data import read_bag
 from xmil.evaluate import LIMIT, randomisation
 from xmil.evaluate.statistics import spearman
-from xmil.insights.biomarkers import SurvivalCurve, correlation_with, survival_curves, survival_of
-from xmil.insights.concepts import removal_agreement
-from xmil.insights.inputs import OUTCOMES, read_number
+from xmil.insights.biomarkers import (
+    OUTCOMES,
+    SurvivalCurve,
+    correlation_with,
+    read_number,
+    survival_curves,
+    survival_of,
+)
+from xmil.insights.concepts import REMOVAL, Strategies, find_strategies, removal_agreement
 from xmil.insights.pictures import cut_patches, suspect_patches, write_sheet
 from xmil.insights.report import (
     CONCEPTS,
@@ -38,8 +44,6 @@ from xmil.insights.shortcuts import (
     slide_associations,
     why_untested,
 )
-from xmil.insights.slide import REMOVAL
-from xmil.insights.strategies import Strategies, find_strategies
 from xmil.methods import explain
 from xmil.runs.ensemble import load_run_models
 from xmil.storage import write_table

@@ -6,9 +6,7 @@ of its own kind.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
 import platform
@@ -24,6 +22,7 @@ from typing import Any
 from xmil._version import __version__
 from xmil.core.durable import sync_folder, write_text
 from xmil.core.errors import FileError, InputError, XmilError, not_made
+from xmil.core.text import csv_text
 from xmil.storage.explanations import read_provenance
 from xmil.storage.run import FAILURES, LAYOUT, RUN, SLIDES, list_interactions, read_rows, read_run
 
@@ -291,11 +290,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
     """Write a CSV file, whole or not at all; None is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+    write_text(path, csv_text(header, rows))
 
 
 def provenance() -> dict[str, Any]:
