@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
@@ -36,9 +38,9 @@ from xmil.models.checkpoints.files import checkpoint_files, in_folder
 from xmil.network import declared_names, declared_references, open_network
 from xmil.network.network import frozen
 from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally, columns, in_process
-from xmil.runs.inputs import Missing, Say
+from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
 from xmil.runs.requests import CohortRequest, Listener
-from xmil.runs.workers.pool import find_device
+from xmil.runs.workers.pool import MakeWorker, Worker, Workers, find_device
 from xmil.storage import read_run
 
 BACKGROUND, AUTO, NO_BACKGROUND = "background.npz", "auto", "none"
@@ -160,6 +162,33 @@ class ModelRun(CohortRun[Case, Result]):
         if self.models.files.background is not None:
             self.models.files.background.save(self.out / BACKGROUND)
 
+    @abstractmethod
+    def worker(self) -> Worker[Case, Result]:
+        """What works on one case after another with the models."""
+
+    def make_worker(self, workers: Workers) -> MakeWorker[Case, Result]:
+        """Workers in other processes load the models from the files that were hashed here."""
+        if in_process(workers):
+            return self.worker
+        return partial(_make_worker, replace(self, models=replace(self.models, models=())))
+
+    @property
+    def uses_bins(self) -> bool:
+        """Whether results depend on the time bins of the models."""
+        return True
+
+    def warnings(self, items: Sequence[Case], tally: Tally[Result]) -> list[str]:
+        """Sentences on encoders, cases of the training, time bins and slides that are missing."""
+        models, done = self.models, [case for case in items if case.slides[0] in tally.results]
+        every = (
+            features_mismatch_warning(models.spec, done),
+            training_overlap_warning(models.paths, done),
+            bins_warning(models.specs) if self.uses_bins else None,
+            ensemble_warning(models.specs, models.paths),
+            self.missing.warning(),
+        )
+        return [warning for warning in every if warning is not None]
+
     def run_over(self, cases: Sequence[Case], listener: Listener) -> Tally[Result]:
         """Work on the cases as the request says."""
         request = self.request
@@ -167,6 +196,10 @@ class ModelRun(CohortRun[Case, Result]):
         return self.execute(
             cases, workers=request.pool, restart=request.restart, listener=listener, what=what
         )
+
+
+def _make_worker(run: ModelRun[Result]) -> Worker[Case, Result]:
+    return replace(run, models=run.models.files.load(run.device)).worker()
 
 
 def load_models(model: StrPath | Sequence[StrPath], background: Background | None = None) -> Ensemble:
