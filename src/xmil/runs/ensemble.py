@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -434,6 +435,8 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
     first = explanations[0]
     scores = np.stack([e.scores for e in explanations]).astype(np.float64)  # (m, n)
     logits = np.stack([e.logits for e in explanations]).astype(np.float64)
+    relevance = _of_all([e.relevance for e in explanations])
+    errors = _of_all([e.stderr for e in explanations])  # of scores that are drawn apart
     return replace(
         first,
         target=first.target.resolve(n_classes=spec.n_targets, predicted=0, class_names=spec.target_names),
@@ -443,27 +446,19 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
         output=float(np.mean([e.output for e in explanations])),
         audit=_mean_audit([e.audit for e in explanations]),
         model=f"{first.model} x {len(explanations)}",
-        relevance=_mean_relevance([e.relevance for e in explanations]),
-        stderr=_mean_error([e.stderr for e in explanations]),
+        relevance=np.stack(relevance).mean(axis=0).astype(np.float32) if relevance else None,
+        stderr=(np.sqrt(np.sum(np.square(errors), axis=0)) / len(errors)).astype(np.float32)
+        if errors
+        else None,
         stable=None,
         warnings=list(dict.fromkeys(text for e in explanations for text in e.warnings)),
     )
 
 
-def _mean_error(errors: Sequence[FloatArray | None]) -> FloatArray | None:
-    """The standard error of the mean of scores that are drawn apart."""
-    arrays = [np.asarray(error, dtype=np.float64) for error in errors if error is not None]
-    if not arrays or len(arrays) < len(errors):
-        return None
-    return np.asarray(np.sqrt(np.sum(np.square(arrays), axis=0)) / len(arrays), dtype=np.float32)
-
-
-def _mean_relevance(each: Sequence[FloatArray | None]) -> FloatArray | None:
-    """The mean relevance per feature, where every model has it."""
-    arrays = [relevance for relevance in each if relevance is not None]
-    if not arrays or len(arrays) < len(each):
-        return None
-    return np.asarray(np.mean(arrays, axis=0, dtype=np.float64), dtype=np.float32)
+def _of_all(each: Sequence[FloatArray | None]) -> list[npt.NDArray[np.float64]]:
+    """Arrays in double precision, none where a model has none."""
+    arrays = [array.astype(np.float64) for array in each if array is not None]
+    return arrays if len(arrays) == len(each) else []
 
 
 def _mean_audit(audits: Sequence[Audit | None]) -> Audit | None:

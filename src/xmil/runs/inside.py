@@ -88,10 +88,6 @@ class InsideRun(CohortRun[str, TableRow]):
             "of": self.run.about.get("fingerprint"),
         }
 
-    def slides_of(self, item: str) -> Sequence[str]:
-        """An item is one slide."""
-        return (item,)
-
     def make_worker(self, workers: Workers) -> MakeWorker[str, TableRow]:  # noqa: ARG002 - the base's signature
         """A worker loads encoder and model once."""
         return partial(_make_worker, self)

@@ -216,18 +216,16 @@ def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> 
     if not metrics:
         return ["No labels are known, so nothing was measured; see cohort= and label=."]
     labelled = predictions.labelled()
-    rows = [[_title(name), str(interval)] for name, interval in metrics.items()]
+    rows = []
+    for name, interval in metrics.items():
+        measure, _, part = name.partition(":")
+        title = TITLES.get(measure, measure.replace("_", " "))
+        rows.append([f"{title} {part}" if part else title, str(interval)])
     lines = text_table(rows).splitlines()
     over = f"{len(labelled)} with a label, of {counted(len(set(labelled.units)), labelled.unit)}"
     if labelled.unit == "slide":
         return [*lines, f"{over}, taken as independent: no case_id; 95 % intervals over slides."]
     return [*lines, f"{over}; 95 % intervals over cases."]
-
-
-def _title(name: str) -> str:
-    measure, _, part = name.partition(":")
-    title = TITLES.get(measure, measure.replace("_", " "))
-    return f"{title} {part}" if part else title
 
 
 def _counts(labelled: Predictions) -> dict[str, Any]:

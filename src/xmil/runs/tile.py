@@ -85,10 +85,6 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
         slide_mpp = mpp if before is None else before.get("slide_mpp")
         return {"slide_mpp": slide_mpp, "slides": {name: str(path) for name, path in self.slides.items()}}
 
-    def slides_of(self, item: Item) -> Sequence[str]:
-        """The slide itself."""
-        return (item[0],)
-
     def outputs(self, items: Sequence[Item]) -> Iterator[Path]:
         """The patches of these slides; the folder may hold others."""
         return (patches_file(self.out, name) for name, _ in items)
