@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 import xmil
 from xmil.data.cases import Case
 from xmil.runs.ensemble import ModelFiles
-from xmil.runs.explain import ExplainJob, ExplainRun, make_explainer
+from xmil.runs.explain import ExplainRun
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.workers.pool import Stages, Workers, process
 
@@ -122,14 +122,16 @@ def explained(model: Path, cases: Sequence[Case], out: Path, workers: Workers, d
 def only_read(model: Path, cases: Sequence[Case], workers: Workers, device: str) -> None:
     """The run's reading, and nothing else."""
     request = ExplainRequest.build(model=model, features=cases[0].paths[0].parent)
-    job = ExplainJob(request, ModelFiles((model,)).load().files, Path(), "", device)
-    count = sum(outcome.error is None for outcome in process(cases, partial(make_reader, job), workers))
+    here = device if workers.workers == 1 else "cpu"
+    run = ExplainRun(Path(), ModelFiles((model,)).load(here), request, device)
+    make = partial(make_reader, run.make_worker(workers))
+    count = sum(outcome.error is None for outcome in process(cases, make, workers))
     assert count == len(cases)
 
 
-def make_reader(job: ExplainJob) -> Stages[Case, int]:
+def make_reader(make_explainer: Callable[[], Any]) -> Stages[Case, int]:
     """A worker that reads as an explainer does, and lets go of what it read."""
-    return Stages(make_explainer(job).read, _count)
+    return Stages(make_explainer().read, _count)
 
 
 def _count(case: Case, read: Any) -> int:  # noqa: ARG001 - the signature of a stage

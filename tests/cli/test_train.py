@@ -44,14 +44,14 @@ def test_dry_run_prints_the_resolved_settings(folder, capsys):
     flags = [
         "--set",
         "optim.lr=1e-3",
-        "--seed",
-        "7",
+        "--set",
+        "train.seed=7",
         "--out",
         "else where",
-        "--folds",
-        "5",
-        "--device",
-        "cpu",
+        "--set",
+        "data.folds=5",
+        "--set",
+        "train.device=cpu",
     ]
     assert run(["train", config, *flags, "--dry-run"]) == 0
     printed = tomllib.loads(capsys.readouterr().out)
@@ -95,7 +95,7 @@ def test_unknown_keys_and_other_settings(folder, capsys):
     refused(["train", str(folder / "no.toml")], capsys, "no.toml", "no such file")
     assert run(["train", config]) == 0
     refused(["train", config, "--set", "train.epochs=2"], capsys, "train.epochs was 1, now 2", "--restart")
-    refused(["train", config, "--device", "warp"], capsys, "Unknown device 'warp'")
+    refused(["train", config, "--set", "train.device=warp"], capsys, "Unknown device 'warp'")
 
 
 def test_nan_features_name_the_file(folder, capsys):
@@ -242,12 +242,12 @@ def test_numbers_that_are_names_ask_for_class_names(folder, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--label", "labels"], "Did you mean 'label'"),
+        (["--set", "data.label=labels"], "Did you mean 'label'"),
         (["--set", "data.split=splt"], "Did you mean 'split'"),
         (["--set", "task='survival'", "--set", "data.time='tme'"], "Did you mean 'time'"),
     ],
 )
 def test_a_dry_run_checks_the_columns(folder, capsys, flags, words):
     refused(["train", write_config(folder), "--dry-run", *flags], capsys, words)
-    assert run(["train", write_config(folder), "--dry-run", "--folds", "3"]) == 0
+    assert run(["train", write_config(folder), "--dry-run", "--set", "data.folds=3"]) == 0
     assert run(["train", write_config(folder), "--dry-run", "--cohort", "not here.csv", *flags]) == 0

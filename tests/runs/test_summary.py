@@ -35,7 +35,7 @@ def test_known_slides_add_what_their_files_add(
     (out / "summary" / "made_of.json").unlink()  # else the same files, made again, leave it as it is
     read: list[Path] = []
     monkeypatch.setattr(
-        summary, "_summarise_file", lambda path, f=summary._summarise_file: read.append(path) or f(path)
+        summary, "read_explanations", lambda path, f=summary.read_explanations: read.append(path) or f(path)
     )
     explain_slides(folder / "m0.safetensors", folder / "features", **asked)
     assert summary_of(out) == fresh

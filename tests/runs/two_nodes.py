@@ -21,10 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import xmil
 from tests.waiting import wait_for
-from xmil.runs.workers.pool import Workers
 
 SLIDES, WIDTH = 16, 8
-RAY = Workers("ray", workers=2)
+RAY = {"engine": "ray", "workers": 2}
 
 
 MEETING = """
@@ -106,12 +105,12 @@ def main(folder: Path) -> None:
     one = xmil.explain_slides(**arguments, out=folder / "one")
     cluster, second = start()
     found["nodes at work"] = _nodes_at_work()
-    two = xmil.explain_slides(**arguments, out=folder / "two", workers=RAY)
+    two = xmil.explain_slides(**arguments, out=folder / "two", **RAY)
     (folder / "doomed").write_text(second.node_id)
     args = (cluster, second, folder, found)
     killer = threading.Thread(target=_kill_on_the_way, args=args)
     killer.start()
-    killed = xmil.explain_slides(**arguments, out=folder / "killed", workers=RAY)
+    killed = xmil.explain_slides(**arguments, out=folder / "killed", **RAY)
     killer.join()
     found["the node is dead"] = not second.any_processes_alive()
     runs = {"one": one, "two": two, "killed": killed}

@@ -56,7 +56,10 @@ def test_one_command_each(root, monkeypatch, capsys):
     monkeypatch.chdir(root)
     assert run(["tile", "slides", "--out", "luad/tiles"]) == 0
     embed = ["embed", "--tiles", "luad/tiles", "--slides", "slides", "--encoder", "resnet18", "--random"]
-    assert run([*embed, "--out", "luad/features_ctranspath", "--input-size", "64", "--device", "cpu"]) == 0
+    assert (
+        run([*embed, "--out", "luad/features_ctranspath", "--input-size", "64", "--set", "train.device=cpu"])
+        == 0
+    )
     small = [
         "--set",
         "train.epochs=30",
@@ -67,7 +70,7 @@ def test_one_command_each(root, monkeypatch, capsys):
         "--set",
         "train.repeats=1",
     ]
-    assert run(["train", str(CONFIG), *small, "--device", "cpu"]) == 0
+    assert run(["train", str(CONFIG), *small, "--set", "train.device=cpu"]) == 0
     out = Path("runs/luad_tp53_attnmil")
     best = json.loads((out / "best.json").read_text())
     assert best["test"]["auc"]["mean"] == 1.0

@@ -16,7 +16,16 @@ from xmil.training.train import make_plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = sorted(path.name for path in (CONFIGS / "paper").glob("*.toml"))
-SMALL = ["--set", "train.epochs=2", "--set", "model.dim=16", "--set", "train.repeats=1", "--device", "cpu"]
+SMALL = [
+    "--set",
+    "train.epochs=2",
+    "--set",
+    "model.dim=16",
+    "--set",
+    "train.repeats=1",
+    "--set",
+    "train.device=cpu",
+]
 SOURCES = {"camelyon16": "camelyon16", "luad": "luad", "lusc": "lusc", "hnsc": "hnsc"}
 SPLITS = {
     "camelyon16/splits/camelyon16.csv": (["camelyon16"], ("train", "val", "test")),

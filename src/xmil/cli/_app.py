@@ -7,7 +7,6 @@ import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated, Any, cast
@@ -45,21 +44,13 @@ def build() -> typer.Typer:
     for name, panel in command_panels().items():
         function = getattr(import_module(f"{commands.__name__}.{name}"), name)
         app.command(name.replace("_", "-"), rich_help_panel=panel)(function)
-    for name, function in foreign_commands().items():
-        app.command(name, rich_help_panel=OTHERS)(function)
-    return app
-
-
-def foreign_commands() -> dict[str, Callable[..., Any]]:
-    """Commands of other packages, named as functions under the entry-point group `xmil.commands`."""
-    found: dict[str, Callable[..., Any]] = {}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=GROUP):  # commands of other packages
         try:
             if point.name.replace("-", "_") not in command_panels():
-                found[point.name] = point.load()
+                app.command(point.name, rich_help_panel=OTHERS)(point.load())
         except Exception as error:  # any failure of foreign code
             logger.warning("The plugin %s of %s could not be loaded: %s", point.value, GROUP, error)
-    return found
+    return app
 
 
 def command_panels() -> dict[str, str]:
@@ -148,6 +139,12 @@ REMOVED = {  # options of the version before, of all commands or of one, and wha
     "train --repeats": "use --set train.repeats=N",
     "train --epochs": "use --set train.epochs=N",
     "train --split": "use --set data.split=COLUMN",
+    "train --label": "use --set data.label=COLUMN",
+    "train --folds": "use --set data.folds=N",
+    "train --device": "use --set train.device=cuda",
+    "train --seed": "use --set train.seed=N",
+    "train --follow-links": "use --set data.follow_links=true",
+    "train --no-follow-links": "use --set data.follow_links=false",
     "train --from": "use --set data.source=embeddings",
 }
 

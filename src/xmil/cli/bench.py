@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -169,21 +169,16 @@ def _report(out: Path, *, done: bool, as_json: bool) -> None:
         print(json.dumps({**summary, "finished": done, "page": str(out / PAGE)}, indent=2, default=str))
         return
     for suite in summary["suites"]:
-        _print_suite(suite)
+        print(f"\n{suite['title']}")
+        for column in suite["columns"]:
+            lead = column["verdicts"][0]["sentence"] if column["verdicts"] else column["status"]
+            print(f"  {column['problem']}, {column['model']}: {lead}")
+        failed = [check for check in suite["controls"] if not check["passed"]]
+        passed = len(suite["controls"]) - len(failed)
+        print(f"  The suite's self-checks: {passed} of {len(suite['controls'])} hold.")
+        for check in failed:
+            print(f"    fails: {check['what']} ({check['detail']})")
     print(f"\nWritten to {out / PAGE}.")
-
-
-def _print_suite(suite: dict[str, Any]) -> None:
-    """The leading measure of every column, and whether the suite's own tests hold."""
-    print(f"\n{suite['title']}")
-    for column in suite["columns"]:
-        lead = column["verdicts"][0]["sentence"] if column["verdicts"] else column["status"]
-        print(f"  {column['problem']}, {column['model']}: {lead}")
-    failed = [check for check in suite["controls"] if not check["passed"]]
-    passed = len(suite["controls"]) - len(failed)
-    print(f"  The suite's self-checks: {passed} of {len(suite['controls'])} hold.")
-    for check in failed:
-        print(f"    fails: {check['what']} ({check['detail']})")
 
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> int:

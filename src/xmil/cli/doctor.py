@@ -54,31 +54,17 @@ def _print(report: dict[str, Any]) -> None:
     print("  " + ", ".join(f"{name} {_state(found)}" for name, found in report["packages"].items()))
     print("\nOptional packages")
     for name, extra in report["extras"].items():
-        _print_extra(name, extra)
+        print(f"  {name:<9} {extra['state']:<8} {extra['for']}")
+        if extra["state"] == "missing":
+            absent = [package for package, found in extra["packages"].items() if found["version"] is None]
+            print(f"  {'':<18} without {', '.join(absent)}: {extra['install']}")
+        for package, found in extra["packages"].items():
+            if found["version"] and found["error"]:
+                hint = MATCH if "torchvision::" in found["error"] else ""
+                print(f"  {'':<18} {package} {found['version']} does not import: {found['error']}{hint}")
     library = report["openslide"]
     print(f"  OpenSlide library: {library['version'] or library['error']}")
-    _print_check(report["self_check"])
-    for problem in report["problems"]:
-        print(f"  mend: {problem}")
-
-
-def _print_extra(name: str, extra: dict[str, Any]) -> None:
-    print(f"  {name:<9} {extra['state']:<8} {extra['for']}")
-    if extra["state"] == "missing":
-        absent = [package for package, found in extra["packages"].items() if found["version"] is None]
-        print(f"  {'':<18} without {', '.join(absent)}: {extra['install']}")
-    for package, found in extra["packages"].items():
-        if found["version"] and found["error"]:
-            mixed = "torchvision::" in found["error"]
-            hint = (
-                "; install builds of torch and torchvision that match (both CPU, or both CUDA)"
-                if mixed
-                else ""
-            )
-            print(f"  {'':<18} {package} {found['version']} does not import: {found['error']}{hint}")
-
-
-def _print_check(check: dict[str, Any] | None) -> None:
+    check = report["self_check"]
     if check is None:
         print("\nSelf-check: not requested")
     elif check["error"]:
@@ -87,12 +73,15 @@ def _print_check(check: dict[str, Any] | None) -> None:
         share = f"{check['largest_difference']:.1e} (limit {check['tolerance']:.0e})"
         print(f"\nSelf-check: passed, {check['pairs']} pairs of model and method in {check['seconds']} s,")
         print(f"  largest difference from the stored scores {share}")
+    for problem in report["problems"]:
+        print(f"  mend: {problem}")
 
 
 def _state(found: dict[str, Any]) -> str:
     return "missing" if found["version"] is None else str(found["version"]) + " broken" * bool(found["error"])
 
 
+MATCH = "; install builds of torch and torchvision that match (both CPU, or both CUDA)"
 REQUIRED = {  # distribution -> module
     "torch": "torch",
     "numpy": "numpy",
@@ -158,8 +147,11 @@ def diagnosis(*, check: bool = True) -> dict[str, Any]:
         "openslide": _openslide(),
         "devices": _devices(),
     }
-    report["self_check"] = _self_check() if check else None
-    report["problems"] = _problems(report)
+    tried = report["self_check"] = _self_check() if check else None
+    faults = [f"{name}: {about['error']}" for name, about in report["packages"].items() if about["error"]]
+    if tried is not None and not tried["passed"]:
+        faults.append(f"self-check: {tried['error']}")
+    report["problems"] = faults  # what must be mended; optional packages that are absent are none
     return report
 
 
@@ -238,12 +230,3 @@ def _self_check() -> dict[str, Any]:
         "tolerance": TOLERANCE,
         "seconds": round(time.perf_counter() - begin, 2),
     }
-
-
-def _problems(report: dict[str, Any]) -> list[str]:
-    """What must be mended; optional packages that are absent are none."""
-    faults = [f"{name}: {about['error']}" for name, about in report["packages"].items() if about["error"]]
-    check = report["self_check"]
-    if check is not None and not check["passed"]:
-        faults.append(f"self-check: {check['error']}")
-    return faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,31 +32,36 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
     Without --out one feature file is explained: verdict, account and strongest patches are printed, and a
     picture is left in the current folder.
     """
+    from xmil.data import feature_files
+    from xmil.data.files import folder_advice
     from xmil.runs.explain import explain_slides
 
     if request.out is None:
-        check_one(request.features)
+        files = feature_files(request.features)[0]
+        if not files:
+            advice = folder_advice(request.features)
+            raise InputError(f"{request.features}: no feature files in this folder; {advice}.")
+        if files != [request.features]:
+            raise InputError(
+                f"{request.features}: holds {len(files)} feature files; give out=, the folder for their "
+                f"results, or one file: features={files[0]}."
+            )
         with costs_said():
             return explain_one(request, as_json=screen.as_json)
     with costs_said():
         run = explain_slides.run(request, listener=screen)
     if request.slides is None:
         return finished(run, screen, then=f"{command_line('xmil', 'heatmap', run.path)} --slides SLIDES")
-    failed = _draw(run, request, screen)
-    then = command_line("xmil", "view", run.path, "--slides", request.slides)
-    return max(failed, finished(run, screen, then=then))
-
-
-def _draw(run: Run, request: ExplainRequest, screen: Screen) -> int:
-    """Draw the run's slides as `xmil heatmap` would; 1 where some failed, or all: they are explained."""
     from xmil.runs.heatmap import draw_slides
 
-    options = {name: getattr(request, name) for name in ("slides", "mpp", "patch_size", "follow_links")}
+    drawing = {name: getattr(request, name) for name in ("slides", "mpp", "patch_size", "follow_links")}
     try:
-        return int(bool(draw_slides(run, **options, listener=screen).failed))
-    except XmilError as error:
+        failed = bool(draw_slides(run, **drawing, listener=screen).failed)
+    except XmilError as error:  # the slides are explained all the same
         print(f"xmil: error: explained, but not drawn: {as_flags(str(error))}", file=sys.stderr)
-        return 1
+        failed = True
+    then = command_line("xmil", "view", run.path, "--slides", request.slides)
+    return max(int(failed), finished(run, screen, then=then))
 
 
 SHOWN = 5  # patches of each sign
@@ -65,21 +70,6 @@ APART = {  # what a report holds beside the model's numbers
     *("slide", "n", "picture", "beyond_scale", "explanations", "interactions", "warnings", "predicted"),
 }
 WORKERS = ("engine", "workers")  # options that say nothing of the results
-
-
-def check_one(features: Path) -> None:
-    """Refuse a folder of several files where no folder for results is given."""
-    from xmil.data import feature_files
-    from xmil.data.files import folder_advice
-
-    files = feature_files(features)[0]
-    if not files:
-        raise InputError(f"{features}: no feature files in this folder; {folder_advice(features)}.")
-    if files != [features]:
-        raise InputError(
-            f"{features}: holds {len(files)} feature files; give out=, the folder for their results, or one "
-            f"file: features={files[0]}."
-        )
 
 
 def explain_one(request: ExplainRequest, *, as_json: bool) -> int:
@@ -169,17 +159,11 @@ def _row(run: Run) -> dict[str, Any]:
     """What the model says of the slide."""
     row = next(iter(run.rows.values()))
     left_out = ("slide_id", "case_id", "label", "correct", "features", "seconds", "warnings")
-    return {key: _typed(key, text) for key, text in row.items() if key not in left_out and text != ""}
-
-
-def _typed(key: str, text: str) -> Any:
-    """A cell of the table: a class stays text, numbers are numbers."""
-    if key == "predicted":
-        return text
-    try:
-        return int(text) if key == "n" else float(text)
-    except ValueError:
-        return text
+    typed: dict[str, Any] = {key: text for key, text in row.items() if key not in left_out and text != ""}
+    for key in typed.keys() - {"predicted"}:  # a class stays text, numbers are numbers
+        with suppress(ValueError):
+            typed[key] = int(typed[key]) if key == "n" else float(typed[key])
+    return typed
 
 
 def _facts(e: Explanation) -> dict[str, Any]:
@@ -247,8 +231,8 @@ def _verdict(report: dict[str, Any]) -> str:
     chances = [f"{key[2:]} {value:.3g}" for key, value in report.items() if key.startswith("p:")]
     said = [f"{k} {v}" for k, v in report.items() if k not in APART and not k.startswith("p:")]
     if "predicted" in report:
-        told = f" (probabilities: {', '.join(chances)})" if chances else ""
-        said = [f"predicted {report['predicted']}{told}", *said]
+        more = f" (probabilities: {', '.join(chances)})" if chances else ""
+        said = [f"predicted {report['predicted']}{more}", *said]
     return ", ".join([*said, counted(int(report["n"]), "patch")])
 
 

@@ -13,18 +13,5 @@ def export(request: ExportRequest, screen: Screen) -> int:
     from xmil.runs.heatmap import draw_slides
 
     folder = request.run.parent if request.run.is_file() else request.run
-    written = draw_slides(
-        request.run,
-        slides=request.slides,
-        out=request.out or folder / "export",
-        pictures=(),
-        to=request.to,
-        methods=request.methods,
-        target=request.target,
-        mpp=request.mpp,
-        patch_size=request.patch_size,
-        restart=request.restart,
-        follow_links=request.follow_links,
-        listener=screen,
-    )
-    return finished(written, screen)
+    drawing = {**vars(request), "out": request.out or folder / "export", "pictures": ()}
+    return finished(draw_slides(**drawing, listener=screen), screen)

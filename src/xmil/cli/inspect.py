@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from xmil.data.inspection import Report
 
 logger = logging.getLogger(__name__)
+Result = dict[str, Any]
 
 Files = Annotated[
     list[Path], typer.Argument(help="Feature files, checkpoints, slides, tables, explanations, folders.")
@@ -38,7 +40,14 @@ def inspect(
     from xmil.cli._screen import as_text
 
     options = {"format": layout, "mpp": mpp, "patch_size": patch_size}
-    results = compared([_inspected(path, options) for path in files])
+    results: list[Result] = []
+    for path in files:
+        try:
+            results.append(report(path, options).as_dict())
+        except XmilError as error:
+            logger.debug("where %s failed:", path, exc_info=True)  # seen with --debug
+            results.append({"path": str(path), "kind": "unknown", "error": str(error)})
+    results = compared(results)
     if as_json:
         print(json.dumps(results, indent=2, default=str))
     else:
@@ -52,14 +61,6 @@ def inspect(
         raise typer.Exit(2 if failed == len(results) else 1)
 
 
-def _inspected(path: Path, options: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return report(path, options).as_dict()
-    except XmilError as error:
-        logger.debug("where %s failed:", path, exc_info=True)  # seen with --debug
-        return {"path": str(path), "kind": "unknown", "error": str(error)}
-
-
 def report(path: Path, options: dict[str, Any]) -> Report:
     """The report on one path, whatever it is."""
     from xmil.data.containers import sniff
@@ -69,7 +70,15 @@ def report(path: Path, options: dict[str, Any]) -> Report:
     if kind == "folder":
         return _folder(path, options)
     if kind == "pt":
-        return _torch_file(path, options)
+        try:
+            return inspect_features(path, **options)
+        except FileError as not_features:
+            try:
+                return _checkpoint(path)
+            except XmilError:
+                if "unknown layout" in str(not_features):  # tensors, but no bag: what the checkpoint lacks
+                    raise
+                raise not_features from None
     if kind == "safetensors":
         return _checkpoint(path)
     if kind in ("csv", "parquet"):
@@ -81,8 +90,6 @@ def report(path: Path, options: dict[str, Any]) -> Report:
 
 def _slide(path: Path) -> Report:
     """A slide or picture; a file that is none, and is not named like one, is of no kind at all."""
-    from xmil.core.text import SLIDE_SUFFIXES
-
     try:
         return inspect_slide(path)
     except FileError:
@@ -95,13 +102,23 @@ def _slide(path: Path) -> Report:
 def _folder(path: Path, options: dict[str, Any]) -> Report:
     from xmil.data.cohort import is_metadata
     from xmil.data.containers.stores import is_bag_folder
-    from xmil.data.files import feature_files
+    from xmil.data.files import feature_files, folders_below
     from xmil.data.inspection import inspect_cohort, inspect_features, inspect_folder, inspect_run
     from xmil.models.checkpoints.files import IN_FOLDER
+    from xmil.storage import read_run
 
-    made_by = _made_by(path)
+    made_by = None
+    with suppress(XmilError):
+        made_by = (read_run(path) or {}).get("kind")
     if made_by == "tile":
-        return _with_features(inspect_folder(path / "patches", **options), path)
+        patches = inspect_folder(path / "patches", **options)
+        several = [str(each.path) for each in folders_below(path) if each.has_features]
+        if not several:
+            return patches
+        facts = {**patches.facts, "features in": several[0] if len(several) == 1 else None}
+        which = f"features are in {' and '.join(several)}; inspect the one that is meant"
+        problems = (*patches.problems, which) if len(several) > 1 else patches.problems
+        return replace(patches, facts=facts, problems=problems)
     if made_by == "embed":
         return inspect_folder(path, **options)
     if (path / "run.json").is_file() or any(path.glob("slides/*.parquet")):
@@ -115,42 +132,6 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
     if slide_files(path) and not feature_files(path)[0]:
         return inspect_slides(path)
     return inspect_folder(path, **options)
-
-
-def _with_features(patches: Report, folder: Path) -> Report:
-    """The report on a folder's patches, with where their features are."""
-    from xmil.data.files import folders_below
-
-    several = [str(each.path) for each in folders_below(folder) if each.has_features]
-    if not several:
-        return patches
-    facts = {**patches.facts, "features in": several[0] if len(several) == 1 else None}
-    told = (f"features are in {' and '.join(several)}; inspect the one that is meant",) * (len(several) > 1)
-    return replace(patches, facts=facts, problems=(*patches.problems, *told))
-
-
-def _made_by(folder: Path) -> str | None:
-    """The command whose run a folder holds, where it says so."""
-    from xmil.storage import read_run
-
-    try:
-        return str((read_run(folder) or {}).get("kind"))
-    except XmilError:
-        return None
-
-
-def _torch_file(path: Path, options: dict[str, Any]) -> Report:
-    from xmil.data.inspection import inspect_features
-
-    try:
-        return inspect_features(path, **options)
-    except FileError as not_features:
-        try:
-            return _checkpoint(path)
-        except XmilError:
-            if "unknown layout" in str(not_features):  # tensors, but no bag: say what the checkpoint lacks
-                raise
-            raise not_features from None
 
 
 def _checkpoint(path: Path) -> Report:
@@ -239,10 +220,6 @@ def _row(path: Path) -> dict[str, Any]:
     return {"file": path.name, "size": facts["size"][0], "mpp": facts["mpp"], "read by": facts["read by"]}
 
 
-Result = dict[str, Any]
-Options = dict[str, Any]
-
-
 def compared(results: list[Result]) -> list[Result]:
     """The results, with problems added where features fit no model, or slides no features."""
     models = [result for result in results if result["kind"] == "checkpoint"]
@@ -254,7 +231,7 @@ def compared(results: list[Result]) -> list[Result]:
     return told
 
 
-def next_command(results: list[Result], options: Options) -> str:
+def next_command(results: list[Result], options: dict[str, Any]) -> str:
     """The command to go on with, once it is known where features are; what was not named is in capitals."""
     from xmil.cli._screen import command_line
 
@@ -272,7 +249,8 @@ def next_command(results: list[Result], options: Options) -> str:
             return command_line(*_explain(result, fitting, slides), *words)
     if features or any("features in" in result.get("facts", {}) for result in results):
         return ""  # they do not fit, or which of several is meant is for the user to say
-    if patches := [result for result in results if _holds_patches(result)]:
+    folders = [result for result in results if result["kind"] == "folder"]
+    if patches := [result for result in folders if result.get("facts", {}).get("instances")]:
         return embedding(Path(patches[0]["path"]), slides[0]["path"] if slides else None)
     return command_line("xmil", "tile", slides[0]["path"], "--out", "tiles") if slides else ""
 
@@ -330,27 +308,22 @@ def _bare(name: str) -> str:
 
 
 def _widths(result: Result) -> set[int]:
+    from xmil.data import feature_files, open_bag
+
     where, facts = _features_in(result), result.get("facts", {})
     if where is None:
         return set()
-    if "features in" in facts:
-        return _width_below(Path(where))
-    return _wide(facts["width"])
+    if "features in" not in facts:
+        return _wide(facts["width"])
+    try:  # of the folder's first file; none where it cannot be read
+        return {open_bag(path).dim for path in feature_files(where)[0][:1]} - {0}
+    except XmilError:
+        return set()
 
 
 def _wide(width: Any) -> set[int]:
     """The widths of one file or of several; patches without features have none."""
     return {int(key) for key in (width if isinstance(width, dict) else [width or 0])} - {0}
-
-
-def _width_below(folder: Path) -> set[int]:
-    """The width of a folder's first file; none where it cannot be read."""
-    from xmil.data import feature_files, open_bag
-
-    try:
-        return {open_bag(path).dim for path in feature_files(folder)[0][:1]} - {0}
-    except XmilError:
-        return set()
 
 
 def _holds_slides(result: Result) -> bool:
@@ -364,9 +337,3 @@ def _features_in(result: Result) -> str | None:
         return str(facts["features in"]) if facts["features in"] else None
     holds = result["kind"] in ("features", "folder") and _wide(facts.get("width"))
     return str(result["path"]) if holds and facts.get("instances") else None
-
-
-def _holds_patches(result: Result) -> bool:
-    """Whether it is a folder of patches that have no features yet."""
-    facts = result.get("facts", {})
-    return bool(result["kind"] == "folder" and facts.get("instances") and _features_in(result) is None)

@@ -42,7 +42,13 @@ def split(
     if folds is not None:
         done = split_folds(table, folds, stratify=stratify, seed=seed, column=name, sites=sites)
     else:
-        shares = _shares(fractions)
+        try:
+            pairs = [part.split("=") for part in fractions.split(",")]
+            shares = {side.strip(): float(share) for side, share in pairs}
+        except ValueError:
+            raise InputError(
+                f"Shares must look like train=0.8,test=0.2. Got {fractions!r} instead."
+            ) from None
         done = split_fractions(table, shares, stratify=stratify, seed=seed, column=name, sites=sites)
     target = out or cohort
     if target.is_dir():
@@ -52,14 +58,6 @@ def split(
         print(json.dumps({"out": str(target), "column": name, "sides": _sides(done, name)}, indent=2))
         return
     _say(done, name, target, stratify=stratify)
-
-
-def _shares(text: str) -> dict[str, float]:
-    try:
-        pairs = [part.split("=") for part in text.split(",")]
-        return {name.strip(): float(share) for name, share in pairs}
-    except ValueError:
-        raise InputError(f"Shares must look like train=0.8,test=0.2. Got {text!r} instead.") from None
 
 
 def _sides(cohort: Cohort, column: str) -> dict[str, dict[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from xmil.cli import _command
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
-    from xmil.bench import Configuration, DigitProblem, Folder, Plan, Protocol, Referee, Suite, Unit
+    from xmil.bench import Configuration, DigitProblem, Plan, Referee, Suite, Unit
 
 ALL = "all"
 
@@ -50,17 +51,36 @@ def toy(
     as_json: _command.Json = False,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
-    from xmil.bench import SETUPS, SUITES, Folder, Plan, Referee, method_entry, model_entry
+    import torch
+
+    from xmil.bench import (
+        QUICK,
+        SETUPS,
+        SUITES,
+        Folder,
+        Plan,
+        Protocol,
+        Referee,
+        method_entry,
+        model_entry,
+        rows_of,
+        write_rows,
+    )
     from xmil.runs.workers.pool import find_device
     from xmil.storage import RunFolder
 
     names = _names(task, model, methods, table1=table1, quick=quick)
-    changes = {"repetitions": repetitions, "seed": seed, "pooled": released, "shared_bags": released}
-    protocol = _protocol(quick, bags, epochs, changes)
+    protocol = QUICK if quick else Protocol()
+    changes: dict[str, Any] = {"seed": seed, "pooled": released, "shared_bags": released}
+    if repetitions is not None:
+        changes["repetitions"] = repetitions
+    if bags:
+        changes["sizes"] = _sizes(bags)
+    if epochs is not None:
+        changes["training"] = {**protocol.training, "epochs": epochs}
+    protocol = replace(protocol, **changes)
     device = find_device(device)
     if quick and "OMP_NUM_THREADS" not in os.environ:  # small models: threads only wait for each other
-        import torch
-
         torch.set_num_threads(1)
     suite, plan = SUITES["evidence"], Plan(protocol=protocol, data=data, encoder=encoder)
     problems = _problems(names, plan)
@@ -69,11 +89,17 @@ def toy(
     referee = Referee(plan, entries, models, Folder(out), device, replace=True)
     settings = {**names, "data": problems[0].instances.name, "encoder": encoder, "device": device}
     folder = RunFolder(out, "toy", {**settings, **protocol.as_dict()}, mixed=True)
-    with folder.open({"machine": {"device": _device_name(device)}}):
+    on_gpu = device.startswith("cuda")
+    name = torch.cuda.get_device_name(device) if on_gpu else f"{device}, {torch.get_num_threads()} threads"
+    with folder.open({"machine": {"device": name}}):
         _measure(referee, suite, problems)
         units = referee.units(suite, problems)
         configurations = [p.configuration(SETUPS[name], device) for p in problems for name in names["models"]]
-        _write_rows(units, configurations, referee.folder)
+        for unit, configuration in zip(units, configurations, strict=True):
+            fitted = referee.folder.stack(configuration)
+            if fitted is not None:
+                path = out / "results" / f"{configuration.name}.parquet"
+                write_rows(path, rows_of(unit, fitted), configuration.settings())
         _write_tables(units, configurations, names["methods"], referee, plots=plots, as_json=as_json)
 
 
@@ -114,19 +140,6 @@ def _split(text: str, every: list[str], default: list[str]) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip())) or default
 
 
-def _protocol(quick: bool, bags: str, epochs: int | None, changes: dict[str, Any]) -> Protocol:
-    from dataclasses import replace
-
-    from xmil.bench import QUICK, Protocol
-
-    protocol = QUICK if quick else Protocol()
-    if bags:
-        changes["sizes"] = _sizes(bags)
-    if epochs is not None:
-        changes["training"] = {**protocol.training, "epochs": epochs}
-    return replace(protocol, **{name: value for name, value in changes.items() if value is not None})
-
-
 def _sizes(text: str) -> tuple[int, ...]:
     try:
         sizes = tuple(int(part) for part in text.split(","))
@@ -135,14 +148,6 @@ def _sizes(text: str) -> tuple[int, ...]:
     if len(sizes) != 3:
         raise InputError(f"The numbers of bags must look like 2000,500,1000. Got {text!r} instead.")
     return sizes
-
-
-def _device_name(device: str) -> str:
-    import torch
-
-    if device.startswith("cuda"):
-        return str(torch.cuda.get_device_name(device))
-    return f"{device}, {torch.get_num_threads()} threads"
 
 
 def _problems(names: dict[str, list[str]], plan: Plan) -> list[DigitProblem]:
@@ -164,8 +169,6 @@ def _problems(names: dict[str, list[str]], plan: Plan) -> list[DigitProblem]:
 
 def _measure(referee: Referee, suite: Suite, problems: list[DigitProblem]) -> None:
     """Train and measure every problem and model, with a bar for each step."""
-    from dataclasses import replace
-
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -180,17 +183,6 @@ def _measure(referee: Referee, suite: Suite, problems: list[DigitProblem]) -> No
         for problem in problems:
             replace(referee, say=say).run(suite, [problem])
             progress.advance(every)
-
-
-def _write_rows(units: list[Unit], configurations: list[Configuration], folder: Folder) -> None:
-    """Write a Parquet file for each task and model: every repetition and method."""
-    from xmil.bench import rows_of, write_rows
-
-    for unit, configuration in zip(units, configurations, strict=True):
-        fitted = folder.stack(configuration)
-        if fitted is not None:
-            path = folder.path / "results" / f"{configuration.name}.parquet"
-            write_rows(path, rows_of(unit, fitted), configuration.settings())
 
 
 def _write_tables(

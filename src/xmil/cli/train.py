@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,15 +33,6 @@ def train(
         list[Path] | None, typer.Option(help="Folder of feature files; may be repeated.")
     ] = None,
     cohort: Annotated[Path | None, typer.Option(help="Table of slides and labels.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
-    folds: Annotated[
-        int | None, typer.Option(help="Cross-validate over this many folds, made by case.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed for weights, sampling and order.")] = None,
-    follow_links: Annotated[
-        bool | None, typer.Option(help="Follow links in the folders of feature files.")
-    ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the models in the folder and train again.")
     ] = False,
@@ -55,33 +47,26 @@ def train(
     from xmil.training.training_set import check_columns
 
     folders = [str(folder) for folder in features or ()]
-    flags: dict[str, Any] = {
-        "out": out,
-        "data.features": folders[0] if len(folders) == 1 else folders or None,
-        "data.cohort": cohort,
-        "data.label": label,
-        "data.folds": folds,
-        "data.follow_links": follow_links,
-        "train.device": device,
-        "train.seed": seed,
+    flags = {
+        "out": out and str(out),
+        "data.features": folders[0] if len(folders) == 1 else folders,
+        "data.cohort": cohort and str(cohort),
     }
-    settings = load_config(config, [*(change or ()), *_as_changes(flags)])
+    named = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value]
+    settings = load_config(config, [*(change or ()), *named])
     if dry_run:
         print(dumps(plain(settings)), end="")
         check_columns(settings)
         return 0
     outcome = _train(settings, restart=restart)
-    return _json_report(settings, outcome) if as_json else _report(settings, outcome)
-
-
-def _as_changes(flags: dict[str, Any]) -> list[str]:
-    import json
-
-    given = {key: value for key, value in flags.items() if value is not None}
-    return [
-        f"{key}={json.dumps(str(value) if isinstance(value, Path) else value)}"
-        for key, value in given.items()
-    ]
+    if outcome.reports and as_json:
+        about = {name: getattr(outcome, name) for name in ("best", "notes", "trained", "found", "failed")}
+        print(json.dumps({"out": str(settings.out), **about}, indent=2, default=str))
+    elif outcome.reports:
+        _report(settings, outcome)
+    if not outcome.best:
+        return 2
+    return 1 if outcome.failed else 0
 
 
 def _train(settings: Config, *, restart: bool) -> TrainOutcome:
@@ -103,39 +88,21 @@ def _watch(job: Job, progress: Any) -> OnStep:
     bar = progress.add_task(job.name, total=settings.epochs)
     shown = [0.0]
 
-    def hear(step: Step) -> None:
+    def show(step: Step) -> None:
         now = time.monotonic()
         if now - shown[0] < REFRESH and step.batch < step.batches:
             return
         shown[0] = now
-        told = f"{job.name}: epoch {step.epoch}, loss {step.loss:.4f}, "
-        told += f"best {job.config.monitor} {step.best:.4f}" if step.best == step.best else "no best yet"
-        progress.update(bar, description=told, completed=step.epoch - 1 + step.batch / step.batches)
+        text = f"{job.name}: epoch {step.epoch}, loss {step.loss:.4f}, "
+        text += f"best {job.config.monitor} {step.best:.4f}" if step.best == step.best else "no best yet"
+        progress.update(bar, description=text, completed=step.epoch - 1 + step.batch / step.batches)
 
-    return hear
-
-
-def _code(outcome: TrainOutcome) -> int:
-    return (0 if not outcome.failed else 1) if outcome.best else 2
+    return show
 
 
-def _json_report(settings: Config, outcome: TrainOutcome) -> int:
-    """The same for programs."""
-    import json
-
-    if not outcome.reports:
-        return _code(outcome)
-    told = {name: getattr(outcome, name) for name in ("best", "notes", "trained", "found", "failed")}
-    print(json.dumps({"out": str(settings.out), **told}, indent=2, default=str))
-    return _code(outcome)
-
-
-def _report(settings: Config, outcome: TrainOutcome) -> int:
-    """A few lines on the screen; the exit code."""
+def _report(settings: Config, outcome: TrainOutcome) -> None:
+    """A few lines on the screen."""
     best = outcome.best
-    code = _code(outcome)
-    if not outcome.reports:
-        return code
     for note in outcome.notes:
         print(f"{settings.data.cohort}: {note}")
     print_failures(outcome.failed)
@@ -145,14 +112,11 @@ def _report(settings: Config, outcome: TrainOutcome) -> int:
                 "best of the grid: " + ", ".join(f"{key} = {value}" for key, value in best["point"].items())
             )
         for part in ("validation", "test"):
-            told = [f"{name} {_spread(found)}" for name, found in best[part].items()]
-            if told:
-                print(f"{part:<10}  " + "   ".join(told))
+            measures = []
+            for name, over in best[part].items():
+                spread = f" ± {over['std']:.3f}" if over["models"] > 1 else ""
+                measures.append(f"{name} {over['mean']:.3f}{spread}")
+            if measures:
+                print(f"{part:<10}  " + "   ".join(measures))
     done = f"{len(outcome.trained)} models trained, {len(outcome.found)} already done"
     print(f"{done}, {len(outcome.failed)} failed. Written to {settings.out}.")
-    return code
-
-
-def _spread(found: dict[str, Any]) -> str:
-    spread = f" ± {found['std']:.3f}" if found["models"] > 1 else ""
-    return f"{found['mean']:.3f}{spread}"

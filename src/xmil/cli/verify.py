@@ -21,16 +21,16 @@ def verify(
     from xmil.runs.verify import SCORED, run_files, verify_run
     from xmil.storage import open_run
 
-    held = open_run(run)
-    faults, files = verify_run(held), len(run_files(held))
-    slides, lost = _count(lambda: held.slides), _count(lambda: held.failed)
+    stored = open_run(run)
+    faults, files = verify_run(stored), len(run_files(stored))
+    slides, lost = _count(lambda: stored.slides), _count(lambda: stored.failed)
     if as_json:
-        about = {"kind": held.kind, "slides": slides, "files": files}
+        about = {"kind": stored.kind, "slides": slides, "files": files}
         print(json.dumps({**about, "faults": [vars(fault) for fault in faults]}, indent=2))
     else:
         for fault in faults:
             print(fault)
-        checked = counted(slides, "slide") if held.kind in SCORED else counted(files, "file")
+        checked = counted(slides, "slide") if stored.kind in SCORED else counted(files, "file")
         print(f"{checked} checked, {counted(len(faults), 'fault')}, {counted(lost, 'failed slide')}.")
     return 1 if faults else 0
 

@@ -73,8 +73,13 @@ def view(
         labels=label_images,
         layout=format,
     )
-    if not as_json:
-        _tell(shown, slides)
+    missing, n = shown.missing_pictures()
+    if not as_json and not n:
+        print("The run has no slides yet; reload the page to see them appear.")
+    elif not as_json and slides is not None and missing:
+        print(
+            f"{slides}: {missing} of {n} slides have no image with their name here; a blank canvas is shown."
+        )
     if export is not None:
         return _export(shown, export, longest=export_px, as_json=as_json)
     secret = _token(token_file)
@@ -93,16 +98,6 @@ def _token(file: Path | None) -> str | None:
         raise InputError(unreadable(file, error)) from None
     except (ValueError, IndexError):
         raise InputError(f"{file}: holds no token; its first line must be one.") from None
-
-
-def _tell(shown: Collection, slides: Path | None) -> None:
-    missing, n = shown.missing_pictures()
-    if not n:
-        print("The run has no slides yet; reload the page to see them appear.")
-    elif slides is not None and missing:
-        print(
-            f"{slides}: {missing} of {n} slides have no image with their name here; a blank canvas is shown."
-        )
 
 
 def _serve(

@@ -69,9 +69,10 @@ class CohortRun(ABC, Generic[Item, Result]):
     def settings(self) -> Mapping[str, Any]:
         """What decides the results: another run in the folder must have the same."""
 
-    @abstractmethod
     def slides_of(self, item: Item) -> Sequence[str]:
-        """The slides of an item."""
+        """The slides of an item: by default the one whose name it is, or begins with."""
+        name: Any = item
+        return (name,) if isinstance(name, str) else (name[0],)
 
     @abstractmethod
     def make_worker(self, workers: Workers) -> MakeWorker[Item, Result]:

@@ -36,7 +36,7 @@ from xmil.data.header import slide_name
 from xmil.encoders import Encoder, Transform
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, in_process, stopping
-from xmil.runs.feed.feed import EncodedRows, Feed, Filled, GpuBatches, HostBatches, Part
+from xmil.runs.feed.feed import EncodedRows, Feed, GpuBatches, HostBatches, Part
 from xmil.runs.feed.reader import PatchSource
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import EmbedRequest
@@ -78,8 +78,6 @@ class EmbedSettings:
 
     def reads_by_processes(self, encoder: Encoder) -> bool:
         """Whether reading processes serve the encoder: a transform of the user's own runs in threads here."""
-        from xmil.encoders import Transform
-
         return self.readers > 0 and os.name == "posix" and isinstance(encoder.transform, Transform)
 
     def load(self) -> Encoder:
@@ -123,10 +121,8 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
     from xmil.encoders.load import short_name
 
     listener, device = listener or Listener(), find_device(request.place)
-    many = (
-        device.startswith("cuda") and os.name == "posix"
-    )  # a GPU takes more than threads of one process decode
-    readers = min(16, os.cpu_count() or 1) if many else 0
+    on_gpu = device.startswith("cuda") and os.name == "posix"
+    readers = min(16, os.cpu_count() or 1) if on_gpu else 0  # a GPU takes more than threads decode
     settings = EmbedSettings(
         encoder=request.encoder,
         weights=None if request.weights is None else str(request.weights),
@@ -145,9 +141,10 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
     )
     pairs, refused = _pairs(request, listener)
     folder = request.out or request.tiles / f"features_{short_name(request.encoder)}"
-    run, workers = EmbedRun(folder, settings), request.pool
-    items = [(name, *pair) for name, pair in pairs.items()]
-    tally = run.execute(items, workers=workers, restart=request.restart, refused=refused, listener=listener)
+    run, items = EmbedRun(folder, settings), [(name, *pair) for name, pair in pairs.items()]
+    tally = run.execute(
+        items, workers=request.pool, restart=request.restart, refused=refused, listener=listener
+    )
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
     listener.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
     return Run(run.out)
@@ -195,10 +192,6 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
         """Where it was done, and with which file of weights."""
         return {"device": self.chosen.device, "weights": self.chosen.weights}
 
-    def slides_of(self, item: Item) -> Sequence[str]:
-        """The slide itself."""
-        return (item[0],)
-
     def outputs(self, items: Sequence[Item]) -> Iterator[Path]:
         """The features of these slides; the folder may hold others."""
         return (self.out / f"{item[0]}.h5" for item in items)
@@ -225,9 +218,7 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
         try:
             ours, tiled = open_bag(path), open_bag(patches)
         except FileError:
-            return {
-                "patches": 0
-            }  # the patches' fault is reported by the worker, the features' by who reads them
+            return {"patches": 0}  # the worker reports the patches' fault, the reader that of the features
         stored = ours.extra.get("source")
         if stored is not None and not unchanged(slide, stored):
             return None
@@ -270,8 +261,8 @@ def _write(
     encoded: Iterator[Encoded],
 ) -> Result:
     """Write the features of a slide as they come."""
-    about: dict[str, Any] = {"encoder": encoder, "settings": settings, "encoded": encoded}
     with patches:
+        about: dict[str, Any] = {"encoder": encoder, "settings": settings, "encoded": encoded}
         write = partial(write_features, slide_id=item[0], patches=patches, **about)
         stopping(partial(write_atomically, out / f"{item[0]}.h5", write))
     return {"patches": len(patches)}
@@ -352,20 +343,14 @@ class Embedder:
                 filled = feed.next()
                 if filled is None and not line.fits(feed):
                     break
-                if filled is not None:
-                    line.take(self._encoded(batches, filled, line, feed))
+                if filled is not None and filled.error is None:
+                    line.take(batches.add(filled))
+                elif filled is not None:
+                    feed.drop(filled.part.slide)
+                    line.fail(filled.part.slide, FileError(str(filled.error)))
                 yield from line.finished()
             line.take(batches.flush())
             yield from line.finished()
-
-    def _encoded(
-        self, batches: GpuBatches | HostBatches, filled: Filled, line: _Slides, feed: Feed
-    ) -> Iterator[EncodedRows]:
-        if filled.error is None:
-            return batches.add(filled)
-        feed.drop(filled.part.slide)
-        line.fail(filled.part.slide, FileError(filled.error))
-        return iter(())
 
     def opened(self, item: Item) -> SlidePatches:
         """A slide with its patches; runs ahead in a thread."""
@@ -525,7 +510,7 @@ def _until_end(encoded: Queue[Encoded | BaseException | None]) -> Iterator[Encod
         yield vectors
 
 
-KEPT = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
+KEPT = ("level0_magnification", "target_magnification", "overlap")
 GATHERED = 2048  # rows that are written at once
 UNSYNCED = 64 << 20  # bytes after which the disk is asked to keep up
 Vectors = npt.NDArray[np.float32]
@@ -550,7 +535,17 @@ def write_features(
         named = {"name": slide_id, "savetodir": Path(path).parent.name, "encoder": encoder.name}
         features.attrs.update(named)
         coords = file.create_dataset("coords", data=patches.header.coords)
-        coords.attrs.update(_coords_attributes(slide_id, patches))
+        header = patches.header
+        attributes = {
+            **{key: header.extra.get(key) for key in KEPT},
+            **dict(zip(("level0_width", "level0_height"), patches.slide.dimensions, strict=True)),
+            "patch_size": patches.size,
+            "patch_size_level0": header.patch_size,
+            "mpp": header.mpp,
+            "name": slide_id,
+            "savetodir": header.path.parent.name,
+        }
+        coords.attrs.update({key: "None" if value is None else value for key, value in attributes.items()})
         gathered = Gathered(features)
         for rows, values in encoded:
             if not np.isfinite(values).all():
@@ -597,20 +592,6 @@ def _keep_up(file: Any, path: str) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _coords_attributes(slide_id: str, patches: SlidePatches) -> dict[str, Any]:
-    header = patches.header
-    carried = {key: header.extra.get(key) for key in KEPT}
-    carried["level0_width"], carried["level0_height"] = patches.slide.dimensions
-    attributes = {
-        **carried,
-        "patch_size": patches.size,
-        "patch_size_level0": header.patch_size,
-        "mpp": header.mpp,
-    }
-    named = {"name": slide_id, "savetodir": header.path.parent.name}
-    return {key: "None" if value is None else value for key, value in {**attributes, **named}.items()}
 
 
 def _ours(slide_id: str, patches: SlidePatches, encoder: Encoder, settings: EmbedSettings) -> dict[str, Any]:
@@ -696,8 +677,6 @@ class PatchStream(SlidePatches):
 
     def __iter__(self) -> Iterator[Tensor]:
         """Batches in the order of the patches."""
-        import torch
-
         while self._waiting:
             batch = [future.result() for future in self._waiting.popleft()]
             self._fill()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -36,9 +39,9 @@ from xmil.models.checkpoints.files import checkpoint_files, in_folder
 from xmil.network import declared_names, declared_references, open_network
 from xmil.network.network import frozen
 from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally, columns, in_process
-from xmil.runs.inputs import Missing, Say
+from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
 from xmil.runs.requests import CohortRequest, Listener
-from xmil.runs.workers.pool import find_device
+from xmil.runs.workers.pool import MakeWorker, Worker, Workers, find_device
 from xmil.storage import read_run
 
 BACKGROUND, AUTO, NO_BACKGROUND = "background.npz", "auto", "none"
@@ -160,6 +163,33 @@ class ModelRun(CohortRun[Case, Result]):
         if self.models.files.background is not None:
             self.models.files.background.save(self.out / BACKGROUND)
 
+    @abstractmethod
+    def worker(self) -> Worker[Case, Result]:
+        """What works on one case after another with the models."""
+
+    def make_worker(self, workers: Workers) -> MakeWorker[Case, Result]:
+        """Workers in other processes load the models from the files that were hashed here."""
+        if in_process(workers):
+            return self.worker
+        return partial(_make_worker, replace(self, models=replace(self.models, models=())))
+
+    @property
+    def uses_bins(self) -> bool:
+        """Whether results depend on the time bins of the models."""
+        return True
+
+    def warnings(self, items: Sequence[Case], tally: Tally[Result]) -> list[str]:
+        """Sentences on encoders, cases of the training, time bins and slides that are missing."""
+        models, done = self.models, [case for case in items if case.slides[0] in tally.results]
+        every = (
+            features_mismatch_warning(models.spec, done),
+            training_overlap_warning(models.paths, done),
+            bins_warning(models.specs) if self.uses_bins else None,
+            ensemble_warning(models.specs, models.paths),
+            self.missing.warning(),
+        )
+        return [warning for warning in every if warning is not None]
+
     def run_over(self, cases: Sequence[Case], listener: Listener) -> Tally[Result]:
         """Work on the cases as the request says."""
         request = self.request
@@ -167,6 +197,10 @@ class ModelRun(CohortRun[Case, Result]):
         return self.execute(
             cases, workers=request.pool, restart=request.restart, listener=listener, what=what
         )
+
+
+def _make_worker(run: ModelRun[Result]) -> Worker[Case, Result]:
+    return replace(run, models=run.models.files.load(run.device)).worker()
 
 
 def load_models(model: StrPath | Sequence[StrPath], background: Background | None = None) -> Ensemble:
@@ -401,6 +435,8 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
     first = explanations[0]
     scores = np.stack([e.scores for e in explanations]).astype(np.float64)  # (m, n)
     logits = np.stack([e.logits for e in explanations]).astype(np.float64)
+    relevance = _of_all([e.relevance for e in explanations])
+    errors = _of_all([e.stderr for e in explanations])  # of scores that are drawn apart
     return replace(
         first,
         target=first.target.resolve(n_classes=spec.n_targets, predicted=0, class_names=spec.target_names),
@@ -410,27 +446,19 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
         output=float(np.mean([e.output for e in explanations])),
         audit=_mean_audit([e.audit for e in explanations]),
         model=f"{first.model} x {len(explanations)}",
-        relevance=_mean_relevance([e.relevance for e in explanations]),
-        stderr=_mean_error([e.stderr for e in explanations]),
+        relevance=np.stack(relevance).mean(axis=0).astype(np.float32) if relevance else None,
+        stderr=(np.sqrt(np.sum(np.square(errors), axis=0)) / len(errors)).astype(np.float32)
+        if errors
+        else None,
         stable=None,
         warnings=list(dict.fromkeys(text for e in explanations for text in e.warnings)),
     )
 
 
-def _mean_error(errors: Sequence[FloatArray | None]) -> FloatArray | None:
-    """The standard error of the mean of scores that are drawn apart."""
-    arrays = [np.asarray(error, dtype=np.float64) for error in errors if error is not None]
-    if not arrays or len(arrays) < len(errors):
-        return None
-    return np.asarray(np.sqrt(np.sum(np.square(arrays), axis=0)) / len(arrays), dtype=np.float32)
-
-
-def _mean_relevance(each: Sequence[FloatArray | None]) -> FloatArray | None:
-    """The mean relevance per feature, where every model has it."""
-    arrays = [relevance for relevance in each if relevance is not None]
-    if not arrays or len(arrays) < len(each):
-        return None
-    return np.asarray(np.mean(arrays, axis=0, dtype=np.float64), dtype=np.float32)
+def _of_all(each: Sequence[FloatArray | None]) -> list[npt.NDArray[np.float64]]:
+    """Arrays in double precision, none where a model has none."""
+    arrays = [array.astype(np.float64) for array in each if array is not None]
+    return arrays if len(arrays) == len(each) else []
 
 
 def _mean_audit(audits: Sequence[Audit | None]) -> Audit | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torch import nn
 
 from xmil.core.bag import Bag
 from xmil.core.budget import read_parquet
@@ -48,17 +47,12 @@ from xmil.evaluate import (
 )
 from xmil.methods import list_methods
 from xmil.runs import Listener
-from xmil.runs.cohort_run import TableRow, Tally, in_process, slide_row, stopping
-from xmil.runs.ensemble import Ensemble, ModelRun, model_paths, open_models, with_background
+from xmil.runs.cohort_run import TableRow, Tally, slide_row, stopping
+from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share
-from xmil.runs.inputs import (
-    class_index,
-    features_mismatch_warning,
-    find_cases,
-    training_overlap_warning,
-)
+from xmil.runs.inputs import class_index, find_cases
 from xmil.runs.requests import EvaluateRequest
-from xmil.runs.workers.pool import MakeWorker, Workers
+from xmil.runs.workers.pool import Workers
 from xmil.slides import find_slides
 from xmil.storage import Run, write_explanations, write_json
 
@@ -168,18 +162,9 @@ class EvaluateRun(ModelRun[list[Row]]):
         """A name for the settings."""
         return self.folder.fingerprint
 
-    def make_worker(self, workers: Workers) -> MakeWorker[Case, list[Row]]:
-        """Workers in other processes load the model from the file that was hashed here."""
-        if in_process(workers):
-            return partial(_make_measurer, self, self.models)
-        return partial(_make_measurer, replace(self, models=replace(self.models, models=())), None)
-
-    def warnings(self, items: Sequence[Case], tally: Tally[list[Row]]) -> list[str]:
-        """Sentences on slides that are missing, slides of the training and features made otherwise."""
-        done = [case for case in items if case.slides[0] in tally.results]
-        features = features_mismatch_warning(self.models.spec, done)
-        every = (self.missing.warning(), training_overlap_warning(self.models.paths, items), features)
-        return [warning for warning in every if warning is not None]
+    def worker(self) -> Callable[[Case], list[Row]]:
+        """Measure one case after another."""
+        return self.measure_slide
 
     def find_result(self, item: Case) -> list[Row] | None:
         """The rows of a case that was measured with these settings, on these files and this label."""
@@ -228,7 +213,7 @@ class EvaluateRun(ModelRun[list[Row]]):
         self.lines.append(as_text(summary))
         return {"best": {mode: str(best) for mode, best in summary.best.items()}}
 
-    def measure_slide(self, model: nn.Module, case: Case) -> list[Row]:
+    def measure_slide(self, case: Case) -> list[Row]:
         """Measure one case and write its files."""
         for name in (case.name, *case.slides):
             if not is_plain(name):
@@ -246,7 +231,7 @@ class EvaluateRun(ModelRun[list[Row]]):
         evidence = (
             np.concatenate(known_parts) if len(known_parts) == len(bags) else None
         )  # of all slides, or none
-        result = evaluate_slide(model, bag, self.chosen, label=case.label, evidence=evidence)
+        result = evaluate_slide(self.models.models[0], bag, self.chosen, label=case.label, evidence=evidence)
         for row in result.rows:
             row |= {"seconds": time.perf_counter() - start, "parts": [len(part) for part in bags]}
         stopping(partial(self._write_slide, case, result, bags, sources))
@@ -281,9 +266,3 @@ class EvaluateRun(ModelRun[list[Row]]):
 
     def _result(self, case: Case) -> Path:
         return self.out / "results" / f"{case.name}.parquet"
-
-
-def _make_measurer(run: EvaluateRun, loaded: Ensemble | None) -> Callable[[Case], list[Row]]:
-    models = loaded or run.models.files.load(run.device)
-    own = replace(run, models=models)
-    return lambda case: own.measure_slide(models.models[0], case)

@@ -46,27 +46,20 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
-from xmil.runs.cohort_run import Row, TableRow, Tally, in_process, slide_row, stopping
+from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row, stopping
 from xmil.runs.ensemble import (
     Ensemble,
-    ModelFiles,
     ModelRun,
     average,
     bins_warning,
-    ensemble_warning,
     open_models,
     predicted_by,
     with_background,
 )
-from xmil.runs.inputs import (
-    features_mismatch_warning,
-    join_names,
-    task_cases,
-    training_overlap_warning,
-)
+from xmil.runs.inputs import join_names, task_cases
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
-from xmil.runs.workers.pool import MakeWorker, Stages, Workers
+from xmil.runs.workers.pool import Stages, Workers
 from xmil.storage import (
     Run,
     interactions_file,
@@ -104,11 +97,9 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     if LABEL in request.target and request.cohort is None:
         raise InputError("target='label' needs a cohort= with the labels.")
     models, device = open_models(request)
-    spec = _check_models(request, models)
+    spec = check_request(request, models)
     before = read_run(out) or {}
     earlier = {} if request.restart else earlier_methods(request, out, before)
-    if request.interactions and len(models.models) > 1:
-        raise InputError("interactions= is for one model; an ensemble has none in common.")
     request.check_apart(out)
     cases, missing = task_cases(request, spec, say=listener.say)
     if "lrp" in (*request.methods, *earlier):
@@ -160,22 +151,37 @@ def earlier_methods(request: ExplainRequest, out: Path, before: Mapping[str, Any
     return earlier
 
 
-def check_request(request: ExplainRequest, model: MILModel, spec: ModelSpec) -> None:
-    """Refuse what the model or its methods cannot do; `spec` is that of the model's ensemble."""
+def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
+    """What the models have in common; refuse what they or the methods cannot do."""
+    spec = models.spec
     if request.interactions and (request.interactions < 2 or request.by != "slide"):
         raise InputError("interactions= takes two patches or more, of one slide (by='slide').")
+    if request.interactions and len(models.models) > 1:
+        raise InputError("interactions= is for one model; an ensemble has none in common.")
     if not request.methods or not request.target:
         raise InputError("There is nothing to explain: name at least one method and one target.")
     parameters = method_parameters(request)
-    for name in request.methods:
-        _check_method(name, model, parameters.get(name, {}), request.output)
+    for model in models.models:
+        for name in request.methods:
+            _check_method(name, model, parameters.get(name, {}), request.output)
     for name, own in parameters.items():
         if name not in request.methods:
             option = "preset=" if list(own) == ["preset"] else f"params= {name}.{next(iter(own), '...')}"
             methods = ", ".join(request.methods)
             raise InputError(f"{option} is for {name!r}, which is not among the methods ({methods}).")
-    for text in request.target:
-        _check_target(text, spec)
+    try:
+        for text in request.target:
+            _check_target(text, spec)
+    except UnknownNameError as error:
+        if not asks_for_bins(request) or (warning := bins_warning(models.specs)) is None:
+            raise
+        raise InputError(f"{error} Here {warning}") from None
+    return spec
+
+
+def asks_for_bins(request: ExplainRequest) -> bool:
+    """Whether a survival model is asked for more than its risk."""
+    return not set(request.target) <= {PREDICTED, RISK}
 
 
 def _check_method(name: str, model: MILModel, own: Mapping[str, Any], output: str | None) -> None:
@@ -216,35 +222,6 @@ def case_targets(
                 targets.append(resolved_target(text, spec))
     distinct = list(dict.fromkeys(map(Target.of, targets)))
     return [target for target in distinct if target.cls is not None] if ALL in request.target else distinct
-
-
-def _check_models(request: ExplainRequest, models: Ensemble) -> ModelSpec:
-    """What the models have in common, once each of them can do what the request asks for."""
-    try:
-        for model in models.models:
-            check_request(request, model, models.spec)
-    except UnknownNameError as error:
-        warning = bins_warning(models.specs) if _asks_for_bins(request) else None
-        if warning is None:
-            raise
-        raise InputError(f"{error} Here {warning}") from None
-    return models.spec
-
-
-def _asks_for_bins(request: ExplainRequest) -> bool:
-    """Whether a survival model is asked for more than its risk."""
-    return not set(request.target) <= {PREDICTED, RISK}
-
-
-@dataclass(frozen=True)
-class ExplainJob:
-    """What a worker needs to know: the request, the models' files, where results go and under which mark."""
-
-    request: ExplainRequest
-    files: ModelFiles
-    out: Path
-    fingerprint: str
-    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -325,13 +302,34 @@ class ExplainRun(ModelRun[Explained]):
         }
 
     @cached_property
-    def job(self) -> ExplainJob:
-        """What a worker needs to know."""
-        return ExplainJob(self.request, self.models.files, self.out, self.folder.fingerprint, self.device)
+    def fingerprint(self) -> str:
+        """A name for the settings."""
+        return self.folder.fingerprint
 
-    def make_worker(self, workers: Workers) -> MakeWorker[Case, Explained]:
-        """Workers in other processes load the models from the files that were hashed here."""
-        return partial(make_explainer, self.job, self.models if in_process(workers) else None)
+    @property
+    def uses_bins(self) -> bool:
+        """Whether a survival model is asked for more than its risk."""
+        return asks_for_bins(self.request)
+
+    def worker(self) -> Stages[Case, Explained]:
+        """Read a case while the one before is explained, and write it while the next one is."""
+        explainer = Explainer(self)
+        return Stages(explainer.read, explainer.work, explainer.write)
+
+    def file_provenance(self, case: Case) -> dict[str, Any]:
+        """What a slide's file says of its making: it is done when this is what would be written again."""
+        targets = [f"label={case.label}" if text == LABEL else text for text in self.request.target]
+        about: dict[str, Any] = {"fingerprint": self.fingerprint, "targets": targets}
+        about |= {"mpp": case.mpp} if case.mpp else {}
+        return dict(json.loads(json.dumps(about, default=str)))
+
+    def has_made(self, case: Case, place: int, header: Mapping[str, Any]) -> bool:
+        """Whether the file of a case's slide was made from what would be used again."""
+        stored = header.get("provenance", {})
+        together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
+        if not together or any(stored.get(key) != v for key, v in self.file_provenance(case).items()):
+            return False
+        return unchanged(case.paths[place], stored.get("source"), times=True)
 
     def rows_of(self, item: Case, result: Explained) -> list[TableRow]:  # noqa: ARG002 - the base's signature
         """A row per slide of the case; what its slides add to the summary is kept, unless they are many."""
@@ -346,27 +344,11 @@ class ExplainRun(ModelRun[Explained]):
             stored = [read_provenance(slide_file(self.out, slide)) for slide in item.slides]
             for place, (header, _) in enumerate(stored):
                 methods = {column["method"] for column in header["columns"].values()}
-                if not (
-                    methods.issuperset(self.request.methods) and is_of_job(self.job, item, place, header)
-                ):
+                if not (methods.issuperset(self.request.methods) and self.has_made(item, place, header)):
                     return None
             return Explained([self._row(item, i, *header) for i, header in enumerate(stored)])
         except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
             return None  # not there, or damaged: it is explained again
-
-    def warnings(self, items: Sequence[Case], tally: Tally[Explained]) -> list[str]:
-        """Sentences on encoders, time bins, slides that are missing and cases of the training."""
-        models = self.models
-        every = (
-            training_overlap_warning(models.paths, items),
-            features_mismatch_warning(
-                models.spec, [case for case in items if case.slides[0] in tally.results]
-            ),
-            bins_warning(models.specs) if _asks_for_bins(self.request) else None,
-            ensemble_warning(models.specs, models.paths),
-            self.missing.warning(),
-        )
-        return [warning for warning in every if warning is not None]
 
     def finish(self, items: Sequence[Case], tally: Tally[Explained], workers: Workers) -> Mapping[str, Any]:
         """The cohort at a glance; a warning where a slide's file, found done, cannot be read."""
@@ -413,15 +395,6 @@ class ExplainRun(ModelRun[Explained]):
         return {**row, "warnings": " ".join(sentences) or None}
 
 
-def is_of_job(job: ExplainJob, case: Case, place: int, header: Mapping[str, Any]) -> bool:
-    """Whether the file of a case's slide was made from what would be used again."""
-    stored = header.get("provenance", {})
-    together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
-    if not together or any(stored.get(key) != value for key, value in file_provenance(job, case).items()):
-        return False
-    return unchanged(case.paths[place], stored.get("source"), times=True)
-
-
 def parse_target(text: str, names: Sequence[str] | None) -> Target:
     """A target as users write it: a class by name or number, or a contrast of two.
 
@@ -454,20 +427,13 @@ def _check_target(text: str, spec: ModelSpec) -> None:
         raise InputError(f"The contrast {text!r} needs classes, values or time bins; a risk has none.")
 
 
-def make_explainer(job: ExplainJob, loaded: Ensemble | None = None) -> Stages[Case, Explained]:
-    """The worker of a job, with the models that are loaded, or with a copy of its own from the same files."""
-    models = loaded or job.files.load(job.device)
-    explainer = Explainer(job, models)
-    return Stages(explainer.read, explainer.work, explainer.write)
-
-
 class Explainer:
-    """Explains one case after another with the same models."""
+    """Explains one case after another with the models of a run."""
 
-    def __init__(self, job: ExplainJob, ensemble: Ensemble) -> None:
-        self.job, self.models, self.spec = job, ensemble.models, ensemble.spec
-        self.request, self.parameters = job.request, method_parameters(job.request)
-        self._empty = pinned_empty if job.device.startswith("cuda") else np.empty
+    def __init__(self, run: ExplainRun) -> None:
+        self.run, self.models, self.spec = run, run.models.models, run.models.spec
+        self.request, self.parameters = run.request, method_parameters(run.request)
+        self._empty = pinned_empty if run.device.startswith("cuda") else np.empty
 
     def read(self, case: Case) -> Read:
         """The bags of a case; runs ahead in a thread."""
@@ -490,11 +456,11 @@ class Explainer:
 
     def _earlier(self, case: Case, place: int) -> list[Explanation]:
         """The explanations in a slide's file, if it is of this run: other methods join them."""
-        path = slide_file(self.job.out, case.slides[place])
+        path = slide_file(self.run.out, case.slides[place])
         if not path.exists():
             return []
         try:
-            ours = is_of_job(self.job, case, place, read_provenance(path)[0])
+            ours = self.run.has_made(case, place, read_provenance(path)[0])
             return read_explanations(path) if ours else []
         except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError):
             return []  # damaged: it is explained again
@@ -559,10 +525,10 @@ class Explainer:
             budget //= 4
             if budget < LEAST_MEMORY:
                 raise InputError(
-                    f"{case.name}: memory ran out for {len(bag):,} instances on {self.job.device}; use a "
+                    f"{case.name}: memory ran out for {len(bag):,} instances on {self.run.device}; use a "
                     "device with more, fewer workers=, or methods that need less."
                 )
-            if self.job.device.startswith("cuda"):
+            if self.run.device.startswith("cuda"):
                 torch.cuda.empty_cache()
 
     def _write(self, work: ExplainedCase, place: int) -> list[SlideSummary]:
@@ -571,12 +537,12 @@ class Explainer:
         own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
         there = {e.column for e in read.earlier[place]}
         own = [*read.earlier[place], *(e for e in own if e.column not in there)]
-        about = {**file_provenance(self.job, case), "source": read.sources[place]}
+        about = {**self.run.file_provenance(case), "source": read.sources[place]}
         if len(logits) > 1:
             about["logits"] = logits  # of each model: the risk of an ensemble is the mean of risks
         if len(read.parts) > 1:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
-        path = slide_file(self.job.out, case.slides[place])
+        path = slide_file(self.run.out, case.slides[place])
         stopping(partial(write_explanations, own, path, provenance=about))
         return [summarise_slide(e) for e in own if len(e)]
 
@@ -593,7 +559,7 @@ class Explainer:
                     output=request.output,
                     seed=[request.seed, crc32(case.name.encode())],
                 )
-            path = interactions_file(self.job.out, case.name, target)
+            path = interactions_file(self.run.out, case.name, target)
             stopping(partial(make_folder, path.parent))
             stopping(partial(pairs.save, path))
 
@@ -614,13 +580,6 @@ def read_ahead(path: Path) -> None:
 def slide_file(out: Path, slide: str) -> Path:
     """The file of a slide's explanations."""
     return out / "slides" / f"{slide}.parquet"
-
-
-def file_provenance(job: ExplainJob, case: Case) -> dict[str, Any]:
-    """What a slide's file says of its making: it is done when this is what would be written again."""
-    targets = [f"label={case.label}" if text == "label" else text for text in job.request.target]
-    about = {"fingerprint": job.fingerprint, "targets": targets, **({"mpp": case.mpp} if case.mpp else {})}
-    return dict(json.loads(json.dumps(about, default=str)))
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -53,8 +53,12 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     formats = tuple(name for name in request.to if name in FORMATS)
     exports = tuple(name for name in request.to if name not in FORMATS)
     region = None if request.region is None else cast(Region, request.region)
+    try:
+        clip, percentile = "percentile", float(request.clip)
+    except ValueError:
+        clip, percentile = request.clip, 99.0
     look = Look(
-        *_clip(request.clip), request.alpha, request.tissue, request.size, region, request.top,
+        clip, percentile, request.alpha, request.tissue, request.size, region, request.top,
         pairs=request.pairs,
     )  # fmt: skip
     order = Order(
@@ -86,14 +90,6 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     for line in _outdated(out, saved):
         listener.say(line)
     return Run(drawing.out)
-
-
-def _clip(text: str) -> tuple[str, float]:
-    """The kind of clipping, and the percentile where it is one."""
-    try:
-        return "percentile", float(text)
-    except ValueError:
-        return text, 99.0
 
 
 def clipped(shares: Mapping[str, float]) -> list[str]:

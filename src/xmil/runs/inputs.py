@@ -50,7 +50,10 @@ def _grouped(
     joined: Cohort, gone: dict[str, str], by: str, labels: Sequence[Any] | None
 ) -> tuple[list[Case], Missing]:
     cases = group_cases(joined, by, labels=labels)
-    return cases, Missing(tuple(gone), _lacking(cases, gone) if by == "case" else {})
+    lacking: dict[str, list[str]] = {case.name: [] for case in cases if by == "case"}
+    for slide, owner in gone.items():
+        lacking.get(owner, []).append(slide)
+    return cases, Missing(tuple(gone), {name: tuple(slides) for name, slides in lacking.items() if slides})
 
 
 def trained_columns(cohort: Cohort, spec: ModelSpec) -> tuple[str, ...]:
@@ -103,33 +106,28 @@ def class_labels(
                 f"of {join_names(list(foreign))}. They count as unlabelled."
             )
         return [names.index(cell) if cell is not None and cell in names else None for cell in cells]
+    most = max(2, n_classes or len(names or ()))
     if strange:
-        raise _no_class(strange[0], column, names, n_classes)
-    return _numbered(cells, column, max(2, n_classes or len(names or ())))
-
-
-def _numbered(cells: Sequence[str | None], column: str, most: int) -> list[int | None]:
-    """Whole numbers as class indices, refused where the model has no such class."""
-    labels = [None if cell is None else int(float(cell)) for cell in cells]
-    numbers = [label for label in labels if label is not None]
-    for label in (max(numbers, default=0), min(numbers, default=0)):
+        way = (
+            f"knows {', '.join(names)}; rename the labels, or give class numbers."
+            if names
+            else (
+                f"has no class names; give its {most} names as class_names=, in the order of its "
+                f"outputs, or class numbers (0 to {most - 1}) as labels."
+            )
+        )
+        raise InputError(
+            f"The label {strange[0]!r} in column {column!r} is not a class of the model, which {way}"
+        )
+    numbers = [None if cell is None else int(float(cell)) for cell in cells]
+    known = [number for number in numbers if number is not None]
+    for label in (max(known, default=0), min(known, default=0)):
         if not 0 <= label < most:
             raise InputError(
                 f"The column {column!r} has a class {label}, but the model knows {most}: they count from 0; "
                 "where the numbers are names, give class_names= in the order of the model's outputs."
             )
-    return labels
-
-
-def _no_class(label: str, column: str, names: tuple[str, ...] | None, n_classes: int | None) -> InputError:
-    sentence = f"The label {label!r} in column {column!r} is not a class of the model, which"
-    if names:
-        return InputError(f"{sentence} knows {', '.join(names)}; rename the labels, or give class numbers.")
-    most = max(2, n_classes or 0)
-    return InputError(
-        f"{sentence} has no class names; give its {most} names as class_names=, in the order of its "
-        f"outputs, or class numbers (0 to {most - 1}) as labels."
-    )
+    return numbers
 
 
 def join_names(slides: list[str], most: int = 5) -> str:
@@ -164,14 +162,6 @@ def task_cases(
     joined, gone = parted_cohort(request, say)
     labels = task_labels(joined, spec, request.label, say=say)
     return _grouped(joined, gone, request.by, labels)
-
-
-def _lacking(cases: list[Case], gone: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """The cases that are there without some of their slides, and which these are."""
-    lacking: dict[str, list[str]] = {case.name: [] for case in cases}
-    for slide, owner in gone.items():
-        lacking.get(owner, []).append(slide)
-    return {name: tuple(slides) for name, slides in lacking.items() if slides}
 
 
 def task_labels(

@@ -10,7 +10,7 @@ run.json, slides.csv, failures.csv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -46,16 +46,11 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
     listener = listener or Listener()
     run = request.run if isinstance(request.run, Run) else explained_run(request.run)
     pictures = dict(named_slides(request.slides, follow_links=request.follow_links, say=listener.say).slides)
-    choice = InsideChoice(
-        request.encoder, None if request.weights is None else str(request.weights), request.map,
-        request.patches, request.target, request.patch_px, find_device(request.place), request.random,
-        request.tiff,
-    )  # fmt: skip
     features = {}
     if request.features is not None:
         features = {slide_name(path): path for path in feature_files(request.features)[0]}
     out = request.out or run.path / "inside"
-    inside = InsideRun(out, run, choice, pictures, features, request.model, request.format)
+    inside = InsideRun(out, run, request, find_device(request.place), pictures, features)
     if not inside.items:
         raise InputError(f"{request.slides}: holds none of the run's slides; name the folder that was tiled.")
     tally = inside.execute(
@@ -66,30 +61,14 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
 
 
 @dataclass(frozen=True)
-class InsideChoice:
-    """What is looked at, and by which encoder."""
-
-    encoder: str
-    weights: str | None = None
-    method: str = "turned"
-    patches: int = 16
-    target: str | None = None
-    patch_px: int | None = None
-    device: str = "cpu"
-    random: bool = False
-    tiff: bool = False
-
-
-@dataclass(frozen=True)
 class InsideRun(CohortRun[str, TableRow]):
     """A folder of maps inside patches."""
 
     run: Run
-    chosen: InsideChoice
+    request: InsideRequest
+    device: str
     pictures: Mapping[str, Path]
-    features: Mapping[str, Path] = field(default_factory=dict)
-    model: Path | None = None
-    layout: str = "auto"  # of the features
+    features: Mapping[str, Path]
     kind = "inside"
     verb = "looked into"
 
@@ -100,12 +79,14 @@ class InsideRun(CohortRun[str, TableRow]):
 
     def settings(self) -> dict[str, Any]:
         """What decides the maps."""
-        decides = {key: value for key, value in vars(self.chosen).items() if key != "tiff"}
-        return {**decides, "of": self.run.about.get("fingerprint")}
-
-    def slides_of(self, item: str) -> Sequence[str]:
-        """An item is one slide."""
-        return (item,)
+        request, names = self.request, ("encoder", "patches", "target", "patch_px", "random")
+        return {
+            **{name: getattr(request, name) for name in names},
+            "weights": None if request.weights is None else str(request.weights),
+            "method": request.map,
+            "device": self.device,
+            "of": self.run.about.get("fingerprint"),
+        }
 
     def make_worker(self, workers: Workers) -> MakeWorker[str, TableRow]:  # noqa: ARG002 - the base's signature
         """A worker loads encoder and model once."""
@@ -120,7 +101,7 @@ class InsideRun(CohortRun[str, TableRow]):
             Inside.load(self.out / f"{item}.npz")
         except FileError:
             return None
-        if self.chosen.tiff and not (self.out / f"{item}.ome.tif").is_file():
+        if self.request.tiff and not (self.out / f"{item}.ome.tif").is_file():
             return None
         return dict(row)
 
@@ -135,26 +116,21 @@ class InsideRun(CohortRun[str, TableRow]):
 
 def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
     from xmil.encoders import load_encoder
-    from xmil.runs.ensemble import BACKGROUND
+    from xmil.runs.ensemble import BACKGROUND, load_run_models
 
-    choice = run.chosen
-    encoder = load_encoder(choice.encoder, weights=choice.weights, device=choice.device, random=choice.random)
-    model = None if run.model is None else _only_model(run.model, run.run.path)
+    request, model = run.request, None
+    weights = None if request.weights is None else str(request.weights)
+    encoder = load_encoder(request.encoder, weights=weights, device=run.device, random=request.random)
+    if request.model is not None:
+        models = load_run_models(request.model, run.run.path)
+        if len(models) > 1:
+            raise InputError(
+                f"{request.model}: holds {len(models)} models and maps inside patches take one; "
+                "explain with params= lrp.feature_level=true and leave out model=."
+            )
+        model = models[0]
     background = Background.load(run.run.path / BACKGROUND)
     return lambda slide: _look_into(run, encoder, model, slide, background)
-
-
-def _only_model(path: Path, run: Path) -> Any:
-    """The model, with the background that the run lent it."""
-    from xmil.runs.ensemble import load_run_models
-
-    models = load_run_models(path, run)
-    if len(models) > 1:
-        raise InputError(
-            f"{path}: holds {len(models)} models and maps inside patches take one; "
-            "explain with params= lrp.feature_level=true and leave out model=."
-        )
-    return models[0]
 
 
 def _look_into(
@@ -164,23 +140,23 @@ def _look_into(
     from xmil.methods.inside import explain_inside
     from xmil.slides import open_slide
 
-    choice = run.chosen
-    e = pick_explanation(run.run.file(slide), "lrp", choice.target)
+    request = run.request
+    e = pick_explanation(run.run.file(slide), "lrp", request.target)
     if model is None and e.relevance is None:
         raise InputError(
             "The run holds no relevance per feature: give model= and features=, or explain again with "
             "params= lrp.feature_level=true."
         )
-    bag = read_bag(run.features[slide], run.layout) if slide in run.features else None
+    bag = read_bag(run.features[slide], request.format) if slide in run.features else None
     with open_slide(run.pictures[slide]) as opened:
         inside = explain_inside(
-            model, encoder, opened, e, patches=choice.patches, method=choice.method, features=bag,
-            patch_px=choice.patch_px, background=background,
+            model, encoder, opened, e, patches=request.patches, method=request.map, features=bag,
+            patch_px=request.patch_px, background=background,
         )  # fmt: skip
         stopping(lambda: inside.save(run.out / f"{slide}.npz"))
         stopping(lambda: inside.plot(opened).write(run.out / f"{slide}.png"))
         stopping(lambda: write_inside_geojson(run.out / f"{slide}.geojson", inside, opened))
-        if choice.tiff:
+        if request.tiff:
             stopping(lambda: write_inside_tiff(run.out / f"{slide}.ome.tif", inside, opened))
     share = np.abs(inside.audit.spatial).sum() / max(float(np.abs(inside.audit.score).sum()), 1e-12)
     row = {

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -33,11 +32,11 @@ from xmil.models import MILModel
 from xmil.network import open_network
 from xmil.network.network import frozen
 from xmil.runs import Listener
-from xmil.runs.cohort_run import Tally, in_process, with_reference
-from xmil.runs.ensemble import Ensemble, ModelFiles, ModelRun, bins_warning, ensemble_warning, open_models
-from xmil.runs.inputs import features_mismatch_warning, task_cases, training_overlap_warning
+from xmil.runs.cohort_run import Tally, with_reference
+from xmil.runs.ensemble import ModelRun, open_models
+from xmil.runs.inputs import task_cases
 from xmil.runs.requests import PredictRequest
-from xmil.runs.workers.pool import MakeWorker, Stages, Workers
+from xmil.runs.workers.pool import Stages, Workers
 from xmil.storage import Run, write_json
 
 FIGURES = ("roc.png", "calibration.png", "values.png", "survival.png")
@@ -111,15 +110,12 @@ class BagSample:
         return [bag.select(np.sort(rows)) for rows in drawn]
 
 
-WHOLE = BagSample()  # every instance, once
-
-
 @dataclass(frozen=True)
 class PredictRun(ModelRun[Answer]):
     """A run's folder, models and settings."""
 
     request: PredictRequest
-    sample: BagSample = WHOLE
+    sample: BagSample = field(default_factory=BagSample)
     lines: list[str] = field(default_factory=list)  # of the measures, for the screen
     kind = "predict"
     verb = "predicted"
@@ -142,10 +138,16 @@ class PredictRun(ModelRun[Answer]):
         places = {"features": self.request.places()["features"], "request": self.request.as_dict()}
         return {**self.models.about(), **places, **self.missing.as_dict()}
 
-    def make_worker(self, workers: Workers) -> MakeWorker[Case, Answer]:
-        """Workers in other processes load the models from the files that were hashed here."""
-        loaded = self.models if in_process(workers) else None
-        return partial(make_predictor, self.models.files, self.device, self.sample, loaded)
+    def worker(self) -> Stages[Case, Answer]:
+        """Read a case while the one before is predicted."""
+        reading = self.request.reading
+        return Stages(lambda case: read_case(case, **reading)[0], lambda _, bag: self._predict(bag))
+
+    def _predict(self, bag: Bag) -> Answer:
+        """The outputs of each model for a bag, in double precision: means over the draws of a sample."""
+        drawn = self.sample.of(bag)
+        outputs = [np.mean([_outputs(m, part) for part in drawn], axis=0) for m in self.models.models]
+        return Answer(np.stack(outputs), len(bag), bag.encoder)
 
     def outputs(self, items: Sequence[Case]) -> list[Path]:  # noqa: ARG002 - the base's signature
         """Tables, measures and figures."""
@@ -155,19 +157,6 @@ class PredictRun(ModelRun[Answer]):
         """Remove the tables of the earlier run: every case is predicted again."""
         for path in self.outputs(()) if again else ():
             path.unlink(missing_ok=True)
-
-    def warnings(self, items: Sequence[Case], tally: Tally[Answer]) -> list[str]:
-        """Sentences on encoders, time bins, slides that are missing and cases of the training."""
-        models = self.models
-        done = [case for case in items if case.slides[0] in tally.results]
-        every = (
-            features_mismatch_warning(models.spec, done),
-            training_overlap_warning(models.paths, done),
-            bins_warning(models.specs),
-            ensemble_warning(models.specs, models.paths),
-            self.missing.warning(),
-        )
-        return [warning for warning in every if warning is not None]
 
     def finish(
         self,
@@ -227,18 +216,16 @@ def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> 
     if not metrics:
         return ["No labels are known, so nothing was measured; see cohort= and label=."]
     labelled = predictions.labelled()
-    rows = [[_title(name), str(interval)] for name, interval in metrics.items()]
+    rows = []
+    for name, interval in metrics.items():
+        measure, _, part = name.partition(":")
+        title = TITLES.get(measure, measure.replace("_", " "))
+        rows.append([f"{title} {part}" if part else title, str(interval)])
     lines = text_table(rows).splitlines()
     over = f"{len(labelled)} with a label, of {counted(len(set(labelled.units)), labelled.unit)}"
     if labelled.unit == "slide":
         return [*lines, f"{over}, taken as independent: no case_id; 95 % intervals over slides."]
     return [*lines, f"{over}; 95 % intervals over cases."]
-
-
-def _title(name: str) -> str:
-    measure, _, part = name.partition(":")
-    title = TITLES.get(measure, measure.replace("_", " "))
-    return f"{title} {part}" if part else title
 
 
 def _counts(labelled: Predictions) -> dict[str, Any]:
@@ -254,21 +241,6 @@ def _counts(labelled: Predictions) -> dict[str, Any]:
 
 def _plain(interval: Interval) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in asdict(interval).items()}
-
-
-def make_predictor(
-    files: ModelFiles, device: str, sample: BagSample = WHOLE, loaded: Ensemble | None = None
-) -> Stages[Case, Answer]:
-    """The worker of a prediction, with the models that are loaded, or a copy of its own of the same files."""
-    models, reading = (loaded or files.load(device)).models, files.reading
-    return Stages(lambda case: read_case(case, **reading)[0], lambda _, bag: predict_bag(models, bag, sample))
-
-
-def predict_bag(models: Sequence[MILModel], bag: Bag, sample: BagSample = WHOLE) -> Answer:
-    """The outputs of each model for a bag, in double precision: means over the draws of a sample."""
-    drawn = sample.of(bag)
-    outputs = [np.mean([_outputs(model, part) for part in drawn], axis=0) for model in models]
-    return Answer(np.stack(outputs), len(bag), bag.encoder)
 
 
 def _outputs(model: MILModel, bag: Bag) -> npt.NDArray[np.float64]:

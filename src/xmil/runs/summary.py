@@ -9,7 +9,7 @@ summary/made_of.json                 which files it was made from: while they st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -166,14 +166,21 @@ def summarise_run(
     Files in `ready` are not read again; a summary of the same files is left as it is.
     """
     folder = out / "summary"
-    mark = _made_of(files) if len(files) <= MANY else {}
+    many, ready = len(files) > MANY, ready or {}
+    mark = {} if many else _made_of(files)
     if mark and (far := _standing(folder, mark)) is not None:
         return far, {}
+    if many:  # those of a run are not all held at once, but read as they come
+        outcomes = process(files, _make_reader, workers)
+    else:
+        rest = [path for path in files if path not in ready]
+        read = {outcome.item: outcome for outcome in process(rest, _make_reader)}
+        outcomes = (Outcome(path, ready[path]) if path in ready else read[path] for path in files)
     columns, unread = dict[str, _Column](), dict[str, str]()
-    for path, summaries, error in _summaries(files, ready or {}, workers):
-        if error is not None:
-            unread[path.stem] = error
-        for one in summaries:
+    for outcome in outcomes:
+        if outcome.error is not None:
+            unread[outcome.item.stem] = outcome.error
+        for one in outcome.result or ():
             columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
     make_folder(folder)
     with suppress(OSError):  # a kill before the end must not leave the old mark beside new tables
@@ -208,22 +215,6 @@ def _standing(folder: Path, mark: Mapping[str, Any]) -> list[str] | None:
         return None
 
 
-def _summaries(
-    files: Sequence[Path], ready: Mapping[Path, list[SlideSummary]], workers: Workers | None
-) -> Iterator[_Added]:
-    """What each file adds; of very many, those of a run are not all held at once, but read as they come."""
-    if len(files) > MANY:
-        yield from map(_added, process(files, _reader, workers))
-        return
-    unread = [path for path in files if path not in ready]
-    read = {outcome.item: _added(outcome) for outcome in process(unread, _reader)}
-    yield from ((path, ready[path], None) if path in ready else read[path] for path in files)
-
-
-def _added(outcome: Outcome[Path, list[SlideSummary]]) -> _Added:
-    return outcome.item, outcome.result or [], outcome.error
-
-
 def summarise_slide(e: Explanation) -> SlideSummary:
     """What one explanation adds."""
     order = np.argsort(e.scores, kind="stable")
@@ -240,17 +231,8 @@ def summarise_slide(e: Explanation) -> SlideSummary:
         "iqr": float(high - low),
         "positive": float((scores > 0).mean()),
     }
-    top, bottom = order[::-1][:A_SLIDE], order[:A_SLIDE]
-    name = str(e.bag)
-    return SlideSummary(
-        name,
-        e.column,
-        e.signed,
-        statistics,
-        quantiles,
-        [_patch(e, name, int(i)) for i in top],
-        [_patch(e, name, int(i)) for i in bottom],
-    )
+    bottom, top = [[_patch(e, int(i)) for i in some[:A_SLIDE]] for some in (order, order[::-1])]
+    return SlideSummary(str(e.bag), e.column, e.signed, statistics, quantiles, top, bottom)
 
 
 def outliers(column: str, slides: dict[str, dict[str, float]]) -> list[list[Any]]:
@@ -274,12 +256,8 @@ def robust_z(values: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.flo
     return middle, (values - middle) / spread if spread > 0 else np.zeros_like(values)
 
 
-def _reader() -> Any:
-    return _summarise_file
-
-
-def _summarise_file(path: Path) -> list[SlideSummary]:
-    return [summarise_slide(e) for e in read_explanations(path) if len(e)]
+def _make_reader() -> Callable[[Path], list[SlideSummary]]:
+    return lambda path: [summarise_slide(e) for e in read_explanations(path) if len(e)]
 
 
 def _first_of(first: list[Patch], more: list[Patch], key: Callable[[Patch], Any]) -> list[Patch]:
@@ -290,9 +268,9 @@ def _first_of(first: list[Patch], more: list[Patch], key: Callable[[Patch], Any]
     return sorted([*first, *more], key=key)[:PATCHES] if more else first
 
 
-def _patch(e: Explanation, name: str, i: int) -> Patch:
+def _patch(e: Explanation, i: int) -> Patch:
     x0, y0 = (None, None) if e.coords is None else (int(e.coords[i, 0]), int(e.coords[i, 1]))
-    return name, i, x0, y0, e.patch_size, float(e.scores[i])
+    return str(e.bag), i, x0, y0, e.patch_size, float(e.scores[i])
 
 
 def _write(folder: Path, columns: list[_Column]) -> list[str]:
@@ -329,7 +307,6 @@ POINTS = 1_000  # of one slide
 MOST = 2_000_000  # kept at a time
 KEPT = 200_000  # after thinning out
 Floats = npt.NDArray[np.float64]
-_Added = tuple[Path, list[SlideSummary], str | None]  # a slide's file, what it adds, why it cannot be read
 
 
 def _middles(n: int) -> Floats:

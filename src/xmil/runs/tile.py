@@ -44,7 +44,7 @@ def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Ru
     listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
     run = TileRun(request.out, settings, listing.slides, restarts=request.restart)
     tally = run.execute(
-        run.items,
+        list(listing.slides.items()),
         workers=request.pool, restart=request.restart, refused=listing.twice, listener=listener,
     )  # fmt: skip
     for line in merge_notes({name: note for name in tally.done for note in tally.results[name]["inferred"]}):
@@ -71,11 +71,6 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
     verb = "used"
     adds = True
 
-    @property
-    def items(self) -> list[Item]:
-        """Slides by name."""
-        return list(self.slides.items())
-
     def settings(self) -> dict[str, Any]:
         """What a patch is; the mpp of slides that store none may be given later."""
         values = {key: value for key, value in self.chosen.as_dict().items() if key != "slide_mpp"}
@@ -88,11 +83,7 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
         mpp = self.chosen.slide_mpp
         before = None if self.restarts or mpp is not None else read_run(self.out)
         slide_mpp = mpp if before is None else before.get("slide_mpp")
-        return {"slide_mpp": slide_mpp, "slides": {name: str(path) for name, path in self.items}}
-
-    def slides_of(self, item: Item) -> Sequence[str]:
-        """The slide itself."""
-        return (item[0],)
+        return {"slide_mpp": slide_mpp, "slides": {name: str(path) for name, path in self.slides.items()}}
 
     def outputs(self, items: Sequence[Item]) -> Iterator[Path]:
         """The patches of these slides; the folder may hold others."""

@@ -20,6 +20,7 @@ from xmil.core.task import TASKS
 from xmil.core.text import parse_json
 from xmil.data import feature_files
 from xmil.data.header import slide_name
+from xmil.data.inspection import inspect_features
 from xmil.models import load_model
 from xmil.models.checkpoints.files import IN_FOLDER
 from xmil.runs.cohort_run import prediction, with_reference
@@ -62,10 +63,15 @@ def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
 
 
 def _models(run: Run) -> Iterator[Fault]:
-    for path, digest in _model_paths(run):
-        why = _model_fault(path, digest)
-        if why:
-            yield Fault(str(path)[:300], why)
+    """The faults of the run's models, by where they lay and the digests they had."""
+    models = run.about.get("models") or run.about.get("model")
+    rows = [row for row in (models if isinstance(models, list) else [models]) if isinstance(row, dict)]
+    stored = run.settings.get("models")
+    digests = stored if isinstance(stored, list) else [row.get("digest") for row in rows]
+    for row, digest in zip(rows, digests, strict=False):
+        path = str(row.get("path") or "")
+        if path and (why := _model_fault(Path(path), str(digest or ""))):
+            yield Fault(path[:300], why)
 
 
 def _model_fault(path: Path, digest: str) -> str:
@@ -84,16 +90,6 @@ def _model_fault(path: Path, digest: str) -> str:
         return "the model has changed since" if digest and file_digest(path) != digest else ""
     except (XmilError, OSError) as error:  # a pipe, a file that may not be read
         return f"the model cannot be read ({' '.join(str(error).split())[:200]})"
-
-
-def _model_paths(run: Run) -> list[tuple[Path, str]]:
-    """Where the run's models lay, and the digests they had."""
-    models = run.about.get("models") or run.about.get("model")
-    rows = [row for row in (models if isinstance(models, list) else [models]) if isinstance(row, dict)]
-    stored = run.settings.get("models")
-    digests = stored if isinstance(stored, list) else [row.get("digest") for row in rows]
-    pairs = zip(rows, digests, strict=False)
-    return [(Path(str(row["path"])), str(digest or "")) for row, digest in pairs if row.get("path")]
 
 
 def _features(run: Run) -> dict[str, Path]:
@@ -199,7 +195,10 @@ def _row(
     if not row or not explanations or not run.spec:
         return
     try:
-        columns = {**_expected_columns(run, explanations[0], stored), "n": float(len(explanations[0]))}
+        e, task, spec = explanations[0], TASKS[run.task], run.spec
+        each = np.atleast_2d(np.asarray(stored.get("logits", e.logits), dtype=np.float64))
+        names = task.names(each.shape[1], run.class_names, spec.get("time_bins"))
+        columns = {**prediction(task, with_reference(each, spec), names), "n": float(len(e))}
         wrong = [name for name, value in columns.items() if name in row and not _agree(row[name], value)]
     except DAMAGED:
         yield Fault("slides.csv", f"the row of {slide} cannot be compared with its file; explain it again")
@@ -209,14 +208,6 @@ def _row(
         yield Fault(
             "slides.csv", f"{name} of {slide} is {row[name][:40]!r}, and the slide's file says {value}"
         )
-
-
-def _expected_columns(run: Run, e: Explanation, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """What the outputs in a slide's file mean, in the columns of the table."""
-    each = np.atleast_2d(np.asarray(stored.get("logits", e.logits), dtype=np.float64))
-    task, spec = TASKS[run.task], run.spec
-    names = task.names(each.shape[1], run.class_names, spec.get("time_bins"))
-    return prediction(task, with_reference(each, spec), names)
 
 
 def _agree(cell: str, value: str | float) -> bool:
@@ -244,23 +235,17 @@ def run_files(run: Run) -> list[Path]:
 
 def file_faults(run: Run) -> Iterator[Fault]:
     """What is missing, a link, or cannot be read in a run's folder."""
-    if run.kind == "train":
-        yield from _missing_models(run)
+    trained = read_rows(run.path / "results.csv", key="model") if run.kind == "train" else {}
+    for name, row in trained.items():
+        if not row.get("failed") and not exists(run.path / name / MODEL):
+            yield Fault(f"{name}/{MODEL}"[:300], "is missing; run the command again")
     for path in run_files(run):
         name = path.relative_to(run.path).as_posix()
         if path.is_symlink():
             yield Fault(name, "is a link, which is not followed; copy the file in")
             continue
-        why = _unreadable(path)
-        if why:
+        if why := _unreadable(path):
             yield Fault(name, f"cannot be read ({why}); run the command again")
-
-
-def _missing_models(run: Run) -> Iterator[Fault]:
-    """The models that the table says were trained, and that are not there."""
-    for name, row in read_rows(run.path / "results.csv", key="model").items():
-        if not row.get("failed") and not exists(run.path / name / MODEL):
-            yield Fault(f"{name}/{MODEL}"[:300], "is missing; run the command again")
 
 
 def _unreadable(path: Path) -> str:
@@ -300,12 +285,6 @@ def _parquet(path: Path) -> None:
         raise ValueError(str(error).splitlines()[0]) from None
 
 
-def _check_features(path: Path) -> None:
-    from xmil.data.inspection import inspect_features
-
-    inspect_features(path)
-
-
 def _tensors(path: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
@@ -330,12 +309,12 @@ def _picture(path: Path) -> None:
         raise ValueError(str(error)) from None
 
 
-READERS: dict[str, Callable[[Path], None]] = {
+READERS: dict[str, Callable[[Path], object]] = {
     ".json": lambda path: parse_json(path.read_bytes()),
     ".geojson": lambda path: parse_json(path.read_bytes()),
     ".csv": _csv,
     ".parquet": _parquet,
-    ".h5": _check_features,
+    ".h5": inspect_features,
     ".safetensors": _tensors,
     ".png": _picture,
 }

@@ -36,12 +36,18 @@ def process_on_ray(
     items: Iterable[Item], make_worker: MakeWorker[Item, Result], workers: Workers
 ) -> Iterator[Outcome[Item, Result]]:
     """Outcomes from tasks on the cluster at the workers' address, or on a Ray started for this run."""
-    ray = _import_ray()
+    try:
+        import ray
+        import ray.exceptions
+        from ray import cloudpickle
+    except ImportError:
+        raise InputError("Ray is not installed; pip install 'xmil[ray]', or use engine=local.") from None
     with _connected(ray, workers):
         task = ray.remote(_run).options(
             num_cpus=1, num_gpus=workers.gpus, max_retries=workers.retries, name="xmil"
         )
-        pickled, driver = _pickled(make_worker), this_process()
+        pickled: bytes = cloudpickle.dumps(make_worker)  # type: ignore[no-untyped-call, unused-ignore]
+        driver = this_process()
         tasks = _Tasks(ray, workers, lambda item: task.remote(pickled, item, driver))
         try:
             for item in items:
@@ -142,21 +148,6 @@ def _connected(ray: Any, workers: Workers) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError:
-        raise InputError("Ray is not installed; pip install 'xmil[ray]', or use engine=local.") from None
-    return ray
-
-
-def _pickled(make_worker: MakeWorker[Any, Any]) -> bytes:
-    from ray import cloudpickle
-
-    return bytes(cloudpickle.dumps(make_worker))  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _run(pickled: bytes, item: Any, driver: Driver) -> Reply:

@@ -192,7 +192,9 @@ class Line(AbstractContextManager["Line"]):
         write = self._worker.write if isinstance(self._worker, Stages) else None
         reply = self._guarded(item, lambda: self._run(item, upcoming))
         if write is None or reply.error is not None:
-            return _ready(reply)
+            ready: Future[Reply] = Future()
+            ready.set_result(reply)
+            return ready
         return self._writer.submit(self._guarded, item, partial(write, reply.result))
 
     def _guarded(self, item: Any, work: Callable[[], Any]) -> Reply:
@@ -207,22 +209,14 @@ class Line(AbstractContextManager["Line"]):
     def _run(self, item: Any, upcoming: list[Any]) -> Any:
         if not isinstance(self._worker, Stages):
             return self._worker(item)
-        reading = self._reading(item, self._worker)
+        if self._ahead is not None and self._ahead[0] == item:
+            reading = self._ahead[1]
+        else:
+            reading = self._thread.submit(self._worker.read, item)
         self._ahead = None
         for other in upcoming:
             self._ahead = other, self._thread.submit(self._worker.read, other)
         return self._worker.work(item, reading.result())
-
-    def _reading(self, item: Any, stages: Stages[Any, Any]) -> Future[Any]:
-        if self._ahead is not None and self._ahead[0] == item:
-            return self._ahead[1]
-        return self._thread.submit(stages.read, item)
-
-
-def _ready(reply: Reply) -> Future[Reply]:
-    future: Future[Reply] = Future()
-    future.set_result(reply)
-    return future
 
 
 def _starved(error: BaseException) -> Reply | None:

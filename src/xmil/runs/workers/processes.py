@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
@@ -68,10 +69,10 @@ class _Desk:
 
     def take(self, source: Iterator[Any]) -> None:
         """Start on the next item, if there is one, and choose the one to read ahead."""
-        queued = self.upcoming or list(_first(source))
+        queued = self.upcoming or list(islice(source, 1))
         self.future, self.deaths = None, 0
         if queued:
-            self.item, self.upcoming = queued[0], list(_first(source))
+            self.item, self.upcoming = queued[0], list(islice(source, 1))
             self._submit()
 
     def finish(self, source: Iterator[Any]) -> Iterator[Outcome[Any, Any]]:
@@ -114,14 +115,8 @@ class _Desk:
             self.pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=settings)
             self.future = self.pool.submit(_run, self.item, self.upcoming)
             watched.close()
-            return
-        self.future = self.pool.submit(_run, self.item, self.upcoming)
-
-
-def _first(source: Iterator[Any]) -> Iterator[Any]:
-    for item in source:
-        yield item
-        return
+        else:
+            self.future = self.pool.submit(_run, self.item, self.upcoming)
 
 
 def died(times: int) -> str:
