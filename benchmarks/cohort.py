@@ -24,7 +24,7 @@ import torch
 
 import xmil
 from benchmarks.cohort_reading import measure_reading, reading_options
-from xmil.data.cases import Case
+from xmil.data.bags import Case
 from xmil.runs.ensemble import load_models
 from xmil.runs.explain import ExplainRun
 from xmil.runs.requests import ExplainRequest

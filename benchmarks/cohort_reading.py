@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 
 import xmil
-from xmil.data.cases import Case
+from xmil.data.bags import Case
 from xmil.runs.ensemble import ModelFiles
 from xmil.runs.explain import ExplainRun
 from xmil.runs.requests import ExplainRequest

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 import torch
 
 import xmil
-from xmil.core.identity import identity
+from xmil.core.durable import identity
 from xmil.data import feature_files
 from xmil.storage import KEY, content_digest
 

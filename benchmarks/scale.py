@@ -25,7 +25,7 @@ import torch
 
 import xmil
 from benchmarks.cohort import make_features, make_model
-from xmil.data.cases import Case
+from xmil.data.bags import Case
 from xmil.runs.ensemble import load_models
 from xmil.runs.explain import ExplainRun, slide_file
 from xmil.runs.requests import ExplainRequest

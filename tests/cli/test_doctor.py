@@ -42,7 +42,6 @@ def test_doctor_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, err, report["problems"]) == (0, "", [])
     assert report["self_check"]["passed"]
     assert report["self_check"]["pairs"] == 24
-    assert report["self_check"]["seconds"] < 10
     assert report["devices"][0]["device"] == "cpu"
     code, out, _ = run("doctor", "--no-check", capsys=capsys)
     assert code == 0

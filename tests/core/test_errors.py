@@ -9,8 +9,8 @@ import pytest
 
 import xmil
 from xmil.cli._app import run
+from xmil.core.durable import file_digest
 from xmil.core.errors import absent, unreadable
-from xmil.core.identity import file_digest
 from xmil.storage import read_rows, read_run
 
 

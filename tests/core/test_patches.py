@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xmil
+from xmil.core.bag import Patches
 from xmil.core.errors import InputError
-from xmil.core.patches import Patches
 from xmil.core.task import Target
 from xmil.data import Header
 

@@ -11,7 +11,7 @@ import pytest
 import xmil
 from xmil.core.bag import StoredBag
 from xmil.core.errors import FileError
-from xmil.data.cases import named
+from xmil.data.bags import named
 
 
 def stored(path: Path, values: np.ndarray, **options: object) -> Path:

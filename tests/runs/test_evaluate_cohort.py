@@ -14,7 +14,7 @@ import torch
 import xmil
 from tests.training.cohorts import config_of, write_cohort
 from xmil.cli._app import run
-from xmil.data.cases import join_bags
+from xmil.data.bags import join_bags
 from xmil.storage import read_explanations
 from xmil.training.train import train
 

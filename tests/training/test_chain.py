@@ -57,7 +57,7 @@ def test_one_command_each(root, monkeypatch, capsys):
     assert run(["tile", "slides", "--out", "luad/tiles"]) == 0
     embed = ["embed", "--tiles", "luad/tiles", "--slides", "slides", "--encoder", "resnet18", "--random"]
     assert (
-        run([*embed, "--out", "luad/features_ctranspath", "--input-size", "64", "--set", "train.device=cpu"])
+        run([*embed, "--out", "luad/features_ctranspath", "--input-size", "64", "--device", "cpu"])
         == 0
     )
     small = [

@@ -32,9 +32,9 @@ from tests.runs.cohorts import (
 from tests.slides.pyramids import textured, write_pyramid
 from tests.training.cohorts import config_of, write_cohort
 from xmil.cli._app import run
+from xmil.core.durable import identity, unchanged
 from xmil.core.errors import FileError, InputError, StopError
-from xmil.core.identity import identity, unchanged
-from xmil.data.cases import Case
+from xmil.data.bags import Case
 from xmil.data.files import feature_facts
 from xmil.runs import cohort_run
 from xmil.runs.ensemble import ModelFiles

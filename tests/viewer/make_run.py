@@ -21,8 +21,8 @@ import torch
 
 import xmil
 from xmil.core.bag import Bag
-from xmil.core.identity import file_digest
-from xmil.data.cases import Case
+from xmil.core.durable import file_digest
+from xmil.data.bags import Case
 from xmil.evaluate import FaithfulnessSettings, evaluate_slide
 from xmil.models import save_model
 from xmil.runs.evaluate import SCHEMA

@@ -26,9 +26,9 @@ from xmil.bench.problems import Block
 from xmil.bench.scoring import MethodSpec, score_bags
 from xmil.core.bag import Bag
 from xmil.core.budget import read_parquet
+from xmil.core.durable import file_digest
 from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.explanation import Explanation
-from xmil.core.identity import file_digest
 from xmil.core.registry import load_function
 from xmil.methods import METHODS, ZeroMapError, explain, explain_classes
 from xmil.models import MILModel

@@ -12,8 +12,8 @@ from torch import nn
 
 from xmil.bench.problems import Problem
 from xmil.bench.training import QUICK_TRAINING, Training
+from xmil.core.durable import file_digest
 from xmil.core.errors import FileError, InputError, absent, unknown_name
-from xmil.core.identity import file_digest
 from xmil.core.registry import Registry, load_function, load_module, source_file
 from xmil.models import create_model, load_model
 

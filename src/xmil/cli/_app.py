@@ -139,12 +139,7 @@ REMOVED = {  # options of the version before, of all commands or of one, and wha
     "train --repeats": "use --set train.repeats=N",
     "train --epochs": "use --set train.epochs=N",
     "train --split": "use --set data.split=COLUMN",
-    "train --label": "use --set data.label=COLUMN",
     "train --folds": "use --set data.folds=N",
-    "train --device": "use --set train.device=cuda",
-    "train --seed": "use --set train.seed=N",
-    "train --follow-links": "use --set data.follow_links=true",
-    "train --no-follow-links": "use --set data.follow_links=false",
     "train --from": "use --set data.source=embeddings",
 }
 

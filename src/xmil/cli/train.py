@@ -33,6 +33,14 @@ def train(
         list[Path] | None, typer.Option(help="Folder of feature files; may be repeated.")
     ] = None,
     cohort: Annotated[Path | None, typer.Option(help="Table of slides and labels.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, sampling and order.")] = None,
+    follow_links: Annotated[
+        bool | None, typer.Option(help="Follow links in the folders of feature files.")
+    ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the models in the folder and train again.")
     ] = False,
@@ -49,10 +57,14 @@ def train(
     folders = [str(folder) for folder in features or ()]
     flags = {
         "out": out and str(out),
-        "data.features": folders[0] if len(folders) == 1 else folders,
+        "data.features": (folders[0] if len(folders) == 1 else folders) or None,
         "data.cohort": cohort and str(cohort),
+        "data.label": label,
+        "data.follow_links": follow_links,
+        "train.device": device,
+        "train.seed": seed,
     }
-    named = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value]
+    named = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     settings = load_config(config, [*(change or ()), *named])
     if dry_run:
         print(dumps(plain(settings)), end="")

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.bag import FloatArray
+from xmil.core.bag import FloatArray, IntArray, Patches, Placed, Places, merged
 from xmil.core.errors import InputError, bad_parameter
-from xmil.core.patches import IntArray, Patches, Placed, Places, merged
 from xmil.core.task import Target
 
 if TYPE_CHECKING:

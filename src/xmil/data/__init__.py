@@ -5,8 +5,7 @@ Datasets need torch and live in `xmil.data.dataset`; nothing here imports it.
 
 from __future__ import annotations
 
-from xmil.data.bags import open_bag, read_bag, write_bag
-from xmil.data.cases import Case, group_cases, join_bags, read_case
+from xmil.data.bags import Case, group_cases, join_bags, open_bag, read_bag, read_case, write_bag
 from xmil.data.cohort import Cohort, read_cohort
 from xmil.data.files import JoinReport, background, feature_files, join_features
 from xmil.data.header import Ask, Header

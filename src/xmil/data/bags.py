@@ -1,8 +1,12 @@
-"""The verbs of this layer: open, read and write bags."""
+"""Open, read and write bags: of one file, or of a case with several slides."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import accumulate
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
-from xmil.core.bag import Bag
+from xmil.core.bag import Bag, FloatArray, Patches, shared_value
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, XmilError
-from xmil.data.containers import open_contents
+from xmil.core.errors import FileError, InputError, XmilError, unknown_name
+from xmil.data.cohort import CASE, PATH, Cohort
+from xmil.data.containers import Rows, open_contents
+from xmil.data.containers.container import Index
 from xmil.data.header import Ask, Header, write_extra
 from xmil.data.readers import find_reader
 from xmil.data.readers.trident import OURS, STATED
@@ -119,3 +125,179 @@ def _write(bag: Bag, temporary: str, path: Path) -> None:
 def _set(dataset: Any, attrs: dict[str, Any]) -> None:
     for key, value in attrs.items():
         dataset.attrs[key] = "None" if value is None else value
+
+
+BY = ("slide", "case")
+MPP = "mpp"  # the column of a cohort with µm per level-0 pixel
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is one bag: its name, its slides with their feature files, and its label, where it is known.
+
+    `case_id` is the patient's, None where no cohort names it; by slide, `name` is the slide's. `rows` are the
+    rows of the cohort. `mpp` is that of each slide where the cohort has such a column, None in empty cells.
+    """
+
+    name: str
+    slides: tuple[str, ...]
+    paths: tuple[Path, ...]
+    label: Any = None
+    case_id: str | None = None
+    rows: tuple[int, ...] = ()
+    mpp: tuple[float | None, ...] = ()
+
+    def reading(self, place: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of `read_bag` for a slide: the cohort's mpp comes before the one for all."""
+        own = self.mpp[place] if self.mpp else None
+        return dict(options) if own is None else {**options, "mpp": own}
+
+
+def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | None = None) -> list[Case]:
+    """The cases of a cohort whose column `path` names the feature files, in the table's order.
+
+    `labels` has one for each row, None where it is not known. By case, its slides must agree on it.
+
+    >>> table = {"slide_id": ("a", "b", "c"), "case_id": ("1", "1", "2"), "path": ("a.h5", "b.h5", "c.h5")}
+    >>> [(case.name, case.slides) for case in group_cases(Cohort(table), by="case")]
+    [('1', ('a', 'b')), ('2', ('c',))]
+    """
+    if by not in BY:
+        raise unknown_name("grouping", by, BY)
+    slides, cases, paths = cohort.slides, cohort.cases, cohort.column(PATH)
+    mpp = _slide_mpp(cohort)
+    groups: dict[str, list[int]] = {}
+    for row, name in enumerate(slides if by == "slide" else cases):
+        groups.setdefault(name, []).append(row)
+    return [
+        Case(
+            name,
+            tuple(slides[row] for row in rows),
+            tuple(Path(str(paths[row])) for row in rows),
+            None if labels is None else _agreed_label(name, [labels[row] for row in rows]),
+            cases[rows[0]] if CASE in cohort.columns else None,
+            tuple(rows),
+            tuple(mpp[row] for row in rows) if any(mpp[row] is not None for row in rows) else (),
+        )
+        for name, rows in groups.items()
+    ]
+
+
+def _slide_mpp(cohort: Cohort) -> list[float | None]:
+    """Microns per pixel of each slide, from the column `mpp`."""
+    if MPP not in cohort.columns:
+        return [None] * len(cohort)
+    values = cohort.numbers(MPP)
+    if np.any(values <= 0) or np.isinf(values).any():
+        raise InputError(
+            f"The column {MPP!r} of the cohort must hold positive numbers: µm per level-0 pixel."
+        )
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _agreed_label(name: str, labels: Sequence[Any]) -> Any:
+    distinct = list(dict.fromkeys(label for label in labels if label is not None))
+    if len(distinct) > 1:
+        raise InputError(f"The slides of case {name!r} have several labels ({distinct}); a case has one.")
+    return distinct[0] if distinct else None
+
+
+def read_case(case: Case, **options: Any) -> tuple[Bag, list[slice]]:
+    """The slides of a case as one bag, and the rows of each slide in it; `options` are `read_bag`'s."""
+    pairs = zip(case.slides, case.paths, strict=True)
+    bags = [named(read_bag(path, **case.reading(i, options)), slide) for i, (slide, path) in enumerate(pairs)]
+    return join_bags(bags, name=case.name)
+
+
+def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
+    """Bags one after another as one bag, and the rows of each.
+
+    >>> bag, rows = join_bags([Bag(np.zeros((2, 4))), Bag(np.ones((3, 4)))], name="case 1")
+    >>> bag, rows
+    (Bag('case 1', 5 instances x 4 features), [slice(0, 2, None), slice(2, 5, None)])
+    """
+    if len(bags) == 1:
+        return named(bags[0], name), [slice(0, len(bags[0]))]
+    for bag in bags:
+        if not len(bag):
+            raise InputError(
+                f"Case {name!r}: {bag.called} has no instances; extract its features again, or take the "
+                "slide out of the cohort."
+            )
+        if not np.isfinite(bag.features.sum(dtype=np.float64)):
+            rows = np.flatnonzero(~np.isfinite(bag.features).all(axis=1))
+            raise InputError(
+                f"Case {name!r}: features of {bag.called} are not finite (NaN or inf) in {len(rows)} of "
+                f"{len(bag)} rows, the first is row {rows[0]}; extract them again, drop those rows, or take "
+                "the slide out of the cohort."
+            )
+        if bag.dim != bags[0].dim:
+            raise InputError(
+                f"Case {name!r}: {bag.called} has features of width {bag.dim} and {bags[0].called} of "
+                f"width {bags[0].dim}; the slides of a case need one encoder."
+            )
+    joined = Bag(
+        np.concatenate([bag.features for bag in bags]),
+        patches=Patches.joined([bag.patches for bag in bags]),
+        slide_id=name,
+        inferred=tuple(dict.fromkeys(line for bag in bags for line in bag.inferred)),
+        encoder=shared_value(bags, "encoder"),
+        format=shared_value(bags, "format"),
+        version=shared_value(bags, "version"),
+    )
+    sizes = [len(bag) for bag in bags]
+    return joined, [slice(end - n, end) for n, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def named(bag: Bag, name: str) -> Bag:
+    """The bag under a slide's name in the cohort."""
+    if bag.slide_id == name:
+        return bag
+    other = copy(bag)  # features that are still as stored stay so
+    object.__setattr__(other, "slide_id", name)
+    return other
+
+
+class JoinedRows(Rows):
+    """The instances of stored bags one after the other."""
+
+    def __init__(self, parts: Sequence[Header]) -> None:
+        self.parts, self.dtype = parts, np.dtype(np.float32)
+        self.ends = np.cumsum([len(part) for part in parts])
+        self.shape = (int(self.ends[-1]), next((part.dim for part in parts if len(part)), parts[0].dim))
+
+    def read(self, index: Index | None = None) -> FloatArray:
+        """All rows, or those of the ascending index."""
+        index = np.arange(self.shape[0]) if index is None else index
+        chunks = np.split(index, np.searchsorted(index, self.ends[:-1]))
+        return np.concatenate(
+            [
+                part.read(own - (end - len(part))).features
+                for part, own, end in zip(self.parts, chunks, self.ends, strict=True)
+                if len(own)
+            ]
+        )
+
+
+class JoinedHeader(Header):
+    """The stored bags of one case as one, without coordinates; they must be of one width."""
+
+    parts: tuple[Header, ...]
+
+    def __init__(self, parts: Sequence[Header]) -> None:
+        widths = {header.dim: header.path for header in parts if len(header)}
+        if len(widths) > 1:
+            (one, first), (two, second), *_ = widths.items()
+            raise InputError(
+                f"{second}: has width {two} but {first} has {one}; features of a case come from one encoder."
+            )
+        shared = set.intersection(*(set(part.columns) for part in parts))
+        super().__init__(
+            parts[0].path,
+            parts[0].format,
+            JoinedRows(parts),
+            slide_id="+".join(str(part.slide_id) for part in parts),
+            encoder=parts[0].encoder,
+            columns={name: np.concatenate([part.columns[name] for part in parts]) for name in sorted(shared)},
+        )
+        object.__setattr__(self, "parts", tuple(parts))

@@ -17,8 +17,7 @@ from torch.utils.data import Dataset, Sampler
 
 from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, bad_parameter, unknown_name
-from xmil.data.bags import open_bag
-from xmil.data.cases import JoinedHeader
+from xmil.data.bags import JoinedHeader, open_bag
 from xmil.data.header import Header
 
 logger = logging.getLogger(__name__)

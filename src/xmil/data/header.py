@@ -12,9 +12,8 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.bag import Bag, StoredBag, select_extras
+from xmil.core.bag import Bag, IntArray, Patches, Placed, Places, StoredBag, merged, select_extras
 from xmil.core.errors import FileError, InputError, bad_parameter
-from xmil.core.patches import IntArray, Patches, Placed, Places, merged
 from xmil.core.text import parse_json
 from xmil.data.containers import Contents, Rows
 from xmil.data.containers.container import Empty

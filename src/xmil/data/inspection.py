@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from xmil.core.bag import CONVENTIONS
 from xmil.core.errors import FileError, XmilError
-from xmil.core.patches import CONVENTIONS
 from xmil.core.text import counted, shorten
 from xmil.data.bags import open_bag
 from xmil.data.cohort import SPLIT, read_cohort

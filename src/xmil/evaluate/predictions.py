@@ -22,7 +22,7 @@ from xmil.core.durable import write_atomically
 from xmil.core.errors import InputError
 from xmil.core.task import TASKS, Columns, Floats, Task, as_row, references
 from xmil.core.text import counted
-from xmil.data.cases import Case
+from xmil.data.bags import Case
 from xmil.evaluate import statistics
 from xmil.evaluate.statistics import (
     Bools,

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.durable import write_atomically
+from xmil.core.durable import identity, write_atomically
 from xmil.core.errors import FileError, InputError, XmilError, check_names
 from xmil.core.explanation import Explanation
-from xmil.core.identity import identity
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
 from xmil.core.text import counted

@@ -28,10 +28,9 @@ import torch
 
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
-from xmil.core.durable import write_text
+from xmil.core.durable import file_digest, identity, unchanged, write_text
 from xmil.core.errors import InputError, UnknownNameError, XmilError
 from xmil.core.explanation import Explanation
-from xmil.core.identity import file_digest, identity, unchanged
 from xmil.core.request import takes
 from xmil.core.text import counted, parse_json
 from xmil.data import feature_files, open_bag, read_bag, read_cohort

@@ -1,6 +1,6 @@
 """Layer-wise relevance propagation on operations: works on any module, patches none."""
 
-from xmil.lrp.engine import Engine, innermost_module
+from xmil.lrp.engine import Engine, Relevance, Trace, hooked, innermost_module, record, trace
 from xmil.lrp.marks import part_of_bag
 from xmil.lrp.operations import (
     FUNCTION_RULES,
@@ -12,7 +12,6 @@ from xmil.lrp.operations import (
     register_function,
     register_rule,
 )
-from xmil.lrp.tracing import Relevance, Trace, hooked, record, trace
 from xmil.lrp.values import Flow, fetch, scaled_gradient, with_gradient_of
 
 from xmil.lrp import replay, rules  # isort: skip  # registers the rules, which need the names above

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from xmil.lrp.tracing import Trace
+from xmil.lrp.engine import Trace
 
 Run = Callable[[Tensor, Tensor | None], Trace]
 SMALL_BYTES = 1 << 27  # bags above this keep a GPU busy as they are

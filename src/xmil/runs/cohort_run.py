@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from xmil.core.errors import InputError, StopError, WriteError, XmilError
 from xmil.core.task import TASKS, Task, references
-from xmil.data.cases import Case
+from xmil.data.bags import Case
 from xmil.runs import Listener
 from xmil.runs.workers.pool import MakeWorker, Outcome, Workers, process
 from xmil.storage import SLIDES, RunFolder, read_rows, read_run

@@ -26,9 +26,8 @@ import numpy.typing as npt
 import torch
 
 from xmil._version import __version__
-from xmil.core.durable import syncs, write_atomically
+from xmil.core.durable import file_digest, identity, syncs, unchanged, write_atomically
 from xmil.core.errors import FileError, InputError, StopError, XmilError, absent, bad_parameter
-from xmil.core.identity import file_digest, identity, unchanged
 from xmil.core.request import takes
 from xmil.core.text import counted
 from xmil.data import Header, feature_files, open_bag

@@ -18,13 +18,12 @@ from torch import nn
 
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
+from xmil.core.durable import file_digest
 from xmil.core.errors import CheckpointError, FileError, InputError, StopError, absent
 from xmil.core.explanation import Audit, Explanation
-from xmil.core.identity import file_digest
 from xmil.core.registry import is_function_name, load_function
 from xmil.core.task import TASKS
-from xmil.data.bags import open_bag
-from xmil.data.cases import Case
+from xmil.data.bags import Case, open_bag
 from xmil.data.files import (
     background_of_files,
     differing,

@@ -23,14 +23,12 @@ import pyarrow.parquet as pq
 
 from xmil.core.bag import Bag
 from xmil.core.budget import read_parquet
-from xmil.core.durable import write_atomically, write_text
+from xmil.core.durable import identity, unchanged, write_atomically, write_text
 from xmil.core.errors import FileError, InputError, absent
-from xmil.core.identity import identity, unchanged
 from xmil.core.request import takes
 from xmil.core.task import TASKS
 from xmil.core.text import is_plain, parse_json
-from xmil.data.bags import read_bag
-from xmil.data.cases import Case, join_bags, named
+from xmil.data.bags import Case, join_bags, named, read_bag
 from xmil.evaluate import (
     DEFAULT_METHODS,
     FORMATS,

@@ -25,14 +25,13 @@ import numpy.typing as npt
 import torch
 
 from xmil.core.bag import Bag
+from xmil.core.durable import identity, unchanged
 from xmil.core.errors import FileError, InputError, UnknownNameError, UnsupportedError, unknown_name
 from xmil.core.explanation import Explanation
-from xmil.core.identity import identity, unchanged
 from xmil.core.request import takes
 from xmil.core.task import RISK, TASKS, Target
 from xmil.core.text import counted, is_plain
-from xmil.data.bags import open_bag
-from xmil.data.cases import Case, join_bags, named
+from xmil.data.bags import Case, join_bags, named, open_bag
 from xmil.methods import (
     METHODS,
     OUTPUTS,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmil.core.errors import InputError, XmilError, absent, unknown_name
 from xmil.core.text import bare_name, counted
-from xmil.data.bags import open_bag
-from xmil.data.cases import Case, group_cases
+from xmil.data.bags import Case, group_cases, open_bag
 from xmil.data.cohort import SPLIT, Cohort, read_cohort
 from xmil.data.files import feature_facts, feature_files, features_warning, folder_advice, join_features
 from xmil.data.header import slide_name

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from xmil.core.background import Background
+from xmil.core.durable import identity
 from xmil.core.errors import FileError, InputError
-from xmil.core.identity import identity
 from xmil.core.inside import Inside
 from xmil.core.request import takes
 from xmil.core.text import counted

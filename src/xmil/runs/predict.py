@@ -21,11 +21,11 @@ import numpy.typing as npt
 import torch
 
 from xmil.core.bag import Bag
+from xmil.core.durable import identity
 from xmil.core.errors import UnsupportedError, bad_parameter
-from xmil.core.identity import identity
 from xmil.core.request import takes
 from xmil.core.text import counted, text_table
-from xmil.data.cases import Case, read_case
+from xmil.data.bags import Case, read_case
 from xmil.evaluate import Answer, Predictions, draw_figures, write_predictions
 from xmil.evaluate.statistics import Interval
 from xmil.models import MILModel

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from xmil.core.durable import identity, unchanged
 from xmil.core.errors import FileError
-from xmil.core.identity import identity, unchanged
 from xmil.core.request import takes
 from xmil.core.text import counted, merge_notes
 from xmil.data import open_bag

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from xmil.core.budget import check_regular, read_parquet
+from xmil.core.durable import file_digest, unchanged
 from xmil.core.errors import FileError, XmilError
 from xmil.core.explanation import Explanation
-from xmil.core.identity import file_digest, unchanged
 from xmil.core.registry import is_function_name
 from xmil.core.task import TASKS
 from xmil.core.text import parse_json

@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
-from xmil.core.bag import FloatArray
+from xmil.core.bag import FloatArray, IntArray, Patches
 from xmil.core.budget import check_archive, check_regular, read_parquet
 from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.interactions import CORNERS, Interactions
-from xmil.core.patches import IntArray, Patches
 from xmil.core.task import Target
 from xmil.core.text import parse_json
 

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from xmil.core.budget import available_memory
-from xmil.core.durable import write_text
+from xmil.core.durable import unchanged, write_text
 from xmil.core.errors import InputError, UnsupportedError
-from xmil.core.identity import unchanged
 from xmil.core.task import TASKS, Floats
 from xmil.core.text import parse_json
 from xmil.evaluate import prediction_columns

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.durable import identity
 from xmil.core.errors import InputError, XmilError, unknown_name
-from xmil.core.identity import identity
 from xmil.core.registry import Registry
 from xmil.core.task import TASKS
 from xmil.data import Cohort, group_cases, join_features, read_cohort, split_folds, split_fractions

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.bag import FloatArray
+from xmil.core.bag import FloatArray, Patches, Placed
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, XmilError
 from xmil.core.inside import Inside
 from xmil.core.interactions import Interactions
-from xmil.core.patches import Patches, Placed
 from xmil.core.task import Target
 from xmil.storage import RAW, SPREAD, STABLE, STDERR, ConceptMaps, patches_in, read_header
 

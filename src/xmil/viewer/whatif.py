@@ -103,7 +103,7 @@ class CaseBags:
         return {"neighbours": [{"index": int(i), "similarity": float(cosines[i])} for i in ranked]}
 
     def _join(self, paths: list[Path], place: int, version: tuple[object, ...]) -> CaseBag:
-        from xmil.data.cases import join_bags
+        from xmil.data.bags import join_bags
 
         bags = []
         for path in paths:
@@ -309,7 +309,7 @@ def _load_model(path: Path) -> MILModel:
 
 def assign(models: Sequence[Path], runs: Sequence[ShownRun]) -> list[list[Path]]:
     """The models of each run by digest; if none matches, one model for all runs, or one for each."""
-    from xmil.core.identity import file_digest
+    from xmil.core.durable import file_digest
 
     digests = {path: file_digest(path) for path in models}
     matches = [[path for path in models if digests[path] in run.digests] for run in runs]
