@@ -25,28 +25,10 @@ from tests.data import producers as p
 
 SECONDS, ROOM = 10, 4 << 30
 WRITERS: dict[str, Callable[[Path], Path]] = {
-    "clam": p.clam_features,
-    "clam-patches": p.clam_patches,
-    "gigapath": p.gigapath,
-    "trident": p.trident,
-    "trident-float16": lambda root: p.trident(root, dtype=np.float16),
-    "trident-patches": p.trident_patches,
-    "trident-pt": p.trident_pt,
-    "stamp": p.stamp2,
-    "marugoto": p.marugoto,
-    "wsinfer": p.wsinfer_h5,
-    "wsinfer-csv": p.wsinfer_csv,
-    "slideflow": p.slideflow,
-    "slide2vec": p.slide2vec,
-    "paper-npz": lambda root: p.paper(root, container="npz"),
-    "pt": lambda root: p.plain(root, container="pt", coords=True),
-    "npy": p.plain,
-    "npz": lambda root: p.plain(root, container="npz", coords=True),
+    **p.WRITERS,
     "ours": lambda root: _ours(root),
     "explanation": lambda root: _explanation(root),
     "cohort": lambda root: _cohort(root),
-    "tiatoolbox": p.tiatoolbox,
-    "spatialdata": p.spatialdata,
 }
 
 

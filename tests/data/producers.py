@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +350,27 @@ def plain(root: Path, slide: str = "s1", *, container: str = "npy", coords: bool
     else:
         torch.save(torch.from_numpy(features()), path)
     return path
+
+
+# One file of each layout, by the name of its producer: `fuzzing` damages them all.
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "clam": clam_features,
+    "clam-patches": clam_patches,
+    "gigapath": gigapath,
+    "trident": trident,
+    "trident-float16": lambda root: trident(root, dtype=np.float16),
+    "trident-patches": trident_patches,
+    "trident-pt": trident_pt,
+    "stamp": stamp2,
+    "marugoto": marugoto,
+    "wsinfer": wsinfer_h5,
+    "wsinfer-csv": wsinfer_csv,
+    "slideflow": slideflow,
+    "slide2vec": slide2vec,
+    "paper-npz": lambda root: paper(root, container="npz"),
+    "pt": lambda root: plain(root, container="pt", coords=True),
+    "npy": plain,
+    "npz": lambda root: plain(root, container="npz", coords=True),
+    "tiatoolbox": tiatoolbox,
+    "spatialdata": spatialdata,
+}
