@@ -213,10 +213,6 @@ class Scene:
             placed[pairs.target] = replace(pairs, corners=corners, patch_size=first.patch_size)
         return replace(self, pairs=placed)
 
-    def only(self, explanation: Explanation) -> Scene:
-        """The same scene with one of its explanations."""
-        return replace(self, explanations=(explanation,))
-
     @property
     def heading(self) -> Heading:
         """The slide's name, label and prediction, and the explanations' warnings."""
@@ -239,7 +235,7 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
         return Image.fromarray(np.ascontiguousarray(scene.views[-1].heat(first, scene.scales[first.column])))
     if kind in NEED_SLIDE and slide is None:
         raise InputError(f"The picture {kind!r} needs the slide; give it, or draw 'overlay' or 'panel'.")
-    scene = scene if kind == "panel" else scene.only(first)
+    scene = scene if kind == "panel" else replace(scene, explanations=(first,))
     if kind == "patches" and slide is not None:
         scale, task = scene.scales[first.column], scene.caption.task
         return draw_sheet(first, slide, scale, heading=scene.heading, top=look.top, task=task)
@@ -600,9 +596,9 @@ def _files(
 
 
 def _write(file: File, scene: Scene, order: Order) -> None:
-    shown = [e for e in scene.explanations if file.column in (None, e.column)]
+    shown = tuple(e for e in scene.explanations if file.column in (None, e.column))
     if file.kind in KINDS:
-        picture = draw(file.kind, scene if file.column is None else scene.only(shown[0]))
+        picture = draw(file.kind, replace(scene, explanations=shown))
         if isinstance(picture, Picture):
             picture.write(file.path, file.format)
         else:
@@ -613,7 +609,7 @@ def _write(file: File, scene: Scene, order: Order) -> None:
         write_pairs(file.path, scene.pairs[file.target], origin=frame[:2])
     else:
         task, scales = scene.caption.task, scene.scales
-        request = Exported(tuple(shown), frame, task, scales, mpp=scene.mpp, downsample=order.downsample)
+        request = Exported(shown, frame, task, scales, mpp=scene.mpp, downsample=order.downsample)
         EXPORTS[file.kind].write(file.path, request)
 
 

@@ -321,7 +321,8 @@ def draw_sheet(
     task: str = "classification",
 ) -> Picture:
     """Draw the `top` highest and lowest patches, framed in the colours of their scores."""
-    sheet = Sheet(max(13.0, EDGE / 13), [EDGE + 2 * FRAME] * min(ACROSS, max(top, 3)), heading)
+    boxes, wide = explanation.boxes(), EDGE + 2 * FRAME
+    sheet = Sheet(max(13.0, EDGE / 13), [wide] * min(ACROSS, max(top, 3)), heading)
     sheet.line(f"{title(explanation)} {subtitle(explanation, task)}", 1.15)
     low, high = ends(explanation, task)
     if explanation.signed:
@@ -334,30 +335,21 @@ def draw_sheet(
         noun = high.removeprefix("high ")
         headings = ((f"highest {noun}", "no patches", INK), (f"lowest {noun}", "no further patches", GREY))
     for (words, otherwise, colour), rows in zip(headings, extremes(explanation, top), strict=True):
-        text = words if rows else otherwise
-        sheet.line(text, 1.0, color=colour, weight="bold")
-        _patches(sheet, rows, explanation, slide=slide, scale=scale)
+        sheet.line(words if rows else otherwise, 1.0, color=colour, weight="bold")
+        for start in range(0, len(rows), len(sheet.left)):
+            for x, i in zip(sheet.left, rows[start : start + len(sheet.left)], strict=False):
+                score, below = explanation.scores[i], sheet.y + wide + round(0.3 * sheet.unit)
+                framed = np.empty((wide, wide, 3), dtype=np.uint8)
+                framed[:] = scale.paint(np.asarray([score]))[0, :3]
+                framed[FRAME:-FRAME, FRAME:-FRAME] = cut_patch(slide, boxes[i], EDGE)
+                sheet.image(framed, x, sheet.y)
+                value = number(float(score), digits_for(scale.low, scale.high))
+                sheet.text(value, 1.0, x + wide / 2, below, width=wide, ha="center")
+                place = f"x {boxes[i][0]:,}   y {boxes[i][1]:,}"
+                below += round(1.3 * sheet.unit)
+                sheet.text(place, 0.75, x + wide / 2, below, width=wide, ha="center", color=GREY)
+            sheet.y += wide + round(3.2 * sheet.unit)
     return sheet.close()
-
-
-def _patches(
-    sheet: Sheet, rows: Sequence[int], explanation: Explanation, *, slide: Slide, scale: Scale
-) -> None:
-    boxes, wide = explanation.boxes(), EDGE + 2 * FRAME
-    for start in range(0, len(rows), len(sheet.left)):
-        for x, i in zip(sheet.left, rows[start : start + len(sheet.left)], strict=False):
-            score = explanation.scores[i]
-            framed = np.empty((wide, wide, 3), dtype=np.uint8)
-            framed[:] = scale.paint(np.asarray([score]))[0, :3]
-            framed[FRAME:-FRAME, FRAME:-FRAME] = cut_patch(slide, boxes[i], EDGE)
-            sheet.image(framed, x, sheet.y)
-            below = sheet.y + wide + round(0.3 * sheet.unit)
-            value = number(float(score), digits_for(scale.low, scale.high))
-            sheet.text(value, 1.0, x + wide / 2, below, width=wide, ha="center")
-            place = f"x {boxes[i][0]:,}   y {boxes[i][1]:,}"
-            below += round(1.3 * sheet.unit)
-            sheet.text(place, 0.75, x + wide / 2, below, width=wide, ha="center", color=GREY)
-        sheet.y += wide + round(3.2 * sheet.unit)
 
 
 def cut_patch(slide: Slide, box: Sequence[int], edge: int) -> Pixels:
