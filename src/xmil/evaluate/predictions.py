@@ -80,11 +80,6 @@ class Predictions:
         return len(self.cases)
 
     @property
-    def models(self) -> int:
-        """How many models the ensemble has."""
-        return int(self.outputs.shape[1])
-
-    @property
     def task(self) -> Task:
         """What the outputs mean."""
         return TASKS[self.spec.task]
@@ -121,7 +116,8 @@ class Predictions:
 
     def columns(self) -> Columns:
         """Make the table: who, what is true, what was predicted, and the numbers behind it."""
-        spread = {} if self.models == 1 else {"spread": self.task.spread(self.outputs).tolist()}
+        one_model = self.outputs.shape[1] == 1
+        spread = {} if one_model else {"spread": self.task.spread(self.outputs).tolist()}
         return {
             "slide_id": [";".join(case.slides) for case in self.cases],
             "case_id": self.units,
@@ -138,7 +134,8 @@ class Predictions:
 
     def labelled(self) -> Predictions:
         """Keep the predictions whose truth is known."""
-        rows = [i for i, case in enumerate(self.cases) if _has_truth(case.label)]
+        parts = [label if isinstance(label, tuple) else (label,) for label in self.labels]
+        rows = [i for i, own in enumerate(parts) if all(part is not None and part == part for part in own)]
         return Predictions(
             self.spec, [self.cases[i] for i in rows], self.outputs[rows], [self.sizes[i] for i in rows]
         )
@@ -371,35 +368,28 @@ def concordance(weights: Floats, times: Floats, events: Bools, risks: Floats) ->
 
 def draw_figures(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
     """Draw the figures of labelled predictions that their task has."""
-    task = labelled.task
-    if task.decides:
-        _draw_classes(labelled, metrics, folder, seed=seed)
+    p, names, units, kind = labelled.numbers, labelled.names, labelled.units, labelled.task.truth
+    truth = labelled.truth() if kind in ("values", "time") else np.array(labelled.labels)
+    if kind == "time":
+        times, events = truth[:, 0], truth[:, 1].astype(bool)
+        draw_survival(times, events, p[:, 0], metrics["c_index"], folder / "survival.png", units=units)
+    elif kind == "values" and len(names) == 1:
+        draw_values(truth[:, 0], p[:, 0], metrics, folder / "values.png", name=names[0])
+    if not labelled.task.decides:
         return
-    truth, numbers = labelled.truth(), labelled.numbers[:, 0]
-    if task.truth == "values" and truth.shape[1] == 1:
-        draw_values(truth[:, 0], numbers, metrics, folder / "values.png", name=labelled.names[0])
-    elif task.truth == "time":
-        draw_survival(
-            truth[:, 0], truth[:, 1].astype(bool), numbers, metrics["c_index"],
-            folder / "survival.png", units=labelled.units,
-        )  # fmt: skip
-
-
-def _draw_classes(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
-    p, z, names = labelled.numbers, labelled.ranks, labelled.names
-    units = labelled.units
-    y = np.array(labelled.labels)
-    if labelled.task.truth == "labels":
-        curves = {name: (y[:, c].astype(bool), z[:, c]) for c, name in enumerate(names)}
-        hits, sure, what = y.astype(bool).ravel(), p.ravel(), "a label"
-        units_of = [unit for unit in units for _ in names]
+    if kind == "labels":
+        classes, positive = range(len(names)), truth.astype(bool)
+        hits, sure, what = positive.ravel(), p.ravel(), "a label"
+    elif len(names) == 2:
+        classes, positive = range(1, 2), truth[:, None] == [0, 1]
+        hits, sure, what = positive[:, 1], p[:, 1], names[1]
     else:
-        two = len(names) == 2
-        curves = {names[c]: (y == c, z[:, c]) for c in ([1] if two else range(len(names)))}
-        hits, sure = (y == 1, p[:, 1]) if two else (p.argmax(axis=1) == y, p.max(axis=1))
-        what, units_of = (names[1] if two else "the predicted class"), units
+        classes, positive = range(len(names)), truth[:, None] == range(len(names))
+        hits, sure, what = p.argmax(axis=1) == truth, p.max(axis=1), "the predicted class"
+    curves = {names[c]: (positive[:, c], labelled.ranks[:, c]) for c in classes}
     areas = {name: metrics.get(f"auroc:{name}", metrics["auroc"]) for name in curves}
     draw_roc(curves, areas, folder / "roc.png", units=units, seed=seed)
+    units_of = [unit for unit in units for _ in range(len(hits) // len(units))]
     draw_calibration(hits, sure, metrics["ece"], folder / "calibration.png", what=what, units=units_of)
 
 
@@ -585,9 +575,3 @@ def _mean_of(parts: Iterable[Statistic]) -> Statistic:
     """Average statistics over those that a draw determines."""
     every = list(parts)
     return lambda weights: statistics.nan_mean([part(weights) for part in every])
-
-
-def _has_truth(label: Any) -> bool:
-    if isinstance(label, tuple):
-        return all(_has_truth(part) for part in label)
-    return label is not None and not (isinstance(label, float) and np.isnan(label))

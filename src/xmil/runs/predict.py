@@ -200,7 +200,7 @@ class PredictRun(ModelRun[Answer]):
         }
         if labelled.task.truth == "class" and len(labelled):
             report |= _counts(labelled)
-        if every.models > 1:
+        if len(self.models.paths) > 1:
             report["each_model"] = [
                 {
                     "path": str(path),
