@@ -214,12 +214,6 @@ class Scene:
         return replace(self, pairs=placed)
 
     @property
-    def heading(self) -> Heading:
-        """The slide's name, label and prediction, and the explanations' warnings."""
-        lines = dict.fromkeys(text for e in self.explanations for text in e.warnings)
-        return Heading(self.caption.name, self.caption.facts(), tuple(lines))
-
-    @property
     def mpp(self) -> float | None:
         """Microns per level-0 pixel, from the slide or the explanations."""
         return (None if self.slide is None else self.slide.mpp) or self.explanations[0].mpp
@@ -236,9 +230,11 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
     if kind in NEED_SLIDE and slide is None:
         raise InputError(f"The picture {kind!r} needs the slide; give it, or draw 'overlay' or 'panel'.")
     scene = scene if kind == "panel" else replace(scene, explanations=(first,))
+    warned = dict.fromkeys(text for e in scene.explanations for text in e.warnings)
+    heading = Heading(scene.caption.name, scene.caption.facts(), tuple(warned))
     if kind == "patches" and slide is not None:
         scale, task = scene.scales[first.column], scene.caption.task
-        return draw_sheet(first, slide, scale, heading=scene.heading, top=look.top, task=task)
+        return draw_sheet(first, slide, scale, heading=heading, top=look.top, task=task)
     columns = [_column(scene, e) for e in scene.explanations]
     if kind != "overlay" and slide is not None:
         images = tuple(view.background for view in scene.views if view.background is not None)
@@ -251,7 +247,7 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
         across, down = canvas.downsample
         corner = (x - canvas.box[0]) / across, (y - canvas.box[1]) / down
         mark = (*corner, width / across, height / down)
-    return draw_panel(columns, heading=scene.heading, rulers=rulers, mark=mark, across=look.across)
+    return draw_panel(columns, heading=heading, rulers=rulers, mark=mark, across=look.across)
 
 
 def check_region(region: Sequence[float], area: Box) -> Box:
@@ -561,10 +557,9 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
 
 @dataclass(frozen=True)
 class File:
-    """One file to write: its kind, its format, and which explanation it shows, None for all."""
+    """One file to write: its kind, and which explanation it shows, None for all."""
 
     kind: str
-    format: str
     path: Path
     column: str | None = None
     target: Target | None = None  # of interactions
@@ -589,10 +584,10 @@ def _files(
         for e in explanations if is_each else (None,):
             about = "" if e is None else f".{_safe(e.method)}.{_safe(str(e.target))}"
             path = out / kind / f"{job.slide_id}{about}.{suffix}"
-            yield File(kind, suffix, path, None if e is None else e.column)
+            yield File(kind, path, None if e is None else e.column)
     for each in pairs if {"geojson", "qupath"} & set(order.exports) else ():
         name = f"{job.slide_id}.{_safe(str(each.target))}.geojson"
-        yield File(PAIRS, "geojson", out / PAIRS / name, target=each.target)
+        yield File(PAIRS, out / PAIRS / name, target=each.target)
 
 
 def _write(file: File, scene: Scene, order: Order) -> None:
@@ -600,7 +595,7 @@ def _write(file: File, scene: Scene, order: Order) -> None:
     if file.kind in KINDS:
         picture = draw(file.kind, replace(scene, explanations=shown))
         if isinstance(picture, Picture):
-            picture.write(file.path, file.format)
+            picture.write(file.path)
         else:
             write_atomically(file.path, lambda part: picture.save(part, format="PNG"))
         return

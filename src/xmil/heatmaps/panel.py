@@ -140,6 +140,7 @@ class Sheet:
         gap, edge = round(1.6 * unit), round(1.4 * unit)
         self.unit, self.y, self.widths = unit, round(1.2 * unit), widths
         self.left = [edge + sum(widths[:i]) + gap * i for i in range(len(widths))]
+        self.centre = [left + width / 2 for left, width in zip(self.left, widths, strict=True)]
         self.width = self.left[-1] + widths[-1] + edge
         self.figure = Picture(figsize=(1, 1), dpi=DPI, facecolor="white")
         self.placed: list[tuple[Any, tuple[float, float, float, float]]] = []
@@ -164,7 +165,7 @@ class Sheet:
     ) -> None:
         """Draw titles, one row of pictures for each of the columns' images, and colour bars."""
         for i, column in enumerate(columns):
-            centre, width = self._centre(i)
+            centre, width = self.centre[i], self.widths[i]
             self.text(column.title, 1.1, centre, self.y, width=width, ha="center", weight="bold")
             lower = self.y + round(1.45 * self.unit)
             self.text(column.subtitle, 0.9, centre, lower, width=width, ha="center", color=GREY)
@@ -211,12 +212,7 @@ class Sheet:
         return self.figure
 
     def _row(
-        self,
-        columns: Sequence[PanelColumn],
-        row: int,
-        *,
-        ruler: Ruler | None,
-        mark: Box | None,
+        self, columns: Sequence[PanelColumn], row: int, *, ruler: Ruler | None, mark: Box | None
     ) -> None:
         tallest = max(column.images[row].shape[0] for column in columns)
         for i, column in enumerate(columns):
@@ -250,7 +246,7 @@ class Sheet:
 
     def _bar(self, i: int, column: PanelColumn, scale: Scale) -> None:
         """Draw a colour bar with its numbers, the words for its ends and the column's note."""
-        u, (centre, width) = self.unit, self._centre(i)
+        u, centre, width = self.unit, self.centre[i], self.widths[i]
         wide = round(min(width, max(NARROWEST * u, 0.86 * width)))
         x = centre - wide / 2
         axes = self.axes(x, self.y, wide, round(1.1 * u))
@@ -269,9 +265,6 @@ class Sheet:
         self.text(column.ends[1], 0.85, x + wide, words, width=wide * 0.43, ha="right", color=right)
         if column.note:
             self.text(column.note, 0.85, centre, words + round(1.25 * u), width=wide, ha="center", color=GREY)
-
-    def _centre(self, i: int) -> tuple[float, float]:
-        return self.left[i] + self.widths[i] / 2, self.widths[i]
 
 
 def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tuple[str, float]:

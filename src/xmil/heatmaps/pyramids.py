@@ -197,13 +197,27 @@ def load_optional(package: str, extra: str) -> Any:
 
 
 def write_omezarr(path: Path, request: Exported) -> None:
-    """Write a pyramid over the slide's own pixels, or every n-th; NaN where there is no patch."""
+    """Write a pyramid over the slide's own pixels, or every n-th; NaN where there is no patch.
+
+    It is written strip by strip, so that memory stays small; chunks without a patch are not written.
+    """
 
     def fill(folder: Path) -> None:
-        levels = request.pyramid.levels()
+        levels, boxes = request.pyramid.levels(), request.explanations[0].boxes()
         group = load_optional("zarr", "zarr").create_group(str(folder), zarr_format=2)
         for number, canvas in enumerate(levels):
-            _write_level(group, str(number), request, canvas)
+            array = group.create_array(
+                str(number),
+                shape=(len(request.explanations), *canvas.size[::-1]),
+                chunks=(1, TILE, TILE),
+                dtype="float32",
+                fill_value=float("nan"),
+                chunk_key_encoding={"name": "v2", "separator": "/"},
+            )
+            for top, strip in canvas.strips(TILE):
+                cells = Cells.cut(boxes, strip)
+                for channel, e in enumerate(request.explanations):
+                    array[channel, top : top + strip.size[1]] = cells.expand(cells.average(e.scores))
         bag, scales = request.explanations[0].bag, [request.scales[e.column] for e in request.explanations]
         channels = [
             {
@@ -225,24 +239,6 @@ def write_omezarr(path: Path, request: Exported) -> None:
         group.attrs.update({"multiscales": [image], "omero": {"channels": channels}, "xmil": about})
 
     write_folder(path, fill)
-
-
-def _write_level(group: Any, name: str, request: Exported, canvas: Canvas) -> None:
-    """Write strip by strip, so that memory stays small; chunks without a patch are not written."""
-    width, height = canvas.size
-    array = group.create_array(
-        name,
-        shape=(len(request.explanations), height, width),
-        chunks=(1, TILE, TILE),
-        dtype="float32",
-        fill_value=float("nan"),
-        chunk_key_encoding={"name": "v2", "separator": "/"},
-    )
-    boxes = request.explanations[0].boxes()
-    for top, strip in canvas.strips(TILE):
-        cells = Cells.cut(boxes, strip)
-        for channel, e in enumerate(request.explanations):
-            array[channel, top : top + strip.size[1]] = cells.expand(cells.average(e.scores))
 
 
 def write_spatialdata(path: Path, request: Exported) -> None:
