@@ -49,6 +49,7 @@ STYLES = ("-", "--", "-.", ":")
 GREY = "#7F7F7F"
 BINS = 10
 DRAWS = 200  # of the band of a ROC curve
+Z = 1.959963984540054  # 95 % of a normal
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,6 @@ class Predictions:
     cases: Sequence[Case]
     outputs: Floats
     sizes: Sequence[int]
-
-    @classmethod
-    def of(cls, spec: ModelSpec, answers: Iterable[tuple[Case, Answer]]) -> Predictions:
-        """Gather the predictions of the cases that have an answer."""
-        pairs = list(answers)
-        outputs = np.stack([answer.outputs for _, answer in pairs])
-        return cls(spec, [case for case, _ in pairs], outputs, [answer.n for _, answer in pairs])
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -109,11 +103,6 @@ class Predictions:
         """What a unit is: a case, or a slide where no cohort names cases."""
         return "slide" if all(case.case_id is None for case in self.cases) else "case"
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the classes, values or time bins; numbers where they have none."""
-        return self.spec.names
-
     def columns(self) -> Columns:
         """Make the table: who, what is true, what was predicted, and the numbers behind it."""
         one_model = self.outputs.shape[1] == 1
@@ -121,14 +110,14 @@ class Predictions:
         return {
             "slide_id": [";".join(case.slides) for case in self.cases],
             "case_id": self.units,
-            **prediction_columns(self.task, self.outputs, labels=self.labels, names=self.names),
+            **prediction_columns(self.task, self.outputs, labels=self.labels, names=self.spec.names),
             **spread,
             "n": list(self.sizes),
         }
 
     def truth(self) -> Floats:
         """Give the labels (n, width) as numbers, nan where there is none."""
-        width = 2 if self.task.truth == "time" else len(self.names)
+        width = 2 if self.task.truth == "time" else len(self.spec.names)
         rows = [as_row(label, width) for label in self.labels]
         return np.array(rows, dtype=np.float64).reshape(len(self), width)
 
@@ -147,7 +136,7 @@ class Predictions:
             return {}
         options = {"units": labelled.units, **options}
         if self.task.decides:
-            about = {"scores": labelled.ranks, "names": labelled.names, **options}
+            about = {"scores": labelled.ranks, "names": labelled.spec.names, **options}
             return class_metrics(np.array(labelled.labels), labelled.numbers, **about)
         truth, numbers = labelled.truth(), labelled.numbers
         if self.task.truth == "time":
@@ -158,12 +147,8 @@ class Predictions:
         each = [value_metrics(truth[:, c], numbers[:, c], reference=parts[c], **options) for c in range(k)]
         if k == 1:
             return each[0]
-        pairs = zip(labelled.names, each, strict=True)
+        pairs = zip(labelled.spec.names, each, strict=True)
         return {f"{key}:{name}": value for name, own in pairs for key, value in own.items()}
-
-    def alone(self, model: int) -> Predictions:
-        """Keep the predictions of one model of the ensemble."""
-        return Predictions(self.spec, self.cases, self.outputs[:, model : model + 1], self.sizes)
 
 
 def prediction_columns(
@@ -368,7 +353,7 @@ def concordance(weights: Floats, times: Floats, events: Bools, risks: Floats) ->
 
 def draw_figures(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
     """Draw the figures of labelled predictions that their task has."""
-    p, names, units, kind = labelled.numbers, labelled.names, labelled.units, labelled.task.truth
+    p, names, units, kind = labelled.numbers, labelled.spec.names, labelled.units, labelled.task.truth
     truth = labelled.truth() if kind in ("values", "time") else np.array(labelled.labels)
     if kind == "time":
         times, events = truth[:, 0], truth[:, 1].astype(bool)
@@ -528,29 +513,19 @@ def calibration_bins(
 ) -> list[tuple[float, float, float, float]]:
     """Mean chance, frequency and the ends of its Wilson interval, for each bin that is not empty.
 
-    The frequency is over predictions, the interval that of as many draws as there are cases in the bin.
+    The frequency is over predictions, the interval that of as many draws as there are cases in the bin; of
+    whole counts it is scipy's, which takes no others.
     """
     codes = unit_codes(units, len(hits))
     place = np.minimum((chances * BINS).astype(int), BINS - 1)
     bins = []
     for b in np.unique(place):
         inside = place == b
-        share = float(hits[inside].mean())
-        low, high = wilson(share, len(np.unique(codes[inside])))
-        bins.append((float(chances[inside].mean()), share, low, high))
+        share, n = float(hits[inside].mean()), len(np.unique(codes[inside]))
+        middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
+        half = Z / (1 + Z * Z / n) * float(np.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)))
+        bins.append((float(chances[inside].mean()), share, max(0.0, middle - half), min(1.0, middle + half)))
     return bins
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a frequency among n; scipy's takes whole counts only.
-
-    >>> [round(end, 4) for end in wilson(0.5, 10)]
-    [0.2366, 0.7634]
-    """
-    z = 1.959963984540054
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * float(np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _counted(n: int, units: Sequence[Any]) -> str:

@@ -89,8 +89,8 @@ class Look:
 
     def scale(self, scores: npt.ArrayLike, *, signed: bool) -> Scale:
         """Make the scale of these scores."""
-        about = {"clip": self.clip, "percentile": self.percentile, "colours": self.colours.get(signed)}
-        return Scale.of(scores, signed=signed, **about)  # type: ignore[arg-type]
+        colours = self.colours.get(signed)
+        return Scale.of(scores, signed=signed, clip=self.clip, percentile=self.percentile, colours=colours)
 
 
 def heatmap(

@@ -119,12 +119,14 @@ def write_geojson(
             f'"properties":{{"objectType":"tile","isLocked":true,{classification}'
             f'"measurements":{{{measurements}}}}}}}'
         )
-    text = _collection(features, bag, origin)
+    data = _collection(features, bag, origin).encode()
     if Path(path).suffix == ".gz":
-        data = gzip.compress(text.encode(), mtime=0)  # the same bytes for the same scores
-        write_atomically(path, lambda part: Path(part).write_bytes(data))
-    else:
-        write_text(path, text)
+        data = gzip.compress(data, mtime=0)  # the same bytes for the same scores
+
+    def write(part: str) -> None:
+        Path(part).write_bytes(data)
+
+    write_atomically(path, write)
 
 
 def _classifications(explanations: Sequence[Explanation], task: str) -> list[str]:
@@ -204,29 +206,23 @@ def read_geojson(path: str | PathLike[str]) -> Tiles:
     """Read tiles that we or QuPath wrote: level-0 boxes with their measurements and classes."""
     features, origin = open_geojson(path)
     try:
-        boxes = np.array([_box(f["geometry"]) for f in features], dtype=np.float64).reshape(-1, 4)
+        boxes, rows = np.empty((len(features), 4)), []
+        for i, feature in enumerate(features):
+            geometry, properties = feature["geometry"], feature.get("properties") or {}
+            if geometry.get("type") != "Polygon":
+                raise ValueError(f"a {geometry.get('type')} is not a tile")
+            ring = np.array([point[:2] for point in geometry["coordinates"][0]], dtype=np.float64)
+            boxes[i] = [*ring.min(axis=0), *ring.max(axis=0)]
+            numbers = properties.get("measurements") or {}
+            if not isinstance(numbers, dict):  # a list, before QuPath 0.4
+                numbers = {entry["name"]: entry["value"] for entry in numbers}
+            rows.append({str(name): float(value) for name, value in numbers.items()})
         boxes += np.tile(np.asarray(origin or (0, 0), dtype=np.float64), 2)
-        rows = [_numbers(f.get("properties") or {}) for f in features]
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
         return Tiles(boxes, columns, tuple(map(class_name, features)))
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise FileError(f"{path}: a tile is damaged ({error}).") from None
-
-
-def _box(geometry: dict[str, Any]) -> list[float]:
-    if geometry.get("type") != "Polygon":
-        raise ValueError(f"a {geometry.get('type')} is not a tile")
-    ring = geometry["coordinates"][0]
-    xs, ys = [float(point[0]) for point in ring], [float(point[1]) for point in ring]
-    return [min(xs), min(ys), max(xs), max(ys)]
-
-
-def _numbers(properties: dict[str, Any]) -> dict[str, float]:
-    """Read measurements: QuPath writes an object since 0.4, and a list of names and values before."""
-    numbers = properties.get("measurements") or {}
-    pairs = numbers.items() if isinstance(numbers, dict) else ((m["name"], m["value"]) for m in numbers)
-    return {str(name): float(value) for name, value in pairs}
 
 
 def write_asap(path: Path, request: Exported) -> None:

@@ -6,6 +6,7 @@ A pixel of a picture is a pixel of the figure. Text is measured and made to fit 
 from __future__ import annotations
 
 import io
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -273,12 +274,9 @@ def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tu
     factor = min(1.0, width / wide) if wide else 1.0
     if factor >= SMALLEST:
         return text, size * factor * 72 / DPI
-    small, shortest, longest = size * SMALLEST, 0, len(text)
-    while longest - shortest > 1:
-        middle = (shortest + longest) // 2
-        fits = text_width(text[:middle] + "…", small, weight) <= width
-        shortest, longest = (middle, longest) if fits else (shortest, middle)
-    return text[:shortest].rstrip() + "…", small * 72 / DPI
+    small, lengths = size * SMALLEST, range(1, len(text))
+    fitting = bisect_right(lengths, width, key=lambda n: text_width(text[:n] + "…", small, weight))
+    return text[:fitting].rstrip() + "…", small * 72 / DPI
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
