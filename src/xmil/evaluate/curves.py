@@ -21,7 +21,7 @@ from xmil.core.explanation import Explanation
 from xmil.core.task import TASKS, Target
 from xmil.methods import Bags as Bags
 from xmil.methods import Question
-from xmil.network import CallOptions, Network, as_bag, check_same_bag, frozen, open_network
+from xmil.network import CallOptions, as_bag, check_same_bag, frozen, open_network
 from xmil.subsets import MODES, open_subsets
 
 logger = logging.getLogger(__name__)
@@ -106,8 +106,15 @@ class Flips:
             logger.warning("%s", line)
         with frozen(self.network.module), torch.no_grad():
             self._parts = open_subsets(self.network, x)
-        if target is ...:
-            target = _only_target(self.network, self._parts.full.shape[-1])
+        n_outputs, task = self._parts.full.shape[-1], TASKS[self.network.task]
+        if target is ... and n_outputs == 1 and (task.truth == "class" or task.count_targets(1) == 1):
+            target = task.count_targets(1) - 1  # the value, the risk, or class 1
+        elif target is ...:
+            names = self.network.target_names(n_outputs) or range(n_outputs)
+            raise InputError(
+                f"Bare scores do not say which target they explain; pass the Explanation, or target= "
+                f"(one of {', '.join(map(str, names))}; None for the predicted class)."
+            )
         question = Question([target], None, self.network, default="probability")
         (self.output,) = question.outputs(self._parts.full)
 
@@ -436,18 +443,6 @@ def top_instances(scores: Floats, top: float, *, seed: int = 0) -> npt.NDArray[n
 def target_of(scores: Scores, target: Any) -> Any:
     """Choose the target to measure: `target`, else that of the explanation."""
     return scores.target if target is ... and isinstance(scores, Explanation) else target
-
-
-def _only_target(network: Network, n_outputs: int) -> int:
-    """Find the target of a model with one output: its value, its risk, or class 1; refused for any other."""
-    task = TASKS[network.task]
-    if n_outputs == 1 and (task.truth == "class" or task.count_targets(1) == 1):
-        return task.count_targets(1) - 1
-    names = network.target_names(n_outputs) or range(n_outputs)
-    raise InputError(
-        f"Bare scores do not say which target they explain; pass the Explanation, or target= "
-        f"(one of {', '.join(map(str, names))}; None for the predicted class)."
-    )
 
 
 def step_counts(n: int, steps: int | str) -> npt.NDArray[np.int64]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from xmil.core.bag import Bag
 from xmil.core.budget import check_budget
 from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
+from xmil.heatmaps import opened
 from xmil.heatmaps.exports import class_name, open_geojson
 
 Floats = npt.NDArray[np.float64]
@@ -305,7 +306,9 @@ class Truth:
         if bag.coords is None or bag.patch_size is None:
             raise InputError(f"{path}: bag {bag.slide_id!r} has no coordinates or patch size to lay on it.")
         if path.suffix == ".geojson":
-            about: dict[str, Any] = {"names": self.names or None, "origin": self._origin(bag.slide_id)}
+            with opened(self.slides.get(bag.slide_id or "")) as slide:  # its scanned bounds, if it is at hand
+                origin = None if slide is None else slide.bounds[:2]
+            about: dict[str, Any] = {"names": self.names or None, "origin": origin}
             marks = marked_by_geojson(path, bag.coords, patch_size=bag.patch_size, share=self.share, **about)
         else:
             about = {"downsample": self.downsample, "share": self.share}
@@ -315,16 +318,6 @@ class Truth:
     def file(self, slide_id: str | None) -> Path | None:
         """Find the file of a slide; None if the folder has none."""
         return next((p for s in SUFFIXES if (p := self.folder / f"{slide_id}{s}").is_file()), None)
-
-    def _origin(self, slide_id: str | None) -> tuple[float, float] | None:
-        """Find the corner of the slide's scanned bounds, if the slide is at hand."""
-        from xmil.slides import open_slide
-
-        file = self.slides.get(slide_id or "")
-        if file is None:
-            return None
-        with open_slide(file) as slide:
-            return slide.bounds[:2]
 
 
 def _instance_values(path: Path, n: int) -> Floats:

@@ -49,6 +49,7 @@ STYLES = ("-", "--", "-.", ":")
 GREY = "#7F7F7F"
 BINS = 10
 DRAWS = 200  # of the band of a ROC curve
+Z = 1.959963984540054  # 95 % of a normal
 
 
 @dataclass(frozen=True)
@@ -69,20 +70,8 @@ class Predictions:
     outputs: Floats
     sizes: Sequence[int]
 
-    @classmethod
-    def of(cls, spec: ModelSpec, answers: Iterable[tuple[Case, Answer]]) -> Predictions:
-        """Gather the predictions of the cases that have an answer."""
-        pairs = list(answers)
-        outputs = np.stack([answer.outputs for _, answer in pairs])
-        return cls(spec, [case for case, _ in pairs], outputs, [answer.n for _, answer in pairs])
-
     def __len__(self) -> int:
         return len(self.cases)
-
-    @property
-    def models(self) -> int:
-        """How many models the ensemble has."""
-        return int(self.outputs.shape[1])
 
     @property
     def task(self) -> Task:
@@ -114,31 +103,28 @@ class Predictions:
         """What a unit is: a case, or a slide where no cohort names cases."""
         return "slide" if all(case.case_id is None for case in self.cases) else "case"
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the classes, values or time bins; numbers where they have none."""
-        return self.spec.names
-
     def columns(self) -> Columns:
         """Make the table: who, what is true, what was predicted, and the numbers behind it."""
-        spread = {} if self.models == 1 else {"spread": self.task.spread(self.outputs).tolist()}
+        one_model = self.outputs.shape[1] == 1
+        spread = {} if one_model else {"spread": self.task.spread(self.outputs).tolist()}
         return {
             "slide_id": [";".join(case.slides) for case in self.cases],
             "case_id": self.units,
-            **prediction_columns(self.task, self.outputs, labels=self.labels, names=self.names),
+            **prediction_columns(self.task, self.outputs, labels=self.labels, names=self.spec.names),
             **spread,
             "n": list(self.sizes),
         }
 
     def truth(self) -> Floats:
         """Give the labels (n, width) as numbers, nan where there is none."""
-        width = 2 if self.task.truth == "time" else len(self.names)
+        width = 2 if self.task.truth == "time" else len(self.spec.names)
         rows = [as_row(label, width) for label in self.labels]
         return np.array(rows, dtype=np.float64).reshape(len(self), width)
 
     def labelled(self) -> Predictions:
         """Keep the predictions whose truth is known."""
-        rows = [i for i, case in enumerate(self.cases) if _has_truth(case.label)]
+        parts = [label if isinstance(label, tuple) else (label,) for label in self.labels]
+        rows = [i for i, own in enumerate(parts) if all(part is not None and part == part for part in own)]
         return Predictions(
             self.spec, [self.cases[i] for i in rows], self.outputs[rows], [self.sizes[i] for i in rows]
         )
@@ -150,7 +136,7 @@ class Predictions:
             return {}
         options = {"units": labelled.units, **options}
         if self.task.decides:
-            about = {"scores": labelled.ranks, "names": labelled.names, **options}
+            about = {"scores": labelled.ranks, "names": labelled.spec.names, **options}
             return class_metrics(np.array(labelled.labels), labelled.numbers, **about)
         truth, numbers = labelled.truth(), labelled.numbers
         if self.task.truth == "time":
@@ -161,12 +147,8 @@ class Predictions:
         each = [value_metrics(truth[:, c], numbers[:, c], reference=parts[c], **options) for c in range(k)]
         if k == 1:
             return each[0]
-        pairs = zip(labelled.names, each, strict=True)
+        pairs = zip(labelled.spec.names, each, strict=True)
         return {f"{key}:{name}": value for name, own in pairs for key, value in own.items()}
-
-    def alone(self, model: int) -> Predictions:
-        """Keep the predictions of one model of the ensemble."""
-        return Predictions(self.spec, self.cases, self.outputs[:, model : model + 1], self.sizes)
 
 
 def prediction_columns(
@@ -371,35 +353,28 @@ def concordance(weights: Floats, times: Floats, events: Bools, risks: Floats) ->
 
 def draw_figures(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
     """Draw the figures of labelled predictions that their task has."""
-    task = labelled.task
-    if task.decides:
-        _draw_classes(labelled, metrics, folder, seed=seed)
+    p, names, units, kind = labelled.numbers, labelled.spec.names, labelled.units, labelled.task.truth
+    truth = labelled.truth() if kind in ("values", "time") else np.array(labelled.labels)
+    if kind == "time":
+        times, events = truth[:, 0], truth[:, 1].astype(bool)
+        draw_survival(times, events, p[:, 0], metrics["c_index"], folder / "survival.png", units=units)
+    elif kind == "values" and len(names) == 1:
+        draw_values(truth[:, 0], p[:, 0], metrics, folder / "values.png", name=names[0])
+    if not labelled.task.decides:
         return
-    truth, numbers = labelled.truth(), labelled.numbers[:, 0]
-    if task.truth == "values" and truth.shape[1] == 1:
-        draw_values(truth[:, 0], numbers, metrics, folder / "values.png", name=labelled.names[0])
-    elif task.truth == "time":
-        draw_survival(
-            truth[:, 0], truth[:, 1].astype(bool), numbers, metrics["c_index"],
-            folder / "survival.png", units=labelled.units,
-        )  # fmt: skip
-
-
-def _draw_classes(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
-    p, z, names = labelled.numbers, labelled.ranks, labelled.names
-    units = labelled.units
-    y = np.array(labelled.labels)
-    if labelled.task.truth == "labels":
-        curves = {name: (y[:, c].astype(bool), z[:, c]) for c, name in enumerate(names)}
-        hits, sure, what = y.astype(bool).ravel(), p.ravel(), "a label"
-        units_of = [unit for unit in units for _ in names]
+    if kind == "labels":
+        classes, positive = range(len(names)), truth.astype(bool)
+        hits, sure, what = positive.ravel(), p.ravel(), "a label"
+    elif len(names) == 2:
+        classes, positive = range(1, 2), truth[:, None] == [0, 1]
+        hits, sure, what = positive[:, 1], p[:, 1], names[1]
     else:
-        two = len(names) == 2
-        curves = {names[c]: (y == c, z[:, c]) for c in ([1] if two else range(len(names)))}
-        hits, sure = (y == 1, p[:, 1]) if two else (p.argmax(axis=1) == y, p.max(axis=1))
-        what, units_of = (names[1] if two else "the predicted class"), units
+        classes, positive = range(len(names)), truth[:, None] == range(len(names))
+        hits, sure, what = p.argmax(axis=1) == truth, p.max(axis=1), "the predicted class"
+    curves = {names[c]: (positive[:, c], labelled.ranks[:, c]) for c in classes}
     areas = {name: metrics.get(f"auroc:{name}", metrics["auroc"]) for name in curves}
     draw_roc(curves, areas, folder / "roc.png", units=units, seed=seed)
+    units_of = [unit for unit in units for _ in range(len(hits) // len(units))]
     draw_calibration(hits, sure, metrics["ece"], folder / "calibration.png", what=what, units=units_of)
 
 
@@ -538,29 +513,19 @@ def calibration_bins(
 ) -> list[tuple[float, float, float, float]]:
     """Mean chance, frequency and the ends of its Wilson interval, for each bin that is not empty.
 
-    The frequency is over predictions, the interval that of as many draws as there are cases in the bin.
+    The frequency is over predictions, the interval that of as many draws as there are cases in the bin; of
+    whole counts it is scipy's, which takes no others.
     """
     codes = unit_codes(units, len(hits))
     place = np.minimum((chances * BINS).astype(int), BINS - 1)
     bins = []
     for b in np.unique(place):
         inside = place == b
-        share = float(hits[inside].mean())
-        low, high = wilson(share, len(np.unique(codes[inside])))
-        bins.append((float(chances[inside].mean()), share, low, high))
+        share, n = float(hits[inside].mean()), len(np.unique(codes[inside]))
+        middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
+        half = Z / (1 + Z * Z / n) * float(np.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)))
+        bins.append((float(chances[inside].mean()), share, max(0.0, middle - half), min(1.0, middle + half)))
     return bins
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a frequency among n; scipy's takes whole counts only.
-
-    >>> [round(end, 4) for end in wilson(0.5, 10)]
-    [0.2366, 0.7634]
-    """
-    z = 1.959963984540054
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * float(np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _counted(n: int, units: Sequence[Any]) -> str:
@@ -585,9 +550,3 @@ def _mean_of(parts: Iterable[Statistic]) -> Statistic:
     """Average statistics over those that a draw determines."""
     every = list(parts)
     return lambda weights: statistics.nan_mean([part(weights) for part in every])
-
-
-def _has_truth(label: Any) -> bool:
-    if isinstance(label, tuple):
-        return all(_has_truth(part) for part in label)
-    return label is not None and not (isinstance(label, float) and np.isnan(label))

@@ -380,22 +380,16 @@ def _rows(summary: Summary, start: str = "", end: str = "") -> list[list[str]]:
     titles = (MEASURES[m] + (f" ({mode})" if measures.count(m) > 1 else "") for mode, m in columns)
     rows = [["method", *titles]]
     for method in summary.methods:
-        cells = [_shown(summary, method, *column) for column in columns]
-        for i, (mode, measure) in enumerate(columns):
-            best = summary.best.get(mode)
+        rows.append([method])
+        for mode, measure in columns:
+            cell, best = summary.cells.get((method, mode, measure)), summary.best.get(mode)
+            text = "-" if cell is None else f"{cell.mean.estimate:.3f} ± {cell.std:.3f}"
+            if cell is not None and measure in ("flips", "flipped_at_zero", "pointing"):
+                text = f"{100 * cell.mean.estimate:.0f} %"
             if measure == "aupc" and best is not None and best.significant and best.method == method:
-                cells[i] = f"{start}{cells[i]}{end}"
-        rows.append([method, *cells])
+                text = f"{start}{text}{end}"
+            rows[-1].append(text)
     return rows
-
-
-def _shown(summary: Summary, method: str, mode: str, measure: str) -> str:
-    cell = summary.cells.get((method, mode, measure))
-    if cell is None:
-        return "-"
-    if measure in ("flips", "flipped_at_zero", "pointing"):
-        return f"{100 * cell.mean.estimate:.0f} %"
-    return f"{cell.mean.estimate:.3f} ± {cell.std:.3f}"
 
 
 def _notes(summary: Summary) -> list[str]:

@@ -70,7 +70,6 @@ if TYPE_CHECKING:
         letter_figure,
         method_colour,
         spelt_out,
-        whiskers,
         write_figure,
     )
     from xmil.heatmaps.words import (
@@ -94,7 +93,7 @@ _NAMES = {
     "panel": "Picture cut_patch extremes",
     "pyramids": "Pyramid write_colours write_scores",
     "style": "BEYOND BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS Scale clip_limits drawable families "
-    "letter_figure method_colour spelt_out whiskers write_figure",
+    "letter_figure method_colour spelt_out write_figure",
     "words": "Caption beyond_scale caption ends number subtitle title without_repeats",
 }
 _HOME = {name: f"xmil.heatmaps.{module}" for module, names in _NAMES.items() for name in names.split()}
@@ -107,7 +106,7 @@ __all__ = [
     "explanation_html", "extremes", "families", "figure", "half_level", "heatmap", "image", "join",
     "lay_over", "letter_figure", "make_drawer", "method_colour", "number", "opened", "page", "pair_lines",
     "picture_box", "place_on", "plot", "read_asap", "read_geojson", "run_html", "spelt_out", "subtitle",
-    "table", "tag", "title", "whiskers", "with_targets", "without_repeats", "write_colours",
+    "table", "tag", "title", "with_targets", "without_repeats", "write_colours",
     "write_figure", "write_geojson", "write_inside_geojson", "write_inside_tiff", "write_pairs",
     "write_scores",
 ]  # fmt: skip

@@ -89,8 +89,8 @@ class Look:
 
     def scale(self, scores: npt.ArrayLike, *, signed: bool) -> Scale:
         """Make the scale of these scores."""
-        about = {"clip": self.clip, "percentile": self.percentile, "colours": self.colours.get(signed)}
-        return Scale.of(scores, signed=signed, **about)  # type: ignore[arg-type]
+        colours = self.colours.get(signed)
+        return Scale.of(scores, signed=signed, clip=self.clip, percentile=self.percentile, colours=colours)
 
 
 def heatmap(
@@ -213,16 +213,6 @@ class Scene:
             placed[pairs.target] = replace(pairs, corners=corners, patch_size=first.patch_size)
         return replace(self, pairs=placed)
 
-    def only(self, explanation: Explanation) -> Scene:
-        """The same scene with one of its explanations."""
-        return replace(self, explanations=(explanation,))
-
-    @property
-    def heading(self) -> Heading:
-        """The slide's name, label and prediction, and the explanations' warnings."""
-        lines = dict.fromkeys(text for e in self.explanations for text in e.warnings)
-        return Heading(self.caption.name, self.caption.facts(), tuple(lines))
-
     @property
     def mpp(self) -> float | None:
         """Microns per level-0 pixel, from the slide or the explanations."""
@@ -239,10 +229,12 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
         return Image.fromarray(np.ascontiguousarray(scene.views[-1].heat(first, scene.scales[first.column])))
     if kind in NEED_SLIDE and slide is None:
         raise InputError(f"The picture {kind!r} needs the slide; give it, or draw 'overlay' or 'panel'.")
-    scene = scene if kind == "panel" else scene.only(first)
+    scene = scene if kind == "panel" else replace(scene, explanations=(first,))
+    warned = dict.fromkeys(text for e in scene.explanations for text in e.warnings)
+    heading = Heading(scene.caption.name, scene.caption.facts(), tuple(warned))
     if kind == "patches" and slide is not None:
         scale, task = scene.scales[first.column], scene.caption.task
-        return draw_sheet(first, slide, scale, heading=scene.heading, top=look.top, task=task)
+        return draw_sheet(first, slide, scale, heading=heading, top=look.top, task=task)
     columns = [_column(scene, e) for e in scene.explanations]
     if kind != "overlay" and slide is not None:
         images = tuple(view.background for view in scene.views if view.background is not None)
@@ -255,7 +247,7 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
         across, down = canvas.downsample
         corner = (x - canvas.box[0]) / across, (y - canvas.box[1]) / down
         mark = (*corner, width / across, height / down)
-    return draw_panel(columns, heading=scene.heading, rulers=rulers, mark=mark, across=look.across)
+    return draw_panel(columns, heading=heading, rulers=rulers, mark=mark, across=look.across)
 
 
 def check_region(region: Sequence[float], area: Box) -> Box:
@@ -565,10 +557,9 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
 
 @dataclass(frozen=True)
 class File:
-    """One file to write: its kind, its format, and which explanation it shows, None for all."""
+    """One file to write: its kind, and which explanation it shows, None for all."""
 
     kind: str
-    format: str
     path: Path
     column: str | None = None
     target: Target | None = None  # of interactions
@@ -593,18 +584,18 @@ def _files(
         for e in explanations if is_each else (None,):
             about = "" if e is None else f".{_safe(e.method)}.{_safe(str(e.target))}"
             path = out / kind / f"{job.slide_id}{about}.{suffix}"
-            yield File(kind, suffix, path, None if e is None else e.column)
+            yield File(kind, path, None if e is None else e.column)
     for each in pairs if {"geojson", "qupath"} & set(order.exports) else ():
         name = f"{job.slide_id}.{_safe(str(each.target))}.geojson"
-        yield File(PAIRS, "geojson", out / PAIRS / name, target=each.target)
+        yield File(PAIRS, out / PAIRS / name, target=each.target)
 
 
 def _write(file: File, scene: Scene, order: Order) -> None:
-    shown = [e for e in scene.explanations if file.column in (None, e.column)]
+    shown = tuple(e for e in scene.explanations if file.column in (None, e.column))
     if file.kind in KINDS:
-        picture = draw(file.kind, scene if file.column is None else scene.only(shown[0]))
+        picture = draw(file.kind, replace(scene, explanations=shown))
         if isinstance(picture, Picture):
-            picture.write(file.path, file.format)
+            picture.write(file.path)
         else:
             write_atomically(file.path, lambda part: picture.save(part, format="PNG"))
         return
@@ -613,7 +604,7 @@ def _write(file: File, scene: Scene, order: Order) -> None:
         write_pairs(file.path, scene.pairs[file.target], origin=frame[:2])
     else:
         task, scales = scene.caption.task, scene.scales
-        request = Exported(tuple(shown), frame, task, scales, mpp=scene.mpp, downsample=order.downsample)
+        request = Exported(shown, frame, task, scales, mpp=scene.mpp, downsample=order.downsample)
         EXPORTS[file.kind].write(file.path, request)
 
 

@@ -94,43 +94,39 @@ def write_geojson(
     task: str = "classification",
     boxes: IntArray | None = None,
 ) -> None:
-    """Write the explanations of one slide as QuPath tiles; `boxes` replace those of the patches.
+    """Write the explanations of one slide as QuPath tiles, gzipped if the path ends in .gz.
 
     Each has the measurements `<method>:<target>`; its class says whether it supports what the first signed
     method explains, the predicted class where that is among them. Coordinates count from `origin`, which the
-    file names.
+    file names. `boxes` replace those of the patches.
     """
-    write_text(path, _tiles(explanations, origin=origin, task=task, boxes=boxes))
-
-
-def _tiles(
-    explanations: Sequence[Explanation], *, origin: tuple[int, int], task: str, boxes: IntArray | None = None
-) -> str:
+    for e in explanations:
+        if not np.isfinite(e.scores).all():
+            raise InputError(f"{e}: scores must be finite numbers; explain the slide again.")
     boxes = (explanations[0].boxes() if boxes is None else boxes) - np.tile(origin, 2)
-    name = explanations[0].bag or ""
-    space = uuid5(NAMESPACE_URL, f"xmil:{name}")
-    rows = zip(boxes.tolist(), _measurements(explanations), _classifications(explanations, task), strict=True)
+    bag = explanations[0].bag or ""
+    space = uuid5(NAMESPACE_URL, f"xmil:{bag}")
+    names = [json.dumps(e.column, ensure_ascii=False) for e in explanations]
+    columns = [e.scores.astype(np.float32).astype(str).tolist() for e in explanations]  # shortest digits
+    rows = zip(boxes.tolist(), zip(*columns, strict=True), _classifications(explanations, task), strict=True)
     features = []
-    for i, ((x0, y0, x1, y1), measurements, classification) in enumerate(rows):
+    for i, ((x0, y0, x1, y1), scores, classification) in enumerate(rows):
         ring = f"[[{x0},{y0}],[{x1},{y0}],[{x1},{y1}],[{x0},{y1}],[{x0},{y0}]]"
+        measurements = ",".join(f"{name}:{score}" for name, score in zip(names, scores, strict=True))
         features.append(
             f'{{"type":"Feature","id":"{uuid5(space, str(i))}",'
             f'"geometry":{{"type":"Polygon","coordinates":[{ring}]}},'
             f'"properties":{{"objectType":"tile","isLocked":true,{classification}'
             f'"measurements":{{{measurements}}}}}}}'
         )
-    return _collection(features, name, origin)
+    data = _collection(features, bag, origin).encode()
+    if Path(path).suffix == ".gz":
+        data = gzip.compress(data, mtime=0)  # the same bytes for the same scores
 
+    def write(part: str) -> None:
+        Path(part).write_bytes(data)
 
-def _measurements(explanations: Sequence[Explanation]) -> list[str]:
-    """Give the measurements of each tile as JSON."""
-    for e in explanations:
-        if not np.isfinite(e.scores).all():
-            raise InputError(f"{e}: scores must be finite numbers; explain the slide again.")
-    names = [json.dumps(e.column, ensure_ascii=False) for e in explanations]
-    columns = [e.scores.astype(np.float32).astype(str).tolist() for e in explanations]  # shortest digits
-    pairs = ([f"{name}:{value}" for value in values] for name, values in zip(names, columns, strict=True))
-    return [",".join(row) for row in zip(*pairs, strict=True)]
+    write_atomically(path, write)
 
 
 def _classifications(explanations: Sequence[Explanation], task: str) -> list[str]:
@@ -144,10 +140,8 @@ def _classifications(explanations: Sequence[Explanation], task: str) -> list[str
         '"classification":' + json.dumps({"name": words, "color": colour}, ensure_ascii=False) + ","
         for words, colour in zip(ends(first, task), (AGAINST, SUPPORTS), strict=True)
     )
-    members: list[str] = np.array([against, "", supports], dtype=object)[
-        np.sign(first.scores).astype(np.intp) + 1
-    ].tolist()
-    return members
+    members = ("", supports, against)  # by sign: 0, 1, -1
+    return [members[sign] for sign in np.sign(first.scores).astype(int).tolist()]
 
 
 def write_pairs(path: str | PathLike[str], pairs: Interactions, *, origin: tuple[int, int] = (0, 0)) -> None:
@@ -212,39 +206,23 @@ def read_geojson(path: str | PathLike[str]) -> Tiles:
     """Read tiles that we or QuPath wrote: level-0 boxes with their measurements and classes."""
     features, origin = open_geojson(path)
     try:
-        boxes = np.array([_box(f["geometry"]) for f in features], dtype=np.float64).reshape(-1, 4)
+        boxes, rows = np.empty((len(features), 4)), []
+        for i, feature in enumerate(features):
+            geometry, properties = feature["geometry"], feature.get("properties") or {}
+            if geometry.get("type") != "Polygon":
+                raise ValueError(f"a {geometry.get('type')} is not a tile")
+            ring = np.array([point[:2] for point in geometry["coordinates"][0]], dtype=np.float64)
+            boxes[i] = [*ring.min(axis=0), *ring.max(axis=0)]
+            numbers = properties.get("measurements") or {}
+            if not isinstance(numbers, dict):  # a list, before QuPath 0.4
+                numbers = {entry["name"]: entry["value"] for entry in numbers}
+            rows.append({str(name): float(value) for name, value in numbers.items()})
         boxes += np.tile(np.asarray(origin or (0, 0), dtype=np.float64), 2)
-        rows = [_numbers(f.get("properties") or {}) for f in features]
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
         return Tiles(boxes, columns, tuple(map(class_name, features)))
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise FileError(f"{path}: a tile is damaged ({error}).") from None
-
-
-def _box(geometry: dict[str, Any]) -> list[float]:
-    if geometry.get("type") != "Polygon":
-        raise ValueError(f"a {geometry.get('type')} is not a tile")
-    ring = geometry["coordinates"][0]
-    xs, ys = [float(point[0]) for point in ring], [float(point[1]) for point in ring]
-    return [min(xs), min(ys), max(xs), max(ys)]
-
-
-def _numbers(properties: dict[str, Any]) -> dict[str, float]:
-    """Read measurements: QuPath writes an object since 0.4, and a list of names and values before."""
-    numbers = properties.get("measurements") or {}
-    pairs = numbers.items() if isinstance(numbers, dict) else ((m["name"], m["value"]) for m in numbers)
-    return {str(name): float(value) for name, value in pairs}
-
-
-def write_qupath(path: Path, request: Exported) -> None:
-    """Write GeoJSON tiles, gzipped as QuPath reads them; the same bytes for the same scores."""
-    text = _tiles(request.explanations, origin=request.frame[:2], task=request.task)
-
-    def write(part: str) -> None:
-        Path(part).write_bytes(gzip.compress(text.encode(), mtime=0))
-
-    write_atomically(path, write)
 
 
 def write_asap(path: Path, request: Exported) -> None:
@@ -323,7 +301,7 @@ _WSI = "1.2.840.10008.5.1.4.1.1.77.1.6"
 
 def write_parametric_map(path: Path, request: Exported) -> None:
     """Write one explanation as a Parametric Map of float32: a pixel per patch, or per part patches share."""
-    hd = _highdicom()
+    hd = load_optional("highdicom", "export")
     (e,) = request.explanations
     boxes, step = _boxes(request), _step(request)
     corner, far = boxes[:, :2].min(axis=0), boxes[:, 2:].max(axis=0)
@@ -364,7 +342,7 @@ def write_parametric_map(path: Path, request: Exported) -> None:
 
 def write_annotations(path: Path, request: Exported) -> None:
     """Write the patches of one explanation as rectangles with their scores, in level-0 pixels."""
-    hd = _highdicom()
+    hd = load_optional("highdicom", "export")
     (e,) = request.explanations
     boxes = _boxes(request).astype(np.float32)
     corners = [np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]]) for x0, y0, x1, y1 in boxes]
@@ -489,18 +467,17 @@ def _uid(e: Explanation, what: str) -> str:
 
 
 def _code(value: str, meaning: str, scheme: str = CODING) -> Any:
-    return _highdicom().sr.CodedConcept(value=value[:16], scheme_designator=scheme, meaning=meaning[:64])
+    concept = load_optional("highdicom", "export").sr.CodedConcept
+    return concept(value=value[:16], scheme_designator=scheme, meaning=meaning[:64])
 
 
-def _highdicom() -> Any:
-    return load_optional("highdicom", "export")
+def _write_tiles(path: Path, request: Exported) -> None:
+    write_geojson(path, request.explanations, origin=request.frame[:2], task=request.task)
 
 
 _BUILT_IN = {
-    "geojson": Export(
-        lambda path, r: write_geojson(path, r.explanations, origin=r.frame[:2], task=r.task), "geojson"
-    ),
-    "qupath": Export(write_qupath, "geojson.gz"),
+    "geojson": Export(_write_tiles, "geojson"),
+    "qupath": Export(_write_tiles, "geojson.gz"),
     "asap": Export(write_asap, "xml", each=True),
     "dicom": Export(write_parametric_map, "map.dcm", each=True),
     "dicom-annotations": Export(write_annotations, "annotations.dcm", each=True),

@@ -6,6 +6,7 @@ A pixel of a picture is a pixel of the figure. Text is measured and made to fit 
 from __future__ import annotations
 
 import io
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -140,6 +141,7 @@ class Sheet:
         gap, edge = round(1.6 * unit), round(1.4 * unit)
         self.unit, self.y, self.widths = unit, round(1.2 * unit), widths
         self.left = [edge + sum(widths[:i]) + gap * i for i in range(len(widths))]
+        self.centre = [left + width / 2 for left, width in zip(self.left, widths, strict=True)]
         self.width = self.left[-1] + widths[-1] + edge
         self.figure = Picture(figsize=(1, 1), dpi=DPI, facecolor="white")
         self.placed: list[tuple[Any, tuple[float, float, float, float]]] = []
@@ -164,7 +166,7 @@ class Sheet:
     ) -> None:
         """Draw titles, one row of pictures for each of the columns' images, and colour bars."""
         for i, column in enumerate(columns):
-            centre, width = self._centre(i)
+            centre, width = self.centre[i], self.widths[i]
             self.text(column.title, 1.1, centre, self.y, width=width, ha="center", weight="bold")
             lower = self.y + round(1.45 * self.unit)
             self.text(column.subtitle, 0.9, centre, lower, width=width, ha="center", color=GREY)
@@ -211,12 +213,7 @@ class Sheet:
         return self.figure
 
     def _row(
-        self,
-        columns: Sequence[PanelColumn],
-        row: int,
-        *,
-        ruler: Ruler | None,
-        mark: Box | None,
+        self, columns: Sequence[PanelColumn], row: int, *, ruler: Ruler | None, mark: Box | None
     ) -> None:
         tallest = max(column.images[row].shape[0] for column in columns)
         for i, column in enumerate(columns):
@@ -250,7 +247,7 @@ class Sheet:
 
     def _bar(self, i: int, column: PanelColumn, scale: Scale) -> None:
         """Draw a colour bar with its numbers, the words for its ends and the column's note."""
-        u, (centre, width) = self.unit, self._centre(i)
+        u, centre, width = self.unit, self.centre[i], self.widths[i]
         wide = round(min(width, max(NARROWEST * u, 0.86 * width)))
         x = centre - wide / 2
         axes = self.axes(x, self.y, wide, round(1.1 * u))
@@ -270,9 +267,6 @@ class Sheet:
         if column.note:
             self.text(column.note, 0.85, centre, words + round(1.25 * u), width=wide, ha="center", color=GREY)
 
-    def _centre(self, i: int) -> tuple[float, float]:
-        return self.left[i] + self.widths[i] / 2, self.widths[i]
-
 
 def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tuple[str, float]:
     """Fit text: give it and its size in points, smaller if it must be, cut short if that is not enough."""
@@ -280,12 +274,9 @@ def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tu
     factor = min(1.0, width / wide) if wide else 1.0
     if factor >= SMALLEST:
         return text, size * factor * 72 / DPI
-    small, shortest, longest = size * SMALLEST, 0, len(text)
-    while longest - shortest > 1:
-        middle = (shortest + longest) // 2
-        fits = text_width(text[:middle] + "…", small, weight) <= width
-        shortest, longest = (middle, longest) if fits else (shortest, middle)
-    return text[:shortest].rstrip() + "…", small * 72 / DPI
+    small, lengths = size * SMALLEST, range(1, len(text))
+    fitting = bisect_right(lengths, width, key=lambda n: text_width(text[:n] + "…", small, weight))
+    return text[:fitting].rstrip() + "…", small * 72 / DPI
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
@@ -321,7 +312,8 @@ def draw_sheet(
     task: str = "classification",
 ) -> Picture:
     """Draw the `top` highest and lowest patches, framed in the colours of their scores."""
-    sheet = Sheet(max(13.0, EDGE / 13), [EDGE + 2 * FRAME] * min(ACROSS, max(top, 3)), heading)
+    boxes, wide = explanation.boxes(), EDGE + 2 * FRAME
+    sheet = Sheet(max(13.0, EDGE / 13), [wide] * min(ACROSS, max(top, 3)), heading)
     sheet.line(f"{title(explanation)} {subtitle(explanation, task)}", 1.15)
     low, high = ends(explanation, task)
     if explanation.signed:
@@ -334,30 +326,21 @@ def draw_sheet(
         noun = high.removeprefix("high ")
         headings = ((f"highest {noun}", "no patches", INK), (f"lowest {noun}", "no further patches", GREY))
     for (words, otherwise, colour), rows in zip(headings, extremes(explanation, top), strict=True):
-        text = words if rows else otherwise
-        sheet.line(text, 1.0, color=colour, weight="bold")
-        _patches(sheet, rows, explanation, slide=slide, scale=scale)
+        sheet.line(words if rows else otherwise, 1.0, color=colour, weight="bold")
+        for start in range(0, len(rows), len(sheet.left)):
+            for x, i in zip(sheet.left, rows[start : start + len(sheet.left)], strict=False):
+                score, below = explanation.scores[i], sheet.y + wide + round(0.3 * sheet.unit)
+                framed = np.empty((wide, wide, 3), dtype=np.uint8)
+                framed[:] = scale.paint(np.asarray([score]))[0, :3]
+                framed[FRAME:-FRAME, FRAME:-FRAME] = cut_patch(slide, boxes[i], EDGE)
+                sheet.image(framed, x, sheet.y)
+                value = number(float(score), digits_for(scale.low, scale.high))
+                sheet.text(value, 1.0, x + wide / 2, below, width=wide, ha="center")
+                place = f"x {boxes[i][0]:,}   y {boxes[i][1]:,}"
+                below += round(1.3 * sheet.unit)
+                sheet.text(place, 0.75, x + wide / 2, below, width=wide, ha="center", color=GREY)
+            sheet.y += wide + round(3.2 * sheet.unit)
     return sheet.close()
-
-
-def _patches(
-    sheet: Sheet, rows: Sequence[int], explanation: Explanation, *, slide: Slide, scale: Scale
-) -> None:
-    boxes, wide = explanation.boxes(), EDGE + 2 * FRAME
-    for start in range(0, len(rows), len(sheet.left)):
-        for x, i in zip(sheet.left, rows[start : start + len(sheet.left)], strict=False):
-            score = explanation.scores[i]
-            framed = np.empty((wide, wide, 3), dtype=np.uint8)
-            framed[:] = scale.paint(np.asarray([score]))[0, :3]
-            framed[FRAME:-FRAME, FRAME:-FRAME] = cut_patch(slide, boxes[i], EDGE)
-            sheet.image(framed, x, sheet.y)
-            below = sheet.y + wide + round(0.3 * sheet.unit)
-            value = number(float(score), digits_for(scale.low, scale.high))
-            sheet.text(value, 1.0, x + wide / 2, below, width=wide, ha="center")
-            place = f"x {boxes[i][0]:,}   y {boxes[i][1]:,}"
-            below += round(1.3 * sheet.unit)
-            sheet.text(place, 0.75, x + wide / 2, below, width=wide, ha="center", color=GREY)
-        sheet.y += wide + round(3.2 * sheet.unit)
 
 
 def cut_patch(slide: Slide, box: Sequence[int], edge: int) -> Pixels:

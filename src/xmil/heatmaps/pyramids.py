@@ -197,67 +197,48 @@ def load_optional(package: str, extra: str) -> Any:
 
 
 def write_omezarr(path: Path, request: Exported) -> None:
-    """Write a pyramid over the slide's own pixels, or every n-th; NaN where there is no patch."""
+    """Write a pyramid over the slide's own pixels, or every n-th; NaN where there is no patch.
+
+    It is written strip by strip, so that memory stays small; chunks without a patch are not written.
+    """
 
     def fill(folder: Path) -> None:
-        levels = request.pyramid.levels()
+        levels, boxes = request.pyramid.levels(), request.explanations[0].boxes()
         group = load_optional("zarr", "zarr").create_group(str(folder), zarr_format=2)
         for number, canvas in enumerate(levels):
-            _write_level(group, str(number), request, canvas)
-        channels = [_channel(e, request, i) for i, e in enumerate(request.explanations)]
-        about = {"version": __version__, "slide": request.explanations[0].bag, "origin": request.frame[:2]}
-        scales = _multiscales(request, len(levels))
-        group.attrs.update({"multiscales": [scales], "omero": {"channels": channels}, "xmil": about})
+            array = group.create_array(
+                str(number),
+                shape=(len(request.explanations), *canvas.size[::-1]),
+                chunks=(1, TILE, TILE),
+                dtype="float32",
+                fill_value=float("nan"),
+                chunk_key_encoding={"name": "v2", "separator": "/"},
+            )
+            for top, strip in canvas.strips(TILE):
+                cells = Cells.cut(boxes, strip)
+                for channel, e in enumerate(request.explanations):
+                    array[channel, top : top + strip.size[1]] = cells.expand(cells.average(e.scores))
+        bag, scales = request.explanations[0].bag, [request.scales[e.column] for e in request.explanations]
+        channels = [
+            {
+                "label": e.column,
+                "active": i == 0,
+                "color": CHANNEL_COLOURS[i % len(CHANNEL_COLOURS)],
+                "window": {"min": s.low, "start": s.low, "end": s.high, "max": s.high},  # as in our pictures
+            }
+            for i, (e, s) in enumerate(zip(request.explanations, scales, strict=True))
+        ]
+        unit = {} if request.mpp is None else {"unit": "micrometer"}
+        axes = [{"name": "c", "type": "channel"}, *({"name": n, "type": "space", **unit} for n in "yx")]
+        edges = [(request.mpp or 1.0) * request.pyramid.downsample * 2**i for i in range(len(levels))]
+        sizes = [{"type": "scale", "scale": [1.0, edge, edge]} for edge in edges]
+        datasets = [{"path": str(i), "coordinateTransformations": [size]} for i, size in enumerate(sizes)]
+        name = f"{bag or ''} scores".strip()
+        image = {"version": NGFF, "name": name, "axes": axes, "datasets": datasets}
+        about = {"version": __version__, "slide": bag, "origin": request.frame[:2]}
+        group.attrs.update({"multiscales": [image], "omero": {"channels": channels}, "xmil": about})
 
     write_folder(path, fill)
-
-
-def _write_level(group: Any, name: str, request: Exported, canvas: Canvas) -> None:
-    """Write strip by strip, so that memory stays small; chunks without a patch are not written."""
-    width, height = canvas.size
-    array = group.create_array(
-        name,
-        shape=(len(request.explanations), height, width),
-        chunks=(1, TILE, TILE),
-        dtype="float32",
-        fill_value=float("nan"),
-        chunk_key_encoding={"name": "v2", "separator": "/"},
-    )
-    boxes = request.explanations[0].boxes()
-    for top, strip in canvas.strips(TILE):
-        cells = Cells.cut(boxes, strip)
-        for channel, e in enumerate(request.explanations):
-            array[channel, top : top + strip.size[1]] = cells.expand(cells.average(e.scores))
-
-
-def _multiscales(request: Exported, levels: int) -> dict[str, Any]:
-    """Describe the axes, and for each level the size of its pixels: in microns where the mpp is known."""
-    unit = {} if request.mpp is None else {"unit": "micrometer"}
-    axes = [{"name": "c", "type": "channel"}, *({"name": n, "type": "space", **unit} for n in "yx")]
-    edges = [(request.mpp or 1.0) * request.pyramid.downsample * 2**level for level in range(levels)]
-    scales = [[{"type": "scale", "scale": [1.0, edge, edge]}] for edge in edges]
-    return {
-        "version": NGFF,
-        "name": f"{request.explanations[0].bag or ''} scores".strip(),
-        "axes": axes,
-        "datasets": [
-            {"path": str(level), "coordinateTransformations": scale} for level, scale in enumerate(scales)
-        ],
-    }
-
-
-def _channel(e: Explanation, request: Exported, number: int) -> dict[str, Any]:
-    """Name a channel and the range at which a viewer shows it: that of our pictures."""
-    scale = request.scales.get(e.column)
-    low, high = (float(e.scores.min()), float(e.scores.max())) if scale is None else (scale.low, scale.high)
-    if scale is None and high <= low:
-        high = low + 1.0
-    return {
-        "label": e.column,
-        "active": number == 0,
-        "color": CHANNEL_COLOURS[number % len(CHANNEL_COLOURS)],
-        "window": {"min": float(low), "start": float(low), "end": float(high), "max": float(high)},
-    }
 
 
 def write_spatialdata(path: Path, request: Exported) -> None:
@@ -270,27 +251,19 @@ def write_spatialdata(path: Path, request: Exported) -> None:
     def fill(folder: Path) -> None:
         root = load_optional("zarr", "zarr").create_group(str(folder), zarr_format=3)
         software = {"version": CONTAINER, "spatialdata_software_version": f"xmil {__version__}"}
-        about = {"version": __version__, "slide": request.explanations[0].bag, "task": request.task}
-        root.attrs.update({"spatialdata_attrs": software, "xmil": about, **_tile_spec(request)})
-        boxes = request.explanations[0].boxes()
+        first = request.explanations[0]
+        about = {"version": __version__, "slide": first.bag, "task": request.task}
+        root.attrs.update({"spatialdata_attrs": software, "xmil": about})
+        if request.mpp is not None and first.patch_size is not None:  # as LazySlide describes tiles
+            spec = {"mpp": request.mpp, "ops_level": 0, "ops_downsample": 1.0, "base_level": 0,
+                    "base_downsample": 1.0, "tissue_name": "tissues"}  # fmt: skip
+            edges = ("height", "width", "stride_height", "stride_width")
+            root.attrs["tile_spec"] = {TILES: {**dict.fromkeys(edges, first.patch_size), **spec}}
+        boxes = first.boxes()
         _write_shapes(root, folder, boxes)
         _write_table(root.create_group(f"tables/{TABLE}"), request, boxes)
 
     write_folder(path, fill)
-
-
-def _tile_spec(request: Exported) -> dict[str, Any]:
-    """Describe the tiles as LazySlide does; without an mpp say nothing."""
-    edge = request.explanations[0].patch_size
-    if request.mpp is None or edge is None:
-        return {}
-    sizes = dict.fromkeys(("height", "width", "stride_height", "stride_width"), edge)
-    return {
-        "tile_spec": {
-            TILES: {**sizes, "mpp": request.mpp, "ops_level": 0, "ops_downsample": 1.0,
-                    "base_level": 0, "base_downsample": 1.0, "tissue_name": "tissues"}
-        }
-    }  # fmt: skip
 
 
 def _write_shapes(root: Any, folder: Path, boxes: IntArray) -> None:

@@ -33,7 +33,6 @@ BEYOND = 0.1  # share of patches beyond the scale from which on pictures and com
 STEPS = 257  # odd, so that zero has the middle colour to itself
 Clip = Literal["whiskers", "percentile", "none"]
 CLIPS: tuple[str, ...] = get_args(Clip)
-REACH = 1.5  # interquartile ranges from the quartiles to a whisker's farthest end
 OWN = "DejaVu Sans"  # which matplotlib brings
 PREFERRED = (  # for their many letters
     "Noto Sans CJK", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR", "Source Han Sans", "WenQuanYi",
@@ -136,33 +135,24 @@ def clip_limits(
     >>> clip_limits([0, 0, 0, 0, 0, 7])
     (0.0, 7.0)
     """
-    values = _finite(scores)
-    check_names("clip", [clip], CLIPS)
-    if clip == "percentile":
-        if not 50 < percentile <= 100:
-            raise bad_parameter("percentile", "clip_limits", "in the range (50, 100]", percentile)
-        low, high = np.percentile(values, [100 - percentile, percentile])
-        return float(low), float(high)
-    low, high = (float(values.min()), float(values.max())) if clip == "none" else whiskers(values)
-    return (low, high) if low < high else (float(values.min()), float(values.max()))
-
-
-def whiskers(scores: npt.ArrayLike) -> tuple[float, float]:
-    """Find the ends of a box plot's whiskers: the last scores within 1.5 IQR of the quartiles."""
-    values = _finite(scores)
-    first, third = (float(q) for q in np.percentile(values, [25, 75]))
-    reach = REACH * (third - first)
-    below, above = values[values >= first - reach], values[values <= third + reach]
-    return min(float(below.min()), first), max(float(above.max()), third)
-
-
-def _finite(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
     values = np.asarray(scores, dtype=np.float64).ravel()
     if not len(values):
         raise InputError("There are no scores to draw.")
     if not np.isfinite(values).all():
         raise InputError("Scores must be finite numbers; explain the slide again.")
-    return values
+    check_names("clip", [clip], CLIPS)
+    ends = float(values.min()), float(values.max())
+    if clip == "percentile":
+        if not 50 < percentile <= 100:
+            raise bad_parameter("percentile", "clip_limits", "in the range (50, 100]", percentile)
+        low, high = np.percentile(values, [100 - percentile, percentile])
+        return float(low), float(high)
+    if clip == "none":
+        return ends
+    from matplotlib.cbook import boxplot_stats
+
+    stats = boxplot_stats(values)[0]
+    return (float(stats["whislo"]), float(stats["whishi"])) if stats["whislo"] < stats["whishi"] else ends
 
 
 def method_colour(method: str) -> str:

@@ -55,31 +55,22 @@ def caption(
     >>> caption("s1", {"label": "1", "predicted": "0", "p:neg": "0.71"}, class_names=("neg", "pos")).facts()
     'label pos   ·   predicted neg (p = 0.71)'
     """
-    names = class_names or ()
-    predicted = _predicted(row, task, names) or _from_logits(explanations, task, names)
+    names, meaning, predicted = class_names or (), TASKS[task], None
+    logits = explanations[0].logits if explanations else np.zeros(0)
+    if not meaning.decides:
+        value = row.get(meaning.noun)
+        predicted = number(float(value)) if value else None
+    elif (name := _named(row.get("predicted"), names)) is not None:
+        p = row.get(f"p:{name}") or row.get(f"p:{row.get('predicted')}")
+        predicted = f"{name} (p = {float(p):.2f})" if p else name
+    elif meaning.truth == "class" and len(logits) > 1:
+        chances = meaning.numbers(logits)
+        best = int(chances.argmax())
+        own = {e.target.cls: e.target.name for e in explanations if e.target.name}
+        name = own.get(best) or _named(str(best), names) or str(best)
+        predicted = f"{f'class {name}' if name.isdigit() else name} (p = {chances[best]:.2f})"
     correct = {"true": True, "1": True, "false": False, "0": False}.get(row.get("correct", "").lower())
     return Caption(slide_id, _named(row.get("label"), names), predicted, task, correct)
-
-
-def _predicted(row: Mapping[str, str], task: str, names: Sequence[str]) -> str | None:
-    if not TASKS[task].decides:
-        value = row.get(TASKS[task].noun)
-        return None if not value else number(float(value))
-    name = _named(row.get("predicted"), names)
-    p = row.get(f"p:{name}") or row.get(f"p:{row.get('predicted')}")
-    return name if not p or name is None else f"{name} (p = {float(p):.2f})"
-
-
-def _from_logits(explanations: Sequence[Explanation], task: str, names: Sequence[str]) -> str | None:
-    logits = explanations[0].logits if explanations else np.zeros(0)
-    if TASKS[task].truth != "class" or len(logits) < 2:
-        return None
-    chances = TASKS[task].numbers(logits)
-    best = int(chances.argmax())
-    own = {e.target.cls: e.target.name for e in explanations if e.target.name}
-    name = own.get(best) or _named(str(best), names) or str(best)
-    shown = f"class {name}" if name.isdigit() else name
-    return f"{shown} (p = {chances[best]:.2f})"
 
 
 def _named(cell: str | None, names: Sequence[str]) -> str | None:

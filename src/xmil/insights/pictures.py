@@ -34,7 +34,7 @@ from xmil.heatmaps import (
 )
 from xmil.insights.shortcuts import Association
 from xmil.slides import open_slide
-from xmil.storage import read_explanations
+from xmil.storage import Run, read_explanations
 
 if TYPE_CHECKING:
     from xmil.insights.run import InsightRun
@@ -127,7 +127,14 @@ def _draw_page(run: InsightRun, slide: str, result: Mapping[str, Any], row: Mapp
         _draw_maps(figure, run.pictures.get(slide), e)
     except XmilError as error:
         figure.text(LEFT, 0.9, fill(f"No picture: {error}", LETTERS), fontsize=8, va="top")
-    below = _write_facts(figure, result)
+    numbers = {**result.get("biomarkers", {}), **result.get("stability", {})}
+    facts = [(WORDS.get(name, name.replace("_", " ")), number(v)) for name, v in numbers.items() if v == v]
+    half = -(-len(facts) // 2)  # in two columns
+    for i, (name, value) in enumerate(facts):
+        left, top = LEFT + 0.46 * (i // half), 0.268 - LINE * (i % half)
+        figure.text(left, top, name, fontsize=8, va="top", color=DIM)
+        figure.text(left + 0.34, top, value, fontsize=8, va="top", ha="right")
+    below = 0.258 - LINE * half
     figure.text(LEFT, below, _certificate_text(run.evaluated, slide, e), fontsize=8, va="top")
     figure.text(LEFT, 0.03, LIMIT, fontsize=7, color=DIM)
     return figure
@@ -179,21 +186,9 @@ def _image(figure: Any, place: tuple[float, float, float, float], pixels: Any, w
     axis.set_title(words, fontsize=6, pad=2)
 
 
-def _write_facts(figure: Any, result: Mapping[str, Any]) -> float:
-    """Write biomarkers and stability in two columns; returns the height below them."""
-    numbers = {**result.get("biomarkers", {}), **result.get("stability", {})}
-    facts = [(WORDS.get(name, name.replace("_", " ")), number(v)) for name, v in numbers.items() if v == v]
-    half = -(-len(facts) // 2)
-    for i, (name, value) in enumerate(facts):
-        left, top = LEFT + 0.46 * (i // half), 0.268 - LINE * (i % half)
-        figure.text(left, top, name, fontsize=8, va="top", color=DIM)
-        figure.text(left + 0.34, top, value, fontsize=8, va="top", ha="right")
-    return 0.258 - LINE * half
-
-
-def _certificate_text(evaluated: Path | None, slide: str, e: Explanation) -> str:
+def _certificate_text(evaluated: Run | None, slide: str, e: Explanation) -> str:
     """What `xmil evaluate` certified of the slide; else the account, and how to get a certificate."""
-    path = None if evaluated is None else evaluated / "certificates" / f"{slide}.json"
+    path = None if evaluated is None else evaluated.path / "certificates" / f"{slide}.json"
     if path is not None and path.is_file():
         try:
             certificate = json.loads(path.read_text(encoding="utf-8"))

@@ -141,6 +141,19 @@ def report_html(findings: Findings) -> str:
         "Details": join([tag("h2", "Details"), table(facts, head=("what", "which"), kind="words")]),
     }
     filled = {name: part for name, part in sections.items() if part}
+    lines: list[object] = [tag("b", verdict(findings))]
+    if findings.concepts:
+        strength = [row.strength for row in findings.concepts]
+        names = [str(row.concept) for row in findings.concepts[:5]]
+        lines.append(
+            f"{100 * sum(strength[:5]) / (sum(strength) or 1.0):.0f} % of the relevance lies in {len(names)} "
+            f"of {len(strength)} concepts: {', '.join(names)}."
+        )
+    if findings.strategies is not None:
+        lines.append(_ways(findings.strategies))
+    if sanity := findings.sanity.get("weights drawn anew"):
+        lines.append(f"Sanity test with new weights: {sanity.split(';')[0]}.")
+    lines.append(f"Faithfulness {'was measured: see Trust' if findings.faithfulness else f'was {UNTESTED}'}.")
     title = f"What the model looks at: {findings.title}"
     data = findings.about.get("data") or f"{len(findings.slides)} slides"
     notes = tag("div", tag("b", "Mind this"), bullets(findings.notes), kind="notes")
@@ -148,7 +161,7 @@ def report_html(findings: Findings) -> str:
         title,
         tag("h1", title),
         _small(data),
-        tag("div", bullets(_in_short(findings)), kind="short"),
+        tag("div", bullets(lines), kind="short"),
         notes if findings.notes else "",
         tag("nav", *(tag("a", name, href=f"#{name.lower()}") for name in filled), kind="small"),
         *(tag("section", part, id=name.lower()) for name, part in filled.items()),
@@ -178,26 +191,6 @@ def _short(value: Any) -> str:
 
 def _small(*parts: object) -> Html:
     return tag("p", *parts, kind="small")
-
-
-def _in_short(findings: Findings) -> list[object]:
-    """The findings in a line each."""
-    lines: list[object] = [tag("b", verdict(findings))]
-    if findings.concepts:
-        first = findings.concepts[:5]
-        total = sum(row.strength for row in findings.concepts) or 1.0
-        share = sum(row.strength for row in first) / total
-        lines.append(
-            f"{100 * share:.0f} % of the relevance lies in {len(first)} of {len(findings.concepts)} "
-            f"concepts: {', '.join(str(row.concept) for row in first)}."
-        )
-    if findings.strategies is not None:
-        lines.append(_ways(findings.strategies))
-    sanity = findings.sanity.get("weights drawn anew")
-    if sanity:
-        lines.append(f"Sanity test with new weights: {sanity.split(';')[0]}.")
-    lines.append(f"Faithfulness {'was measured: see Trust' if findings.faithfulness else f'was {UNTESTED}'}.")
-    return lines
 
 
 def _ways(s: Strategies) -> str:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ from xmil.methods.inside import baseline_shift, explain_again
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, stopping
 from xmil.runs.ensemble import BACKGROUND, load_models, load_run_models, model_paths
-from xmil.runs.inputs import StrPath, join_names, named_slides
+from xmil.runs.inputs import join_names, named_slides
 from xmil.runs.requests import InsightRequest
 from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides import open_slide
@@ -120,15 +119,9 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
         request,
         {slide_name(path): path for path in reversed(list(files))},
         pictures=dict(pictures),
-        columns=read_columns(
-            request.cohort,
-            explained.slides,
-            label=request.label,
-            causes=request.causes,
-            run_cases={slide: row.get("case_id", "") for slide, row in explained.rows.items()},
-        ),
+        columns=read_columns(request, explained),
         beside=tuple(explained_run(path).path for path in request.beside),
-        evaluated=None if request.evaluated is None else evaluated_run(request.evaluated),
+        evaluated=None if request.evaluated is None else open_run(request.evaluated),
         regions={} if request.regions is None else region_files(request.regions),
     )
     check_inputs(analysis)
@@ -149,7 +142,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     pictures: Mapping[str, Path]
     columns: CohortColumns
     beside: tuple[Path, ...]  # further runs of the same slides
-    evaluated: Path | None
+    evaluated: Run | None
     regions: Mapping[str, Path]
     kind = "insight"
     folders = ("slides", "concepts", "consensus")
@@ -273,7 +266,22 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
                 f"The features of {_count(changed)} are not those that the run explained; give the folder "
                 "that it names."
             )
-        return [*doubts, *_doubt_models(self)]
+        explained = {str(digest) for digest in self.explained.settings.get("models") or () if digest}
+        model, evaluated = self.request.model, self.evaluated
+        if model is not None and explained and set(load_models(model).digests) != explained:
+            doubts.append(
+                f"The run was explained with other models than {model.name}: scores and biomarkers are the "
+                "run's; concepts, deletions and sanity tests are those of the model given."
+            )
+        models = None if evaluated is None else evaluated.about.get("models")
+        rows = [row for row in models if isinstance(row, dict)] if isinstance(models, list) else []
+        digests = {str(row["digest"]) for row in rows if row.get("digest")}
+        if evaluated is not None and explained and digests and digests != explained:
+            doubts.append(
+                f"{evaluated.path.name} evaluated other models than the run's: its certificates and measures "
+                "are not of these explanations; evaluate the run's model."
+            )
+        return doubts
 
     def finish(
         self,
@@ -318,19 +326,13 @@ class CohortColumns:
     cases: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_columns(
-    cohort: StrPath | None,
-    slides: Sequence[str],
-    *,
-    label: str,
-    causes: Sequence[str],
-    run_cases: Mapping[str, str],
-) -> CohortColumns:
-    """The columns of a table for these slides; a table of other slides is refused.
+def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
+    """The columns of the cohort's table for the run's slides; a table of other slides is refused.
 
-    `run_cases` are the cases that the run itself noted, for tables without a `case_id`.
+    The cases that the run itself noted do for tables without a `case_id`.
     """
-    noted = {slide: case for slide, case in run_cases.items() if case}
+    cohort, label, causes, slides = request.cohort, request.label, request.causes, explained.slides
+    noted = {slide: row["case_id"] for slide, row in explained.rows.items() if row.get("case_id")}
     if all(slide == case for slide, case in noted.items()):  # a run without cases notes the slides
         noted = {}
     if cohort is None:
@@ -421,18 +423,14 @@ def _read_outcomes(
     return outcomes, []
 
 
-def evaluated_run(folder: str | PathLike[str]) -> Path:
-    """The folder of a finished evaluation."""
-    run = open_run(folder)
-    if run.kind != "evaluate" or not (run.path / "summary.csv").is_file():
-        raise InputError(
-            f"{run.path}: not a finished run of `xmil evaluate`; give its folder, or leave it out."
-        )
-    return run.path
-
-
 def check_inputs(run: InsightRun) -> None:
     """Refuse, before anything is computed, what does not fit the run."""
+    if run.evaluated is not None:
+        folder = run.evaluated.path
+        if run.evaluated.kind != "evaluate" or not (folder / "summary.csv").is_file():
+            raise InputError(
+                f"{folder}: not a finished run of `xmil evaluate`; give its folder, or leave it out."
+            )
     if not run.items:
         raise InputError(
             f"{run.request.features}: holds no features of the run's slides; name the folder that was "
@@ -499,28 +497,6 @@ def _has_explained_features(run: InsightRun, slide: str) -> bool:
         return stored is None or unchanged(path, stored, times=True) or unchanged(path, stored)
     except XmilError:
         return True  # cannot be read, which the slide's failure says
-
-
-def _doubt_models(run: InsightRun) -> list[str]:
-    """Sentences where the models at hand, or the evaluated ones, are not those that were explained."""
-    doubts = []
-    explained = {str(digest) for digest in run.explained.settings.get("models") or () if digest}
-    own = None if run.request.model is None else set(load_models(run.request.model).digests)
-    if run.request.model is not None and explained and own != explained:
-        doubts.append(
-            f"The run was explained with other models than {run.request.model.name}: scores and biomarkers "
-            "are the run's; concepts, deletions and sanity tests are those of the model given."
-        )
-    if run.evaluated is not None and explained:
-        models = open_run(run.evaluated).about.get("models")
-        rows = [row for row in models if isinstance(row, dict)] if isinstance(models, list) else []
-        evaluated = {str(row["digest"]) for row in rows if row.get("digest")}
-        if evaluated and evaluated != explained:
-            doubts.append(
-                f"{run.evaluated.name} evaluated other models than the run's: its certificates and measures "
-                "are not of these explanations; evaluate the run's model."
-            )
-    return doubts
 
 
 # One slide: its concepts, its biomarkers, what its patches look like.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.durable import write_text
-from xmil.core.errors import InputError, XmilError
+from xmil.core.errors import XmilError
 from xmil.core.text import counted
 from xmil.data import read_bag
 from xmil.evaluate import LIMIT, randomisation
@@ -27,14 +27,9 @@ from xmil.insights.biomarkers import (
     survival_curves,
     survival_of,
 )
-from xmil.insights.concepts import REMOVAL, Strategies, find_strategies, removal_agreement
+from xmil.insights.concepts import REMOVAL, find_strategies, removal_agreement
 from xmil.insights.pictures import cut_patches, suspect_patches, write_sheet
-from xmil.insights.report import (
-    CONCEPTS,
-    PAGES,
-    ConceptRow,
-    Findings,
-)
+from xmil.insights.report import CONCEPTS, PAGES, ConceptRow, Findings
 from xmil.insights.shortcuts import (
     FEWEST,
     LIGHT,
@@ -140,7 +135,7 @@ def write_insight(
         curves=_write_curves(cohort),
         notes=_write_notes(cohort, has_concepts=bool(split.slides)),
     )
-    _write_tables(split, findings, strategies)
+    _write_tables(split, findings)
     for name, write in PAGES.items():
         write_text(run.out / name, write(findings))
     return {"shortcuts": [str(a) for a in shortcuts if a.is_shortcut]}
@@ -340,12 +335,8 @@ def _read_faithfulness(run: InsightRun) -> dict[str, str]:
     """The method's measures in the evaluated run, with their intervals."""
     if run.evaluated is None:
         return {}
-    path = run.evaluated / "summary.csv"
-    try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            rows = [row for row in csv.DictReader(stream) if row.get("method") == run.request.method]
-    except OSError:
-        raise InputError(f"{path}: no such file; give the folder of a finished xmil evaluate.") from None
+    with (run.evaluated.path / "summary.csv").open(newline="", encoding="utf-8") as stream:
+        rows = [row for row in csv.DictReader(stream) if row.get("method") == run.request.method]
     if not rows:
         return {"slides that count": f"none for {run.request.method}; summary.txt says why"}
     measures = {}
@@ -363,7 +354,7 @@ def _mean_audit(cohort: _Cohort) -> dict[str, float]:
     return {f"size of {name}": value for name, value in sizes.items() if value}
 
 
-def _write_tables(cohort: _Cohort, findings: Findings, strategies: Strategies | None) -> None:
+def _write_tables(cohort: _Cohort, findings: Findings) -> None:
     """Write the tables of concepts, by slide and class too, of strategies and of shortcuts."""
     out, slides, profiles = cohort.run.out, cohort.slides, cohort.profiles
     rows: list[tuple[Any, ...]] = [(c.concept, c.relevance, c.strength, c.leads) for c in findings.concepts]
@@ -378,7 +369,7 @@ def _write_tables(cohort: _Cohort, findings: Findings, strategies: Strategies | 
     ]
     if rows:
         write_table(out / "classes.csv", ("slide_id", "target", *names), rows)
-    if strategies is not None:
+    if (strategies := findings.strategies) is not None:
         places = zip(slides, strategies.labels.tolist(), strategies.embedding.tolist(), strict=True)
         rows = [(slide, k, *xy) for slide, k, xy in places]
         write_table(out / "strategies.csv", ("slide_id", "strategy", "x", "y"), rows)
@@ -399,8 +390,14 @@ def _test_sanity(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
         return {}
     models = load_run_models(run.request.model, run.explained.path)
     chosen = np.unique(np.linspace(0, len(slides) - 1, run.request.sanity).round().astype(int))
+    rows = []
     try:
-        rows = [(slides[i], *_test_slide(run, models, slides[i])) for i in chosen]
+        for slide in [slides[i] for i in chosen]:
+            e, bag = run.explanation(slide), read_bag(run.paths[slide], run.request.format)
+            asked: dict[str, Any] = {"method": e.method, "target": e.target}
+            drawn = randomisation(models[0], bag, draws=REDRAWS, seed=run.request.seed, **asked).correlations
+            again = np.mean([explain(model, bag, **asked).scores for model in models], axis=0)
+            rows.append((slide, float(np.abs(drawn).mean()), spearman(again, e.scores)))
     except XmilError as error:
         return {"not tested": str(error)}
     write_table(run.out / "sanity.csv", ("slide_id", "weights_redrawn", "made_again"), rows)
@@ -416,14 +413,3 @@ def _test_sanity(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
         "made again": f"lowest rank correlation with the stored scores {lowest:.3f}, {len(rows)} slides "
         "(sanity.csv); less than 1 where the run had settings of its own",
     }
-
-
-def _test_slide(run: InsightRun, models: Sequence[Any], slide: str) -> tuple[float, float]:
-    """Rank correlations with the scores under new weights, and with those stored in the run."""
-    e = run.explanation(slide)
-    bag = read_bag(run.paths[slide], run.request.format)
-    drawn = randomisation(
-        models[0], bag, method=e.method, target=e.target, draws=REDRAWS, seed=run.request.seed
-    ).correlations
-    repeated = [explain(model, bag, method=e.method, target=e.target).scores for model in models]
-    return float(np.abs(drawn).mean()), spearman(np.mean(repeated, axis=0), e.scores)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -165,8 +165,10 @@ class PredictRun(ModelRun[Answer]):
         workers: Workers,  # noqa: ARG002
     ) -> Mapping[str, Any]:
         """Write the tables, the measures and the figures."""
-        answers = [(case, tally.results[case.slides[0]]) for case in items if case.slides[0] in tally.results]
-        predictions = Predictions.of(self.models.spec, answers)
+        cases = [case for case in items if case.slides[0] in tally.results]
+        answers = [tally.results[case.slides[0]] for case in cases]
+        outputs = np.stack([answer.outputs for answer in answers])
+        predictions = Predictions(self.models.spec, cases, outputs, [answer.n for answer in answers])
         write_predictions(predictions.columns(), self.out)
         metrics = predictions.metrics(draws=self.request.draws, seed=self.request.seed)
         report = self._report(predictions, metrics, self.warnings(items, tally), failed=len(tally.failed))
@@ -200,13 +202,14 @@ class PredictRun(ModelRun[Answer]):
         }
         if labelled.task.truth == "class" and len(labelled):
             report |= _counts(labelled)
-        if every.models > 1:
+        if len(self.models.paths) > 1:
+            alone = [replace(every, outputs=every.outputs[:, [m]]) for m in range(len(self.models.paths))]
             report["each_model"] = [
                 {
                     "path": str(path),
-                    "metrics": {k: _plain(v)["estimate"] for k, v in every.alone(m).metrics(draws=0).items()},
+                    "metrics": {k: _plain(v)["estimate"] for k, v in own.metrics(draws=0).items()},
                 }
-                for m, path in enumerate(self.models.paths)
+                for path, own in zip(self.models.paths, alone, strict=True)
             ]
         return report
 
@@ -230,7 +233,7 @@ def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> 
 
 def _counts(labelled: Predictions) -> dict[str, Any]:
     """How many there are of each class, and of what was predicted for them."""
-    names, guess = labelled.names, labelled.numbers.argmax(axis=1)
+    names, guess = labelled.spec.names, labelled.numbers.argmax(axis=1)
     pairs = Counter((names[case.label], names[g]) for case, g in zip(labelled.cases, guess, strict=True))
     confusion = {true: {guessed: pairs[true, guessed] for guessed in names} for true in names}
     return {
