@@ -29,16 +29,8 @@ CELLS = ("epithelial", "inflammatory", "fibroblast", "others")
 EPITHELIAL, INFLAMMATORY = 0, 1
 PATCH, FOLDS = 48, 5  # pixels around a nucleus; parts of the images
 COLON = {
-    "colon_epithelial": (
-        "Epithelial nuclei",
-        "an image is positive if it holds an epithelial nucleus",
-        HOLDS,
-    ),
-    "colon_balance": (
-        "More epithelial",
-        "an image is positive if epithelial outnumber inflammatory nuclei",
-        MORE,
-    ),
+    "colon_epithelial": ("Epithelial nuclei", "it holds an epithelial nucleus", HOLDS),
+    "colon_balance": ("More epithelial", "epithelial outnumber inflammatory nuclei", MORE),
 }
 EXCLUDED = ("_2", "Exclusion", "None")  # groups of the XML that are not tumour
 SHARE = 0.1  # of a patch's area in a lesion, from which on it counts as part of it
@@ -86,7 +78,7 @@ def colon_problems(
         names, parts = titles.astype(str).tolist(), [x[r].astype(np.float32) for r in rows]
         cells = [kinds[r] for r in rows]
     problems = []
-    for task, (title, why, _) in COLON.items():
+    for task, (title, condition, _) in COLON.items():
         bags = [
             LabelledBag(name, x, label_of(task, kinds), evidence_of(task, kinds))
             for name, x, kinds in zip(names, parts, cells, strict=True)
@@ -95,7 +87,7 @@ def colon_problems(
             ListedProblem(
                 name=task,
                 title=title,
-                why=why,
+                why=f"an image is positive if {condition}",
                 n_classes=2,
                 in_dim=int(parts[0].shape[1]),
                 family="tissue",

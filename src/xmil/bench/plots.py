@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from xmil.evaluate import auprc2
 from xmil.heatmaps import method_colour
 from xmil.methods import METHODS
 from xmil.models import MILModel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PANELS_IN_A_ROW = 3
 COLUMNS = 10  # digits side by side in a bag
@@ -65,7 +62,22 @@ def draw_bars(table: ResultTable, path: Path) -> None:
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     axes = figure.subplots(high, wide, squeeze=False, sharex=True).ravel()
     for axis, column in zip(axes, table.columns, strict=False):
-        _bars(axis, table, column)
+        methods = [method for method in table.methods if table.cell(method, column) is not None]
+        for place, method in enumerate(methods):
+            cell, base = table.cells[(*column, method)], base_of(method)
+            look = {"color": method_colour(base), "alpha": 1.0 if base == method else 0.55}
+            axis.barh(place, cell.mean, xerr=cell.std, **look, error_kw={"elinewidth": 1.0})
+            axis.scatter(
+                cell.values, np.full(len(cell.values), place), s=3, color="black", alpha=0.35, zorder=3
+            )
+            if cell.paper is not None:
+                axis.scatter(cell.paper, place, s=26, marker="D", color="white", edgecolor="black", zorder=4)
+        axis.set_yticks(range(len(methods)), [title_of(method) for method in methods], fontsize=8)
+        axis.invert_yaxis()
+        axis.set_xlim(0, 1)
+        axis.tick_params(axis="x", labelbottom=True, labelsize=8)
+        axis.set_title(column_title(*column), fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[len(table.columns) :]:
         axis.set_visible(False)
     cells = [cell for (*_, method), cell in table.cells.items() if method != AUROC]
@@ -73,23 +85,6 @@ def draw_bars(table: ResultTable, path: Path) -> None:
     marks = "dots: repetitions" + (", diamonds: the paper" if has_paper else "")
     figure.suptitle(f"AUPRC-2, mean and standard deviation ({marks})", fontsize=11)
     figure.savefig(path)
-
-
-def _bars(axis: Axes, table: ResultTable, column: tuple[str, str]) -> None:
-    methods = [method for method in table.methods if table.cell(method, column) is not None]
-    for place, method in enumerate(methods):
-        cell = table.cells[(*column, method)]
-        colour, alpha = method_colour(base_of(method)), 1.0 if base_of(method) == method else 0.55
-        axis.barh(place, cell.mean, xerr=cell.std, color=colour, alpha=alpha, error_kw={"elinewidth": 1.0})
-        axis.scatter(cell.values, np.full(len(cell.values), place), s=3, color="black", alpha=0.35, zorder=3)
-        if cell.paper is not None:
-            axis.scatter(cell.paper, place, s=26, marker="D", color="white", edgecolor="black", zorder=4)
-    axis.set_yticks(range(len(methods)), [title_of(method) for method in methods], fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlim(0, 1)
-    axis.tick_params(axis="x", labelbottom=True, labelsize=8)
-    axis.set_title(column_title(*column), fontsize=9)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _example(c: Configuration, model: nn.Module, specs: Sequence[MethodSpec]) -> dict[str, TilePanel]:

@@ -68,20 +68,6 @@ def measured_on(folder: Folder) -> list[dict[str, Any]]:
     ]
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """Read the summary in a run's folder."""
-    file = path / RESULTS if path.is_dir() else path
-    try:
-        summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if summary["command"] != "bench":
-            raise KeyError("command")
-    except FileNotFoundError:
-        raise FileError(f"{file}: no such file; only folders of 'xmil bench' can be compared.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{file}: not the results of a benchmark ({error}).") from None
-    return summary
-
-
 def write_bags(folder: Folder) -> None:
     """Write one row for each bag and method, with every measure, in one Parquet file."""
     import pyarrow as pa

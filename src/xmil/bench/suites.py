@@ -196,13 +196,10 @@ class Request:
     def plan(self) -> Plan:
         """The plan of the suites."""
         base = QUICK_PLAN if self.quick else FULL
-        changes: dict[str, Any] = {
-            "seed": self.seed,
-            **({"repetitions": self.repetitions} if self.repetitions else {}),
-        }
+        repetitions = self.repetitions or base.protocol.repetitions
         return replace(
             base,
-            protocol=replace(base.protocol, **changes),
+            protocol=replace(base.protocol, seed=self.seed, repetitions=repetitions),
             data=self.data,
             encoder=self.encoder,
             tasks=self.tasks,

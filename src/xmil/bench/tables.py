@@ -21,11 +21,9 @@ from xmil.bench.models import all_setups
 from xmil.bench.suites import LEARNED
 from xmil.bench.training import Fitted
 from xmil.bench.verdicts import base_of, learned_repetitions, paper_cell, repetition_means
-from xmil.core.budget import read_parquet
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError
 from xmil.core.explanation import CARDS, card_of
-from xmil.core.text import csv_text, markdown_table, parse_json, text_table
+from xmil.core.text import csv_text, markdown_table, text_table
 from xmil.storage import make_folder
 
 AUROC = "auroc"
@@ -139,18 +137,6 @@ def write_rows(path: Path, rows: list[Row], settings: dict[str, Any]) -> None:
     table = pa.Table.from_pylist(rows).replace_schema_metadata({STACK_KEY: json.dumps(settings)})
     make_folder(path.parent)
     write_atomically(path, lambda temporary: pq.write_table(table, temporary))
-
-
-def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Read the settings and rows of a file."""
-    import pyarrow as pa
-
-    try:
-        table = read_parquet(path)
-        settings: dict[str, Any] = parse_json(table.schema.metadata[STACK_KEY.encode()])
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path}: not a results file ({error}); delete it to compute it again.") from None
-    return settings, table.to_pylist()
 
 
 def as_text(table: ResultTable) -> str:

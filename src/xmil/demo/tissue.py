@@ -259,10 +259,7 @@ TOP = 10  # patches that a reader would look at first
 
 @dataclass(frozen=True)
 class SectionResult:
-    """One test section: what it is, what the model says, and which patches hold tumour.
-
-    `count_top` counts the patches with tumour among the ten highest scores of a method.
-    """
+    """One test section: what it is, what the model says, and which patches hold tumour."""
 
     name: str
     kind: str  # of nuclei
@@ -277,7 +274,7 @@ class SectionResult:
         return (self.probability >= 0.5) == self.tumour
 
     def count_top(self, method: str) -> int:
-        """Patches with tumour among the highest scores."""
+        """Patches with tumour among the ten highest scores of a method."""
         first = np.argsort(-self.explanations[method].scores, kind="stable")[:TOP]
         return int(self.marked[first].sum())
 
@@ -298,14 +295,12 @@ def read_sections(demo: TissueDemo) -> list[SectionResult]:
 
 def tissue_verdict(sections: Sequence[SectionResult]) -> str:
     """What was found in one sentence: answers, and where the evidence lies."""
-    right = sum(s.right for s in sections)
-    answers = f"{right} of {len(sections)} test sections answered rightly"
+    answers = f"{sum(s.right for s in sections)} of {len(sections)} test sections answered rightly"
     telling = [s for s in sections if s.tumour and s.right and s.marked.sum() >= TOP]
     if not telling:
         return f"{answers}."
-    hits = sum(s.count_top("lrp") for s in telling)
-    of = TOP * len(telling)
-    return f"{answers}; {hits} of the {of} patches that LRP ranks highest hold {telling[0].kind} nuclei."
+    hits = f"{sum(s.count_top('lrp') for s in telling)} of the {TOP * len(telling)} patches"
+    return f"{answers}; {hits} that LRP ranks highest hold {telling[0].kind} nuclei."
 
 
 def write_tissue_report(demo: TissueDemo, timings: Sequence[Timing]) -> Path:
