@@ -32,31 +32,14 @@ from xmil.core.errors import check_names
 
 LEARNED = 0.7  # bag AUROC on the test bags from which on a model counts
 METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by bag; they can be named
-    "random",
-    "attention",
-    "attention:unfolded",
-    "single",
-    "one_removed",
-    "combined",
-    "logits",
-    "gxi",
-    "grad2",
-    "ig",
-    "lrp",
-    "lrp:exact",
-    "lrp:paper",
-)
+    "random", "attention", "attention:unfolded", "single", "one_removed", "combined", "logits",
+    "gxi", "grad2", "ig", "lrp", "lrp:exact", "lrp:paper",
+)  # fmt: skip
 QUICK_MODELS = ("attnmil",)
 EVERY = "all"
 DIGIT_TASKS = (
-    "four_bags",
-    "pos_neg",
-    "pos_neg_count",
-    "adjacent_pairs",
-    "standard",
-    "context_flip",
-    "confounder",
-)
+    "four_bags", "pos_neg", "pos_neg_count", "adjacent_pairs", "standard", "context_flip", "confounder",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
