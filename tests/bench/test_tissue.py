@@ -212,7 +212,7 @@ def test_cached_colon_features_are_used(data_dir, tmp_path):
     assert [first.bag(i).label for i in range(first.n_bags)] == [0] * 10 + [1] * 10
     np.testing.assert_allclose(first.bag(4).features, arrays["features"][12:15], rtol=1e-5)
     (tmp_path / "d.npz").write_bytes(b"no")
-    with pytest.raises(FileError, match="not a file of colon features"):
+    with pytest.raises(FileError, match=r"d\.npz"):
         colon_problems(data_dir / "colon", features=tmp_path / "d.npz")
 
 

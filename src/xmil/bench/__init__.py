@@ -66,7 +66,7 @@ from xmil.bench.protocol import (
     train_stacked,
 )
 from xmil.bench.referee import Referee, Trained, export, measure, read_settings
-from xmil.bench.report import PAGE, compare_runs, measured_on, page_of, read_results, write_report
+from xmil.bench.report import PAGE, compare_runs, measured_on, page_of, write_report
 from xmil.bench.scoring import MethodSpec, project, score_bags
 from xmil.bench.suites import QUICK_PLAN, SUITES, Plan, Request, Suite
 from xmil.bench.tables import (
@@ -77,7 +77,6 @@ from xmil.bench.tables import (
     as_records,
     as_text,
     notes,
-    read_rows,
     rows_of,
     summarise,
     write_rows,
@@ -196,8 +195,6 @@ __all__ = [
     "project",
     "read_asap",
     "read_idx",
-    "read_results",
-    "read_rows",
     "read_settings",
     "read_stack",
     "read_tissue",

@@ -126,9 +126,8 @@ AGREEMENT = 0.8  # how often the recorded label agrees with the digits
 MARKED_SHARE = 0.2  # of the instances of a marked bag
 SITES = ("site_a_weak", "site_a_strong", "site_b_weak", "site_b_strong")
 STRONG_SHARE = 0.5  # of the instances of a bag, those that carry their site's effect strongly
-_SITE_SIGNS = np.array(
-    [0, 0, -1, 0, 1], dtype=np.int8
-)  # of a plain instance and of each variant, for class 1
+# evidence of a plain instance and of each variant for class 1
+_SITE_SIGNS = np.array([0, 0, -1, 0, 1], dtype=np.int8)
 
 
 def _flip_evidence(codes: Codes) -> Signs:

@@ -221,11 +221,12 @@ def export_exam(exam: Exam, folder: Path) -> Path:
     make_folder(folder)
     stem = f"{exam.problem}--{exam.model_name.replace(':', '-')}--{exam.repetition}"
     path = folder / f"{stem}.npz"
-    arrays: dict[str, Any] = {"n_classes": np.array(exam.n_classes)}
-    for block in exam.blocks:
-        arrays |= {f"bag|{name}": x for name, x in zip(block.names, block.x.cpu().numpy(), strict=True)}
-    arrays["names"] = np.array([name for block in exam.blocks for name in block.names])
-    arrays["checksums"] = np.array([one for block in exam.blocks for one in block.checksums()])
+    arrays = {
+        "n_classes": np.array(exam.n_classes),
+        **{f"bag|{name}": x.cpu().numpy() for b in exam.blocks for name, x in zip(b.names, b.x, strict=True)},
+        "names": np.array([name for block in exam.blocks for name in block.names]),
+        "checksums": np.array([one for block in exam.blocks for one in block.checksums()]),
+    }
     save_arrays(path, arrays)
     save_tensors(path.with_suffix(".safetensors"), exam.model.state_dict())
     return path
@@ -252,7 +253,6 @@ def code_digest(root: Path = PACKAGE) -> str:
     """Name the code that explains in 16 letters: methods, rules, layers and models."""
     parts = [root / part for part in EXPLAINING]
     files = [file for part in parts for file in ([part] if part.is_file() else part.rglob("*.py"))]
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    names = {path: path.relative_to(root).as_posix().encode() for path in sorted(files)}
+    code = b"".join(name + b"\0" + path.read_bytes() for path, name in names.items())
+    return hashlib.sha256(code).hexdigest()[:16]

@@ -102,14 +102,14 @@ class Unit:
 
     def save(self) -> None:
         """Write the file, whole or not at all."""
-        keys = list(self.rows)
         header = {
             "settings": self.settings,
             "measures": list(self.measures),
             "facts": {str(r): f for r, f in self.facts.items()},
-            "rows": [{"repetition": r, "method": m, **self.rows[r, m]} for r, m in keys],
+            "rows": [{"repetition": r, "method": m, **about} for (r, m), about in self.rows.items()],
         }
-        arrays: dict[str, Any] = {f"v{i}": self.values[key].astype(np.float32) for i, key in enumerate(keys)}
+        values = (self.values[key].astype(np.float32) for key in self.rows)
+        arrays: dict[str, Any] = {f"v{i}": rows for i, rows in enumerate(values)}
         arrays[HEADER] = np.frombuffer(json.dumps(header, default=str).encode(), dtype=np.uint8)
         save_arrays(self.path, arrays)
 

@@ -10,7 +10,6 @@ a file, `label`.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.bench.digits import for_and_against
-from xmil.bench.problems import SPLITS, LabelledBag, ListedProblem
+from xmil.bench.problems import SPLITS, LabelledBag, ListedProblem, read_arrays, read_table
 from xmil.bench.tissue import HOLDS, MORE, STATISTICS, embedder
-from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, InputError
 from xmil.core.text import parse_xml
 from xmil.data import read_bag
@@ -31,16 +29,8 @@ CELLS = ("epithelial", "inflammatory", "fibroblast", "others")
 EPITHELIAL, INFLAMMATORY = 0, 1
 PATCH, FOLDS = 48, 5  # pixels around a nucleus; parts of the images
 COLON = {
-    "colon_epithelial": (
-        "Epithelial nuclei",
-        "an image is positive if it holds an epithelial nucleus",
-        HOLDS,
-    ),
-    "colon_balance": (
-        "More epithelial",
-        "an image is positive if epithelial outnumber inflammatory nuclei",
-        MORE,
-    ),
+    "colon_epithelial": ("Epithelial nuclei", "it holds an epithelial nucleus", HOLDS),
+    "colon_balance": ("More epithelial", "epithelial outnumber inflammatory nuclei", MORE),
 }
 EXCLUDED = ("_2", "Exclusion", "None")  # groups of the XML that are not tumour
 SHARE = 0.1  # of a patch's area in a lesion, from which on it counts as part of it
@@ -52,11 +42,9 @@ Nuclei = dict[str, tuple[Floats, Rows]]
 def nuclei(folder: Path) -> Nuclei:
     """Read the nuclei's centres (n, 2) in pixels and cell types (n,) by the image's name."""
     by_image: dict[str, list[tuple[float, float, int]]] = {}
-    with (folder / "nuclei.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            by_image.setdefault(row["image"], []).append(
-                (float(row["x"]), float(row["y"]), CELLS.index(row["cell"]))
-            )
+    for row in read_table(folder / "nuclei.csv", "image", "x", "y", "cell"):
+        nucleus = (float(row["x"]), float(row["y"]), CELLS.index(row["cell"]))
+        by_image.setdefault(row["image"], []).append(nucleus)
     tables = {name: np.array(rows) for name, rows in by_image.items()}
     return {name: (rows[:, :2], rows[:, 2].astype(np.int64)) for name, rows in tables.items()}
 
@@ -85,9 +73,12 @@ def colon_problems(
         parts = [embed(cut(folder / f"{name}.jpg", centres)) for name, (centres, _) in tables.items()]
         cells = [kinds for _, kinds in tables.values()]
     else:
-        names, parts, cells = _read_features(features)
+        images, kinds, titles, x = read_arrays(features, "image", "cells", "names", "features")
+        rows = [np.flatnonzero(images == i) for i in range(len(titles))]
+        names, parts = titles.astype(str).tolist(), [x[r].astype(np.float32) for r in rows]
+        cells = [kinds[r] for r in rows]
     problems = []
-    for task, (title, why, _) in COLON.items():
+    for task, (title, condition, _) in COLON.items():
         bags = [
             LabelledBag(name, x, label_of(task, kinds), evidence_of(task, kinds))
             for name, x, kinds in zip(names, parts, cells, strict=True)
@@ -96,7 +87,7 @@ def colon_problems(
             ListedProblem(
                 name=task,
                 title=title,
-                why=why,
+                why=f"an image is positive if {condition}",
                 n_classes=2,
                 in_dim=int(parts[0].shape[1]),
                 family="tissue",
@@ -139,17 +130,6 @@ def cut(image: Path, centres: Floats, *, patch: int = PATCH) -> npt.NDArray[np.u
     limit = [pixels.shape[1] - 1, pixels.shape[0] - 1]
     corners = np.clip(np.rint(centres).astype(int), 0, limit)
     return np.stack([padded[y : y + patch, x : x + patch] for x, y in corners])
-
-
-def _read_features(path: Path) -> tuple[list[str], list[FloatArray], list[Rows]]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            image, cells, names = arrays["image"], arrays["cells"], arrays["names"]
-            features = arrays["features"].astype(np.float32)
-    except (OSError, KeyError, ValueError) as error:
-        raise FileError(f"{path}: not a file of colon features ({error}).") from None
-    rows = [np.flatnonzero(image == i) for i in range(len(names))]
-    return [str(name) for name in names], [features[r] for r in rows], [cells[r] for r in rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,13 +189,7 @@ def _read_slide(folder: Path, row: dict[str, str]) -> LabelledBag:
 def camelyon_problem(folder: Path) -> ListedProblem:
     """The slides of a folder as one problem; it has one repetition, the published division."""
     table = folder / "slides.csv"
-    try:
-        with table.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
-    except OSError as error:
-        raise FileError(f"{table}: cannot be read ({error.strerror}).") from None
-    if not rows or not {"slide_id", "split"} <= set(rows[0]):
-        raise FileError(f"{table}: needs the columns slide_id and split.")
+    rows = read_table(table, "slide_id", "split")
     splits = {s: np.array([i for i, row in enumerate(rows) if row["split"] == s], np.int64) for s in SPLITS}
     if not len(splits["test"]):
         raise InputError(f"{table}: no slide has the split 'test'.")

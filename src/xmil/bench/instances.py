@@ -7,13 +7,12 @@ leaves on all its instances) acts on images if there are any and they were encod
 from __future__ import annotations
 
 import gzip
-import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +20,11 @@ import torch
 from torch import Tensor
 
 from xmil.bench.digits import BAG_SIZE, DIGITS, Codes, DigitTask, draw_rows
-from xmil.bench.problems import SHARES, SPLITS
+from xmil.bench.problems import SHARES, SPLITS, read_arrays
 from xmil.core.bag import FloatArray
-from xmil.core.errors import FileError, InputError, absent, unknown_name
+from xmil.core.errors import FileError, InputError, absent, check_names
 from xmil.core.registry import Registry
 
-T = TypeVar("T")
 Images = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 OnImages = Callable[[Floats], Floats]  # values between 0 and 1, (m, h, w)
@@ -103,15 +101,11 @@ def load_instances(source: str | Path, *, encoder: str = "pixels", seed: int = 0
 
 def read_npz(path: Path) -> tuple[FloatArray, Codes]:
     """Read features (m, d) and digits (m,) from a file of cached features."""
+    x, y = read_arrays(path, "x", "y")
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            x, y = file["x"].astype(np.float32), file["y"].astype(np.int64)
-    except FileNotFoundError:
-        raise FileError(absent(path)) from None
-    except KeyError:
-        raise FileError(f"{path}: needs the arrays 'x' (features) and 'y' (digits).") from None
-    except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise FileError(f"{path}: not a readable .npz file ({error}).") from None
+        x, y = x.astype(np.float32), y.astype(np.int64)
+    except (ValueError, TypeError) as error:
+        raise FileError(f"{path}: 'x' and 'y' must hold numbers ({error}).") from None
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise FileError(f"{path}: 'x' must be (m, d) and 'y' (m,). Got {x.shape} and {y.shape}.")
     if not np.isfinite(x).all():
@@ -128,6 +122,7 @@ def pixels(images: Images) -> FloatArray:
     return flat / max(1.0, float(flat.max(initial=0.0)))
 
 
+@lru_cache(maxsize=1)
 def sklearn_images() -> tuple[Images, Codes]:
     """Load scikit-learn's images (1797, 8, 8) of handwritten digits, and the digits."""
     from sklearn.datasets import load_digits
@@ -137,48 +132,49 @@ def sklearn_images() -> tuple[Images, Codes]:
 
 
 def _from_folder(folder: Path, encoder: str, seed: int) -> Instances:
-    files = sorted(folder.glob("*.npz"))
+    files = _in_order(folder.glob("*.npz"))
     if files:
-        return _join(files, [read_npz(path) for path in files], folder, seed)
-    images = sorted(folder.glob("*images*ubyte*"))
-    if not images:
+        return _join(files, [read_npz(path) for path in files], seed)
+    files = _in_order(folder.glob("*images*ubyte*"))
+    if not files:
         raise FileError(
             f"{folder}: holds neither .npz files of features nor IDX files (*-images-idx3-ubyte)."
         )
     encode = ENCODERS[encoder]
-    stacks = [_read_images(path) for path in images]
-    both = [(encode(pictures), digits) for pictures, digits in stacks]
-    instances = _join(images, both, folder, seed)
-    ordered = stacks if len(stacks) == 1 else _in_order(images, stacks)
-    return replace(instances, images=np.concatenate([pictures for pictures, _ in ordered]), encode=encode)
+    stacks = [_read_images(path) for path in files]
+    instances = _join(files, [(encode(images), digits) for images, digits in stacks], seed)
+    return replace(instances, images=np.concatenate([images for images, _ in stacks]), encode=encode)
 
 
-def _join(paths: list[Path], sets: list[tuple[FloatArray, Codes]], folder: Path, seed: int) -> Instances:
+def _in_order(files: Iterable[Path]) -> list[Path]:
+    """One file as it is; of several, the one for training and the one for test."""
+    paths = sorted(files)
+    if len(paths) < 2:
+        return paths
+    ordered = []
+    for names in (("train",), ("test", "t10k")):
+        matches = [path for path in paths if any(name in path.name for name in names)]
+        if len(matches) != 1:
+            listed = ", ".join(path.name for path in paths)
+            raise FileError(f"{paths[0].parent}: needs one file named *{names[0]}*. Found: {listed}.")
+        ordered += matches
+    return ordered
+
+
+def _join(paths: list[Path], sets: list[tuple[FloatArray, Codes]], seed: int) -> Instances:
     """Split one file in three; of a training and a test file, split the first for validation."""
     if len(paths) == 1:
         return _one_set(*sets[0], name=paths[0].name, seed=seed)
-    (x, y), (x_test, y_test) = _in_order(paths, sets)
+    (x, y), (x_test, y_test) = sets
+    folder = paths[0].parent
     if x.shape[1] != x_test.shape[1]:
         raise InputError(
             f"{folder}: training features have width {x.shape[1]}, test features {x_test.shape[1]}; "
             "use one encoder for both."
         )
     train, validation = _split(y, (1 - VALIDATION_SHARE, VALIDATION_SHARE), seed)
-    test = len(y) + np.arange(len(y_test))
-    pools = dict(zip(SPLITS, (train, validation, test), strict=True))
+    pools = {"train": train, "validation": validation, "test": len(y) + np.arange(len(y_test))}
     return Instances(np.concatenate([x, x_test]), np.concatenate([y, y_test]), pools, folder.name)
-
-
-def _in_order(paths: list[Path], sets: list[T]) -> list[T]:
-    """Order the sets by their files' names: training, then test."""
-    ordered = []
-    for names in (("train",), ("test", "t10k")):
-        at = [i for i, path in enumerate(paths) if any(name in path.name for name in names)]
-        if len(at) != 1:
-            listed = ", ".join(path.name for path in paths)
-            raise FileError(f"{paths[0].parent}: needs one file named *{names[0]}*. Found: {listed}.")
-        ordered.append(sets[at[0]])
-    return ordered
 
 
 def _read_images(path: Path) -> tuple[Images, Codes]:
@@ -269,8 +265,7 @@ def with_variants(instances: Instances, names: Sequence[str], seed: int) -> Inst
 
 
 def _change(instances: Instances, name: str, seed: int) -> Instances:
-    if name not in VARIANTS:
-        raise unknown_name("variant", name, VARIANTS)
+    check_names("variant", [name], VARIANTS)
     variant, images = VARIANTS[name], instances.images
     if variant.on_images is not None and images is not None and instances.encode is not None:
         top = max(1, int(images.max(initial=1)))

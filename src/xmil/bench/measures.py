@@ -159,7 +159,8 @@ def grade_faithfulness(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor])
     with frozen(exam.model), torch.no_grad():
         for block, block_scores in zip(exam.blocks, scores, strict=True):
             s = of_label(block_scores, block)
-            parts.append({**_curves(exam.model, block, s), **_at_zero(exam.model, block, s)})
+            flipped = _flips_at_zero(exam.model, block, s)
+            parts.append({**_curves(exam.model, block, s), "flipped_at_zero": flipped})
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     with np.errstate(invalid="ignore"):
         values["minimal"] = np.minimum(smallest_sets(exam) / values["needed"], 1.0)
@@ -215,12 +216,8 @@ def _path(
     model: nn.Module, block: Block, order: Labels, counts: Sequence[int], *, mask: bool = False
 ) -> tuple[Floats, Labels]:
     """Probabilities (b, k) of each bag's class with the first `counts` of an order out, and decisions."""
-    values, decided = [], []
-    for count in counts:
-        p = _probabilities(model, block.x, order, count, mask=mask)
-        values.append(p[np.arange(len(block)), block.labels])
-        decided.append(p.argmax(axis=1))
-    return np.stack(values, axis=1), np.stack(decided, axis=1)
+    p = np.stack([_probabilities(model, block.x, order, k, mask=mask) for k in counts], axis=1)  # (b, k, c)
+    return p[np.arange(len(block)), :, block.labels], p.argmax(axis=2)
 
 
 def _probabilities(model: nn.Module, x: Tensor, order: Labels, count: int, *, mask: bool) -> Floats:
@@ -249,7 +246,7 @@ def bag_auroc(chances: Floats, labels: Labels) -> float:
     return float(auroc(torch.from_numpy(labels) == classes, torch.from_numpy(chances).T).nanmean())
 
 
-def _at_zero(model: nn.Module, block: Block, scores: Floats) -> Values:
+def _flips_at_zero(model: nn.Module, block: Block, scores: Floats) -> Floats:
     """Whether the decision is gone once every instance with a positive score is out.
 
     Where nothing is left it counts as not gone: scores that are all positive tell no instance from another.
@@ -262,7 +259,7 @@ def _at_zero(model: nn.Module, block: Block, scores: Floats) -> Values:
         some = block.select(rows)
         p = _probabilities(model, some.x, order[rows], int(count), mask=False)
         gone[rows] = (p.argmax(axis=1) != some.labels) & (count < scores.shape[1])
-    return {"flipped_at_zero": gone}
+    return gone
 
 
 def randomisation(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor]) -> Floats:

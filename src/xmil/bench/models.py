@@ -13,7 +13,7 @@ from torch import nn
 from xmil.bench.problems import Problem
 from xmil.bench.training import QUICK_TRAINING, Training
 from xmil.core.durable import file_digest
-from xmil.core.errors import FileError, InputError, absent, unknown_name
+from xmil.core.errors import FileError, InputError, absent, check_names
 from xmil.core.registry import Registry, load_function, load_module, source_file
 from xmil.models import create_model, load_model
 
@@ -84,8 +84,9 @@ class ModelEntry:
         raise NotImplementedError
 
     def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
-        """How it is trained, with what the protocol changes."""
-        raise NotImplementedError
+        """How it is trained, with what the protocol changes; a model that is not has the defaults."""
+        del problem, changes
+        return Training()
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,7 @@ class OwnModel(ModelEntry):
         builder = load_function(source, kind="model")
         place, _, function = source.rpartition(":")
         settings = getattr(load_module(place, kind="model"), SETTINGS, {})
-        choices = [f.name for f in fields(Training)]
-        for name in settings:
-            if name not in choices:
-                raise unknown_name(f"setting in {SETTINGS} of {source}", name, choices)
+        check_names(f"setting in {SETTINGS} of {source}", settings, [f.name for f in fields(Training)])
         name = f"{Path(place).stem}:{function}"
         return cls(name, name, source_digest(source), builder, dict(settings))
 
@@ -162,11 +160,6 @@ class TrainedModel(ModelEntry):
             )
         return model
 
-    def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
-        """The same for all: it was not trained here."""
-        del problem, changes
-        return Training()
-
 
 def model_entry(text: str) -> ModelEntry:
     """Find the entry that a text names: one of ours, a checkpoint, or `file.py:builder`."""
@@ -178,8 +171,7 @@ def model_entry(text: str) -> ModelEntry:
     if ":" in text:
         return OwnModel.load(text)
     setups = all_setups()
-    if text not in setups:
-        raise unknown_name("model of the benchmark", text, [*setups, "file.py:builder", "a checkpoint"])
+    check_names("model of the benchmark", [text], [*setups, "file.py:builder", "a checkpoint"])
     return OurModel(text, setups[text].title, text, setups[text])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from xmil.heatmaps import method_colour
 from xmil.methods import METHODS
 from xmil.models import MILModel
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 PANELS_IN_A_ROW = 3
 COLUMNS = 10  # digits side by side in a bag
 LEGEND = ("red: evidence for", "blue: evidence against", "purple: a score without a sign")
@@ -40,11 +37,18 @@ def draw_all(
     """Draw every plot of a run; a model that is not in the folder has no example bags."""
     paths = [folder.path / "bars.png"]
     draw_bars(table, paths[0])
-    for model in dict.fromkeys(c.setup.name for c in configurations):
-        path = folder.path / f"bags-{model}.png"
-        here = [c for c in configurations if c.setup.name == model]
-        if draw_examples(here, methods, path, folder=folder):
-            paths.append(path)
+    first = {base_of(text): text for text in reversed(methods)}  # each method with its first options
+    specs = [MethodSpec.parse(text) for text in methods if text in first.values() and text != "random"]
+    for setup in {c.setup.name: c.setup for c in configurations}.values():
+        panels: dict[tuple[str, str], TilePanel] = {}
+        for c in (c for c in configurations if c.setup.name == setup.name):
+            fitted = folder.stack(c)
+            if fitted is not None:
+                example = _example(c, fitted.models.model(0), specs)
+                panels |= {(row, c.task.name): panel for row, panel in example.items()}
+        if panels:
+            paths.append(folder.path / f"bags-{setup.name}.png")
+            draw_grid(panels, paths[-1], title=[setup.title, *LEGEND])
     return paths
 
 
@@ -58,7 +62,22 @@ def draw_bars(table: ResultTable, path: Path) -> None:
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     axes = figure.subplots(high, wide, squeeze=False, sharex=True).ravel()
     for axis, column in zip(axes, table.columns, strict=False):
-        _bars(axis, table, column)
+        methods = [method for method in table.methods if table.cell(method, column) is not None]
+        for place, method in enumerate(methods):
+            cell, base = table.cells[(*column, method)], base_of(method)
+            look = {"color": method_colour(base), "alpha": 1.0 if base == method else 0.55}
+            axis.barh(place, cell.mean, xerr=cell.std, **look, error_kw={"elinewidth": 1.0})
+            axis.scatter(
+                cell.values, np.full(len(cell.values), place), s=3, color="black", alpha=0.35, zorder=3
+            )
+            if cell.paper is not None:
+                axis.scatter(cell.paper, place, s=26, marker="D", color="white", edgecolor="black", zorder=4)
+        axis.set_yticks(range(len(methods)), [title_of(method) for method in methods], fontsize=8)
+        axis.invert_yaxis()
+        axis.set_xlim(0, 1)
+        axis.tick_params(axis="x", labelbottom=True, labelsize=8)
+        axis.set_title(column_title(*column), fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[len(table.columns) :]:
         axis.set_visible(False)
     cells = [cell for (*_, method), cell in table.cells.items() if method != AUROC]
@@ -68,43 +87,8 @@ def draw_bars(table: ResultTable, path: Path) -> None:
     figure.savefig(path)
 
 
-def _bars(axis: Axes, table: ResultTable, column: tuple[str, str]) -> None:
-    methods = [method for method in table.methods if table.cell(method, column) is not None]
-    for place, method in enumerate(methods):
-        cell = table.cells[(*column, method)]
-        colour, alpha = method_colour(base_of(method)), 1.0 if base_of(method) == method else 0.55
-        axis.barh(place, cell.mean, xerr=cell.std, color=colour, alpha=alpha, error_kw={"elinewidth": 1.0})
-        axis.scatter(cell.values, np.full(len(cell.values), place), s=3, color="black", alpha=0.35, zorder=3)
-        if cell.paper is not None:
-            axis.scatter(cell.paper, place, s=26, marker="D", color="white", edgecolor="black", zorder=4)
-    axis.set_yticks(range(len(methods)), [title_of(method) for method in methods], fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlim(0, 1)
-    axis.tick_params(axis="x", labelbottom=True, labelsize=8)
-    axis.set_title(column_title(*column), fontsize=9)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-
-
-def draw_examples(
-    configurations: Sequence[Configuration], methods: Sequence[str], path: Path, *, folder: Folder
-) -> bool:
-    """Draw a test bag of each task in a column: the true evidence, and below it each method's estimate."""
-    first = {base_of(text): text for text in reversed(methods)}  # each method with its first options
-    specs = [MethodSpec.parse(text) for text in methods if text in first.values() and text != "random"]
-    panels: dict[tuple[str, str], TilePanel] = {}
-    for c in configurations:
-        fitted = folder.stack(c)
-        if fitted is not None:
-            example = _example(c, fitted.models.model(0), specs)
-            panels |= {(row, c.task.name): panel for row, panel in example.items()}
-    if panels:
-        draw_grid(panels, path, title=[configurations[0].setup.title, *LEGEND])
-    return bool(panels)
-
-
 def _example(c: Configuration, model: nn.Module, specs: Sequence[MethodSpec]) -> dict[str, TilePanel]:
-    """The panels of one bag by their row; if the data has no images, scikit-learn's digits stand for them."""
+    """The truth about a test bag, then each method's estimate; without images, scikit-learn's digits."""
     assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
     test, images = c.splits(0).test, c.prepared.images
     evidence = c.task.evidence(test.codes)
@@ -163,22 +147,18 @@ def draw_grid(panels: Mapping[tuple[str, str], TilePanel], path: Path, *, title:
     axes = figure.subplots(len(rows), len(columns), squeeze=False)
     for i, row in enumerate(rows):
         for axis, column in zip(axes[i], columns, strict=True):
-            _draw(axis, panels.get((row, column)))
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
+            panel = panels.get((row, column))
+            if panel is None:
+                axis.text(0.5, 0.5, "not for this model", ha="center", va="center", color="0.5", fontsize=8)
+            else:
+                tiles = colour_tiles(panel.images, panel.scores, signed=panel.signed)
+                axis.imshow(tiles, interpolation="nearest")
+                axis.set_title(panel.title, fontsize=9)
         axes[i, 0].set_ylabel(row, fontsize=10, fontweight="bold")
     figure.suptitle(("\n" if lines > 1 else "   ").join(title), fontsize=10 if lines > 1 else 11)
     figure.savefig(path)
-
-
-def _draw(axis: Axes, panel: TilePanel | None) -> None:
-    axis.set_xticks([])
-    axis.set_yticks([])
-    for side in axis.spines.values():
-        side.set_visible(False)
-    if panel is None:
-        axis.text(0.5, 0.5, "not for this model", ha="center", va="center", color="0.5", fontsize=8)
-        return
-    axis.imshow(colour_tiles(panel.images, panel.scores, signed=panel.signed), interpolation="nearest")
-    axis.set_title(panel.title, fontsize=9)
 
 
 def colour_tiles(images: Array, scores: Array, *, signed: bool) -> Floats:

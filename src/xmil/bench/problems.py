@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.bag import FloatArray
-from xmil.core.errors import InputError
+from xmil.core.errors import FileError, InputError, absent
 
 SPLITS = ("train", "validation", "test")
 SHARES = (0.6, 0.15, 0.25)  # of one set, for training, validation and test
@@ -95,11 +99,8 @@ class Problem:
 
 def checksum(problem: Problem, repetition: int) -> str:
     """SHA-256 of the test bags of a repetition."""
-    digest = hashlib.sha256()
-    for block in problem.blocks("test", repetition):
-        for one in block.checksums():
-            digest.update(one.encode())
-    return digest.hexdigest()
+    sums = [one for block in problem.blocks("test", repetition) for one in block.checksums()]
+    return hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -123,17 +124,13 @@ class ListedProblem(Problem):
             )
         bags = [self.bag(int(i)) for i in self.splits[repetition][split]]
         if self.scaled:
-            shift, scale = self._scale(repetition)
-            bags = [replace(bag, features=(bag.features - shift) / scale) for bag in bags]
+            rows = np.concatenate([self.bag(int(i)).features for i in self.splits[repetition]["train"]])
+            mean, std = rows.mean(axis=0), rows.std(axis=0)
+            scale = np.where(std > 1e-6, std, 1).astype(np.float32)
+            bags = [replace(bag, features=(bag.features - mean) / scale) for bag in bags]
         if len({bag.features.shape for bag in bags}) == 1:
             return [_block(bags, 0, device)]
         return [_block([bag], i, device) for i, bag in enumerate(bags)]
-
-    def _scale(self, repetition: int) -> tuple[FloatArray, FloatArray]:
-        """Mean and deviation of the training bags' features."""
-        features = np.concatenate([self.bag(int(i)).features for i in self.splits[repetition]["train"]])
-        spread = features.std(axis=0)
-        return features.mean(axis=0), np.where(spread > 1e-6, spread, 1).astype(np.float32)
 
     def settings(self) -> dict[str, Any]:
         """The name, and what the bags were made of."""
@@ -152,3 +149,29 @@ def _block(bags: list[LabelledBag], first: int, device: str) -> Block:
         first,
         np.stack(lesions) if len(lesions) == len(bags) else None,
     )
+
+
+def read_arrays(path: Path, *names: str) -> list[Any]:
+    """Read arrays of an .npz file by their names."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return [file[name] for name in names]
+    except FileNotFoundError:
+        raise FileError(absent(path)) from None
+    except KeyError:
+        raise FileError(f"{path}: needs the arrays {', '.join(names)}.") from None
+    except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise FileError(f"{path}: not a readable .npz file ({error}).") from None
+
+
+def read_table(path: Path, *columns: str) -> list[dict[str, str]]:
+    """Read the rows of a CSV file that needs these columns."""
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+    except (OSError, ValueError, csv.Error) as error:
+        raise FileError(f"{path}: cannot be read ({error}).") from None
+    missing = [name for name in columns if not rows or name not in rows[0]]
+    if missing:
+        raise FileError(f"{path}: needs the column {missing[0]!r}; it must have {', '.join(columns)}.")
+    return rows

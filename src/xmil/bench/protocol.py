@@ -77,7 +77,7 @@ class Configuration:
         """The name its files carry."""
         return f"{self.task.name}-{self.setup.name}"
 
-    @property
+    @cached_property
     def prepared(self) -> Instances:
         """The instances as this task and protocol use them."""
         instances = self.instances.with_one_pool() if self.protocol.pooled else self.instances
@@ -89,8 +89,7 @@ class Configuration:
 
     def splits(self, repetition: int) -> Splits:
         """The bags of one repetition."""
-        drawn = 0 if self.protocol.shared_bags else repetition
-        p = self.protocol
+        p, drawn = self.protocol, 0 if self.protocol.shared_bags else repetition
         return draw_splits(self.task, self.prepared, p.sizes, seed=p.seed, repetition=drawn, n=p.bag_size)
 
     def seeds(self) -> list[int]:
@@ -105,14 +104,13 @@ class Configuration:
 
     def settings(self) -> dict[str, Any]:
         """All that decides what is trained; two runs with equal settings train the same models."""
-        training = self.protocol.training_of(self.setup)
         features = np.ascontiguousarray(self.instances.features)
         return {
             "task": self.task.name,
             "model": self.setup.name,
             "params": dict(self.setup.params),
             "protocol": self.protocol.as_dict(),
-            "training": vars(training),
+            "training": vars(self.protocol.training_of(self.setup)),
             "data": {
                 "name": self.instances.name,
                 "shape": list(features.shape),
@@ -170,7 +168,7 @@ class DigitProblem(Problem):
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
         """One block: bags of digits have one length."""
         bags = getattr(self._any_model.splits(repetition), split)
-        table = Table(self._table.features.to(device))
+        table = Table(torch.from_numpy(self._any_model.prepared.features).to(device))
         names = tuple(f"{self.name}-{repetition}-{i}" for i in range(len(bags)))
         return [
             Block(table.bags(table.to_rows(bags.rows)), bags.labels, self.task.evidence(bags.codes), names)
@@ -187,10 +185,6 @@ class DigitProblem(Problem):
     def _any_model(self) -> Configuration:
         """Bags do not depend on the model: any will do."""
         return self.configuration(SETUPS["attnmil"])
-
-    @cached_property
-    def _table(self) -> Table:
-        return self._any_model.table()
 
 
 _COLUMNS = [(task, model) for task in ("four_bags", "pos_neg", "adjacent_pairs") for model in PAPER_MODELS]

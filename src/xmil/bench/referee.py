@@ -117,10 +117,10 @@ class Referee:
 
     def _columns(self, suite: Suite, problems: Sequence[Problem] | None = None) -> Iterator[Trained]:
         """Every problem with every model."""
+        seed = self.plan.protocol.seed
         for problem in suite.problems(self.plan) if problems is None else problems:
             changes = self.plan.protocol.training if problem.family == "digits" else self.plan.training
             for entry in self.models:
-                seed = self.plan.protocol.seed
                 yield Trained(problem, entry, self.folder, seed, changes, self.device, self.say)
 
     def _unit(self, suite: Suite, trained: Trained) -> Unit:
@@ -133,8 +133,7 @@ class Referee:
             "training": vars(entry.training(problem, trained.changes)),
             "bags": self.plan.curve_bags if suite.name == "faithfulness" else None,
         }
-        names = [measure.name for measure in suite.measures]
-        return self.folder.unit(settings, names, replace=self.replace)
+        return self.folder.unit(settings, [m.name for m in suite.measures], replace=self.replace)
 
     def _measure_column(self, suite: Suite, trained: Trained) -> bool:
         """Measure all repetitions of one problem and model, each kept as soon as it is done."""
@@ -160,19 +159,17 @@ class Referee:
         exam = self._exam(trained, repetition)
         chances = np.concatenate([probabilities(exam.model, block.x) for block in exam.blocks])
         labels = np.concatenate([block.labels for block in exam.blocks])
+        exam = suite.bags(exam, self.plan)
         facts = {
             "seed": exam.seed,
             "checksum": checksum(trained.problem, repetition),
             "auroc": bag_auroc(chances, labels),
+            "bags": [name for block in exam.blocks for name in block.names],
+            "forward": min(_time(exam, lambda b: probabilities(exam.model, b.x))[1] for _ in range(2)),
         }
-        exam = suite.bags(exam, self.plan)
-        names = [name for block in exam.blocks for name in block.names]
-        forward = min(_time(exam, lambda block: probabilities(exam.model, block.x))[1] for _ in range(2))
-        unit.check(repetition, {**facts, "bags": names, "forward": forward})
-        if not names:
-            return
+        unit.check(repetition, facts)
         for entry in methods:
-            if entry.supports(exam.model):
+            if facts["bags"] and entry.supports(exam.model):
                 scores, seconds = _time(exam, partial(entry.scores, exam))
                 about = {"digest": entry.digest, "seconds": seconds, "measured": _machine(self.device)}
                 unit.add(repetition, entry.name, suite.grade(exam, entry, scores), about)

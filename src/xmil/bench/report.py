@@ -68,20 +68,6 @@ def measured_on(folder: Folder) -> list[dict[str, Any]]:
     ]
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """Read the summary in a run's folder."""
-    file = path / RESULTS if path.is_dir() else path
-    try:
-        summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if summary["command"] != "bench":
-            raise KeyError("command")
-    except FileNotFoundError:
-        raise FileError(f"{file}: no such file; only folders of 'xmil bench' can be compared.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{file}: not the results of a benchmark ({error}).") from None
-    return summary
-
-
 def write_bags(folder: Folder) -> None:
     """Write one row for each bag and method, with every measure, in one Parquet file."""
     import pyarrow as pa
@@ -122,8 +108,8 @@ def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
         tag("p", _about(summary)),
         tag("p", intro),
         tag("noscript", "The tables and plots need JavaScript; the sentences below do not."),
-        *(_suite(suite) for suite in summary["suites"]),
-        _across(summary["across"]),
+        *map(_suite, summary["suites"]),
+        _across(summary["across"]) if summary["across"] else "",
         _json({name: method_colour(name) for name in CARDS}, "colours"),
         _json(slim(summary), "data"),
         tag("script", Html(script)),
@@ -156,13 +142,15 @@ def _about(summary: dict[str, Any]) -> str:
     columns = [column for suite in summary["suites"] for column in suite["columns"]]
     seeds = ", ".join(str(n) for n in sorted({n for column in columns for n in column["seeds"].values()}))
     protocol = summary["settings"].get("protocol_name", "").capitalize()
-    sentences.append(f"{protocol} protocol; seeds of the models: {seeds}.")
-    sentences.append(f"Only models with a bag AUROC of {summary['threshold']['auroc']} or more count.")
+    sentences += [
+        f"{protocol} protocol; seeds of the models: {seeds}.",
+        f"Only models with a bag AUROC of {summary['threshold']['auroc']} or more count.",
+    ]
     return " ".join(sentences)
 
 
 def _suite(suite: dict[str, Any]) -> Html:
-    name, drawn = suite["name"], {key: tag("div", kind=key) for key in DRAWN}
+    drawn = {key: tag("div", kind=key) for key in DRAWN}
     means = [
         join((tag("b", m["title"]), f" ({'more' if m['better'] > 0 else 'less'} is better): {m['means']}"))
         for m in suite["measures"]
@@ -195,8 +183,8 @@ def _suite(suite: dict[str, Any]) -> Html:
         drawn["agreement"],
         tag("h3", "Cost"),
         drawn["cost"],
-        id=name,
-        **{"data-suite": name},
+        id=suite["name"],
+        **{"data-suite": suite["name"]},
     )
 
 
@@ -218,13 +206,12 @@ def _details(summary: str, *parts: object, is_open: bool = False) -> Html:
 
 
 def _across(pairs: list[dict[str, Any]]) -> Html:
-    if not pairs:
-        return Html()
     words = "Rankings of all rows but the oracle, by the leading measure of each suite, on the same models."
-    rows = []
-    for p in pairs:
-        tau = "none" if p["tau"] is None else f"{p['tau']:.2f}"
-        rows.append([p["problem"], p["model"], " / ".join(p["measures"]), tau, p["rows"]])
+    taus = ["none" if p["tau"] is None else f"{p['tau']:.2f}" for p in pairs]
+    rows = [
+        [p["problem"], p["model"], " / ".join(p["measures"]), tau, p["rows"]]
+        for p, tau in zip(pairs, taus, strict=True)
+    ]
     return tag(
         "section",
         tag("h2", "Do truth and faithfulness agree?"),
@@ -292,11 +279,11 @@ def _paired(a: Unit, b: Unit, repetitions: list[int], methods: list[str]) -> lis
             joined.values[r, f"{mark} {m}"] = unit.values[r, m]
             joined.rows[r, f"{mark} {m}"] = unit.rows[r, m]
     draws = draws_of(joined, repetitions)
-    changes = []
-    for m in (m for m in methods if f"A {m}" in draws.methods and f"B {m}" in draws.methods):
-        for k in a.measures:
-            means = (draws.mean(f"A {m}", k), draws.mean(f"B {m}", k))
-            gap = draws.difference(f"B {m}", f"A {m}", k)
-            if np.isfinite(gap.estimate):
-                changes.append(Change(a.suite, a.problem, a.model, m, k, *means, gap))
-    return changes
+    column = (a.suite, a.problem, a.model)
+    return [
+        Change(*column, m, k, draws.mean(f"A {m}", k), draws.mean(f"B {m}", k), gap)
+        for m in methods
+        if f"A {m}" in draws.methods and f"B {m}" in draws.methods
+        for k in a.measures
+        if np.isfinite((gap := draws.difference(f"B {m}", f"A {m}", k)).estimate)
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +28,18 @@ from xmil.bench.models import PAPER_MODELS, ModelEntry, model_entry
 from xmil.bench.problems import Problem
 from xmil.bench.protocol import PAPER_TASKS, QUICK, DigitProblem, Protocol
 from xmil.bench.tissue import STATISTICS, read_tissue, tissue_problems
-from xmil.core.errors import unknown_name
+from xmil.core.errors import check_names
 
 LEARNED = 0.7  # bag AUROC on the test bags from which on a model counts
 METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by bag; they can be named
-    "random",
-    "attention",
-    "attention:unfolded",
-    "single",
-    "one_removed",
-    "combined",
-    "logits",
-    "gxi",
-    "grad2",
-    "ig",
-    "lrp",
-    "lrp:exact",
-    "lrp:paper",
-)
+    "random", "attention", "attention:unfolded", "single", "one_removed", "combined", "logits",
+    "gxi", "grad2", "ig", "lrp", "lrp:exact", "lrp:paper",
+)  # fmt: skip
 QUICK_MODELS = ("attnmil",)
 EVERY = "all"
 DIGIT_TASKS = (
-    "four_bags",
-    "pos_neg",
-    "pos_neg_count",
-    "adjacent_pairs",
-    "standard",
-    "context_flip",
-    "confounder",
-)
+    "four_bags", "pos_neg", "pos_neg_count", "adjacent_pairs", "standard", "context_flip", "confounder",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,61 +72,52 @@ QUICK_PLAN = Plan(
 
 
 @dataclass(frozen=True)
-class TissueChoice:
-    """Which tissue: a source with its patients and classes, or colon nuclei; and what encodes images."""
-
-    source: str = ""
-    patient: str = ""
-    positive: str = ""
-    against: str = ""
-    encoder: str = STATISTICS
-    features: str = ""
-
-
-@dataclass(frozen=True)
 class Suite:
     """A suite: its problems under a plan, its measures (the first leads), and the bags it looks at."""
 
     name: str
     title: str
-    problems: Callable[[Plan], Sequence[Problem]]
+    make: Callable[[Plan], Sequence[Problem]]
     measures: tuple[Measure, ...]
     grade: Grade
     controls: tuple[str, ...] = (ORACLE, *CONTROLS)
     bags: Callable[[Exam, Plan], Exam] = lambda exam, _: exam
     absent: str = "it has none of the tasks that were chosen."
 
-
-def digit_problems(tasks: Sequence[DigitTask]) -> Callable[[Plan], Sequence[Problem]]:
-    """Give a suite's problems on bags of digits: those of its tasks that the plan wants."""
-
-    def problems(plan: Plan) -> Sequence[Problem]:
-        chosen = [task for task in tasks if not plan.tasks or task.name in plan.tasks]
-        instances = load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
-        return [DigitProblem.of(task, instances, plan.protocol) for task in chosen]
-
-    return problems
+    def problems(self, plan: Plan) -> Sequence[Problem]:
+        """Make the problems that the plan wants."""
+        return [problem for problem in self.make(plan) if not plan.tasks or problem.name in plan.tasks]
 
 
-def choose_tissue(plan: Plan) -> Sequence[Problem]:
-    """Find the tissue that was chosen, else colon nuclei if the data is at hand."""
-    choice = TissueChoice(**plan.tissue)
-    source, colon = Path(choice.source), Path(os.environ.get("XMIL_DATA", "../shared/data")) / "colon"
-    problems: Sequence[Problem] = []
-    if choice.source and (source / "slides.csv").is_file():
-        problems = [camelyon_problem(source)]
-    elif choice.source:
-        problems = tissue_problems(
-            read_tissue(source, patient=choice.patient, encoder=choice.encoder),
-            positive=choice.positive,
-            against=choice.against,
-            sizes=plan.tissue_bags,
-            seed=plan.protocol.seed,
+def digit_problems(tasks: Sequence[DigitTask], plan: Plan) -> Sequence[Problem]:
+    """Give the problems of tasks on bags of digits."""
+    instances = load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
+    return [DigitProblem.of(task, instances, plan.protocol) for task in tasks]
+
+
+def choose_tissue(
+    plan: Plan,
+    *,
+    source: str = "",
+    patient: str = "",
+    positive: str = "",
+    against: str = "",
+    encoder: str = STATISTICS,
+    features: str = "",
+) -> Sequence[Problem]:
+    """Find the tissue: a source with its patients and classes, else colon nuclei if the data is at hand."""
+    if source and (Path(source) / "slides.csv").is_file():
+        return [camelyon_problem(Path(source))]
+    if source:
+        tissue, sizes = read_tissue(Path(source), patient=patient, encoder=encoder), plan.tissue_bags
+        return tissue_problems(
+            tissue, positive=positive, against=against, sizes=sizes, seed=plan.protocol.seed
         )
-    elif (colon / "nuclei.csv").is_file():
-        features, runs = Path(choice.features) if choice.features else None, max(10, plan.fold_runs)
-        problems = colon_problems(colon, features=features, encoder=choice.encoder, runs=runs)
-    return [problem for problem in problems if not plan.tasks or problem.name in plan.tasks]
+    colon = Path(os.environ.get("XMIL_DATA", "../shared/data")) / "colon"
+    if not (colon / "nuclei.csv").is_file():
+        return []
+    cached, runs = Path(features) if features else None, max(10, plan.fold_runs)
+    return colon_problems(colon, features=cached, encoder=encoder, runs=runs)
 
 
 SUITES = {
@@ -151,14 +126,14 @@ SUITES = {
         Suite(
             "evidence",
             "Evidence: bags of digits whose evidence is known",
-            digit_problems([TASKS[name] for name in DIGIT_TASKS]),
+            partial(digit_problems, [TASKS[name] for name in DIGIT_TASKS]),
             TRUTH,
             grade_truth,
         ),
         Suite(
             "tissue",
             "Tissue: labelled nuclei, tissue classes, lesions",
-            choose_tissue,
+            lambda plan: choose_tissue(plan, **plan.tissue),
             (*TRUTH, *LESIONS),
             grade_tissue,
             absent="no colon images in XMIL_DATA and no tissue=; see the documentation for downloads.",
@@ -166,14 +141,14 @@ SUITES = {
         Suite(
             "confounder",
             "Confounders: what really decides is planted",
-            digit_problems(CONFOUNDERS),
+            partial(digit_problems, CONFOUNDERS),
             TRUTH,
             grade_truth,
         ),
         Suite(
             "faithfulness",
             "Faithfulness: what the model does when instances leave",
-            digit_problems([TASKS[name] for name in PAPER_TASKS]),
+            partial(digit_problems, [TASKS[name] for name in PAPER_TASKS]),
             FAITHFULNESS,
             grade_faithfulness,
             controls=CONTROLS,
@@ -204,13 +179,10 @@ class Request:
     def plan(self) -> Plan:
         """The plan of the suites."""
         base = QUICK_PLAN if self.quick else FULL
-        changes: dict[str, Any] = {
-            "seed": self.seed,
-            **({"repetitions": self.repetitions} if self.repetitions else {}),
-        }
+        repetitions = self.repetitions or base.protocol.repetitions
         return replace(
             base,
-            protocol=replace(base.protocol, **changes),
+            protocol=replace(base.protocol, seed=self.seed, repetitions=repetitions),
             data=self.data,
             encoder=self.encoder,
             tasks=self.tasks,
@@ -221,9 +193,7 @@ class Request:
     def chosen_suites(self) -> list[Suite]:
         """The suites by their names; `all` is every one."""
         names = list(SUITES) if EVERY in self.suites or not self.suites else list(dict.fromkeys(self.suites))
-        for name in names:
-            if name not in SUITES:
-                raise unknown_name("suite", name, SUITES)
+        check_names("suite", names, SUITES)
         return [SUITES[name] for name in names]
 
     def entries(self, suite: Suite) -> list[MethodEntry]:
@@ -244,10 +214,7 @@ class Request:
 
     def check_tasks(self) -> None:
         """Refuse a task that none of the suites has."""
-        plan = replace(self.plan(), tasks=())
         if self.tasks:
-            problems = [problem for suite in self.chosen_suites() for problem in suite.problems(plan)]
-            names = sorted({problem.name for problem in problems})
-            for name in self.tasks:
-                if name not in names:
-                    raise unknown_name("task of the suites", name, names)
+            plan = replace(self.plan(), tasks=())
+            names = {problem.name for suite in self.chosen_suites() for problem in suite.problems(plan)}
+            check_names("task of the suites", self.tasks, sorted(names))

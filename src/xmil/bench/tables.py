@@ -6,8 +6,6 @@ Repetitions whose model did not learn the task do not count, as on the referee's
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,15 +18,12 @@ import numpy as np
 from xmil.bench.digits import TASKS
 from xmil.bench.folder import STACK_KEY, Unit
 from xmil.bench.models import all_setups
-from xmil.bench.protocol import paper_figure
 from xmil.bench.suites import LEARNED
 from xmil.bench.training import Fitted
-from xmil.bench.verdicts import base_of, is_comparable, learned_repetitions, repetition_means
-from xmil.core.budget import read_parquet
+from xmil.bench.verdicts import base_of, learned_repetitions, paper_cell, repetition_means
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError
 from xmil.core.explanation import CARDS, card_of
-from xmil.core.text import markdown_table, parse_json, text_table
+from xmil.core.text import csv_text, markdown_table, text_table
 from xmil.storage import make_folder
 
 AUROC = "auroc"
@@ -52,11 +47,6 @@ class ResultCell:
     def std(self) -> float:
         """The standard deviation over the repetitions."""
         return float(np.std(self.values))
-
-    @property
-    def difference(self) -> float | None:
-        """Ours less the paper's."""
-        return None if self.paper is None else self.mean - self.paper
 
 
 @dataclass(frozen=True)
@@ -86,12 +76,13 @@ def summarise(
         rows = [method for method in shown if method in unit.methods]
         every = _first(unit.repetitions, repetitions)
         counted = _first(learned_repetitions(unit), repetitions) or every
-        aurocs = tuple(unit.facts[r][AUROC] for r in every)
-        cells[*column, AUROC] = ResultCell(aurocs, _paper(unit, AUROC))
+        cells[*column, AUROC] = ResultCell(
+            tuple(unit.facts[r][AUROC] for r in every), paper_cell(unit, AUROC)
+        )
         values = repetition_means(unit, counted, rows)[:, :, unit.measures.index(measure)]  # (r, m)
         order = list(np.argsort(-values.mean(axis=0), kind="stable"))
         for i, method in enumerate(rows):
-            paper = _paper(unit, base_of(method)) if measure == "auprc2" else None
+            paper = paper_cell(unit, base_of(method)) if measure == "auprc2" else None
             cells[*column, method] = ResultCell(tuple(values[:, i].tolist()), paper, 1 + order.index(i))
     return ResultTable(shown, [(unit.problem, unit.model) for unit in units], cells, measure)
 
@@ -100,24 +91,17 @@ def _first(repetitions: list[int], n: int | None) -> list[int]:
     return [r for r in repetitions if n is None or r < n]
 
 
-def _paper(unit: Unit, row: str) -> float | None:
-    return paper_figure(unit.problem, unit.model, row) if is_comparable(unit) else None
-
-
 def notes(units: Sequence[Unit], *, repetitions: int | None = None) -> list[str]:
     """Say of which columns some models, or all, did not learn the task."""
     sentences = []
     for unit in units:
         n = len(_first(unit.repetitions, repetitions))
         learned = len(_first(learned_repetitions(unit), repetitions))
-        bar = f"the task (test AUROC below {LEARNED})"
         if learned < n:
-            column = column_title(unit.problem, unit.model)
-            sentences.append(
-                f"{column}: {n - learned} of {n} models did not learn {bar} and do not count."
-                if learned
-                else f"{column}: no model learned {bar}; its figures say nothing about methods."
-            )
+            bar = f"the task (test AUROC below {LEARNED})"
+            some = f"{n - learned} of {n} models did not learn {bar} and do not count."
+            none = f"no model learned {bar}; its figures say nothing about methods."
+            sentences.append(f"{column_title(unit.problem, unit.model)}: {some if learned else none}")
     return sentences
 
 
@@ -155,18 +139,6 @@ def write_rows(path: Path, rows: list[Row], settings: dict[str, Any]) -> None:
     write_atomically(path, lambda temporary: pq.write_table(table, temporary))
 
 
-def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Read the settings and rows of a file."""
-    import pyarrow as pa
-
-    try:
-        table = read_parquet(path)
-        settings: dict[str, Any] = parse_json(table.schema.metadata[STACK_KEY.encode()])
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path}: not a results file ({error}); delete it to compute it again.") from None
-    return settings, table.to_pylist()
-
-
 def as_text(table: ResultTable) -> str:
     """Columns for a terminal; best *, second +; the paper's figure and the difference below in brackets."""
     lines = [["", *(column_title(t, m) for t, m in table.columns)]]
@@ -190,7 +162,7 @@ def as_records(table: ResultTable) -> list[Row]:
             "std": cell.std,
             "repetitions": len(cell.values),
             "paper": cell.paper,
-            "difference": cell.difference,
+            "difference": None if cell.paper is None else cell.mean - cell.paper,
             "place": cell.place,
         }
         for task, model in table.columns
@@ -201,13 +173,12 @@ def as_records(table: ResultTable) -> list[Row]:
 
 def as_csv(table: ResultTable) -> str:
     """One line for each cell."""
-    records, out = as_records(table), io.StringIO()
-    writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    for record in records:
-        numbers = {name: record[name] for name in ("mean", "std", "paper", "difference")}
-        writer.writerow({**record, **{name: v if v is None else f"{v:.6f}" for name, v in numbers.items()}})
-    return out.getvalue()
+    records, numbers = as_records(table), ("mean", "std", "paper", "difference")
+    rows = [
+        [f"{v:.6f}" if name in numbers and v is not None else v for name, v in record.items()]
+        for record in records
+    ]
+    return csv_text(list(records[0]), rows)
 
 
 def as_markdown(table: ResultTable) -> str:

@@ -7,7 +7,6 @@ training, validation and test never share a patient.
 
 from __future__ import annotations
 
-import csv
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -21,9 +20,9 @@ import numpy.typing as npt
 import torch
 
 from xmil.bench.digits import BAG_SIZE, draw_kinds, draw_rows, for_and_against
-from xmil.bench.problems import SHARES, SPLITS, Block, Problem
+from xmil.bench.problems import SHARES, SPLITS, Block, Problem, read_arrays, read_table
 from xmil.core.bag import FloatArray
-from xmil.core.errors import FileError, InputError, absent, unknown_name
+from xmil.core.errors import FileError, InputError, absent, check_names
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 EDGE, TOP_FOLDER = 96, "folder"
@@ -131,10 +130,8 @@ def read_tissue(source: Path, *, patient: str = "", encoder: str = STATISTICS, d
     `patient` tells the patient of an image in a folder of class folders: an expression whose first group is
     in the file's name, or `folder` if the class folders lie in one folder for each group of patients.
     """
-    if source.suffix == ".npz":
-        return _from_npz(source)
-    if source.suffix == ".csv":
-        return _from_table(source)
+    if source.suffix in (".npz", ".csv"):
+        return _read_features(source)
     if not source.is_dir():
         raise FileError(absent(source, "folder or table of tissue images"))
     listing = _list_images(source, patient)
@@ -149,9 +146,7 @@ def read_tissue(source: Path, *, patient: str = "", encoder: str = STATISTICS, d
 def _list_images(source: Path, patient: str) -> list[tuple[Path, str, str]]:
     """List path, class and patient of each image."""
     if (source / "images.csv").is_file():
-        with (source / "images.csv").open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
-        _check_columns(source / "images.csv", rows, ("path", "class", "patient"))
+        rows = read_table(source / "images.csv", "path", "class", "patient")
         return [(source / row["path"], row["class"], row["patient"]) for row in rows]
     files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
@@ -187,43 +182,25 @@ def _embed_files(embed: Embed, paths: Sequence[Path]) -> FloatArray:
     return embed(np.stack(patches))
 
 
-def _from_npz(path: Path) -> Tissue:
+def _read_features(path: Path) -> Tissue:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            x, y, patients = file["x"].astype(np.float32), file["y"].astype(str), file["patient"].astype(str)
-    except (OSError, KeyError, ValueError) as error:
-        raise FileError(f"{path}: needs the arrays x (m, d), y (m,) and patient (m,) ({error}).") from None
-    return _check(Tissue(path.stem, x, y, patients), path)
-
-
-def _from_table(path: Path) -> Tissue:
-    with path.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    _check_columns(path, rows, ("class", "patient"))
-    numbers = [name for name in rows[0] if name not in ("class", "patient", "path")]
-    try:
-        x = np.array([[float(row[name]) for name in numbers] for row in rows], dtype=np.float32)
+        if path.suffix == ".npz":
+            x, classes, patients = read_arrays(path, "x", "y", "patient")
+        else:
+            rows = read_table(path, "class", "patient")
+            numbers = [name for name in rows[0] if name not in ("class", "patient", "path")]
+            x = np.array([[float(row[name]) for name in numbers] for row in rows])
+            classes, patients = (np.array([row[name] for row in rows]) for name in ("class", "patient"))
+        x = x.astype(np.float32)
     except (TypeError, ValueError) as error:
         raise FileError(
-            f"{path}: columns beside class, patient and path must hold numbers ({error})."
+            f"{path}: features (columns beside class, patient and path) must hold numbers ({error})."
         ) from None
-    classes, patients = (np.array([row[name] for row in rows], dtype=str) for name in ("class", "patient"))
-    return _check(Tissue(path.stem, x, classes, patients), path)
-
-
-def _check_columns(path: Path, rows: list[dict[str, str]], names: Sequence[str]) -> None:
-    missing = [name for name in names if not rows or name not in rows[0]]
-    if missing:
-        raise FileError(f"{path}: needs the column {missing[0]!r}; it must have {', '.join(names)}.")
-
-
-def _check(tissue: Tissue, path: Path) -> Tissue:
-    x = tissue.features
-    if x.ndim != 2 or x.shape[1] == 0 or len({len(x), len(tissue.classes), len(tissue.patients)}) > 1:
+    if x.ndim != 2 or x.shape[1] == 0 or len({len(x), len(classes), len(patients)}) > 1:
         raise FileError(f"{path}: features, classes and patients must be one row per image. Got {x.shape}.")
     if not np.isfinite(x).all():
         raise FileError(f"{path}: features must be finite numbers.")
-    return tissue
+    return Tissue(path.stem, x, classes.astype(str), patients.astype(str))
 
 
 @dataclass(frozen=True)
@@ -308,9 +285,7 @@ def tissue_problems(
     tissue: Tissue, *, positive: str, against: str, sizes: tuple[int, int, int], seed: int
 ) -> list[TissueProblem]:
     """Make a problem of each question about two classes."""
-    for name in (positive, against):
-        if name not in tissue.class_names:
-            raise unknown_name(f"class of {tissue.name}", name, tissue.class_names)
+    check_names(f"class of {tissue.name}", [positive, against], tissue.class_names)
     problems = []
     for question in (HOLDS, MORE, BOTH):
         title = f"{tissue.name}: {question.title.format(positive, against)}"

@@ -20,7 +20,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from xmil.bench.instances import BagSet, Table
 from xmil.bench.problems import Block
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, bad_parameter, check_names
 from xmil.models import MILModel
 from xmil.training.loop import Stopping, class_loss, make_optimizer, padded
 
@@ -160,7 +160,7 @@ OPTIMIZERS: dict[str, Callable[..., SGD | Adam]] = {"sgd": SGD, "adam": Adam}
 
 @dataclass(frozen=True)
 class Fitted:
-    """The best checkpoint of every model, and when it was reached."""
+    """The best checkpoint of every model, and when it was reached: `best_epoch` counts from 0."""
 
     models: Stacked
     best_epoch: list[int]
@@ -186,18 +186,33 @@ def fit(
             f"{len(models)} models need as many sets of bags. "
             f"Got {len(train.rows)} and {len(validation.rows)}."
         )
-    race = _Race(models, training)
-    lap = Lap(models, train, validation, table, training)
+    n, device = len(models), models.flat.device
+    best = models.select(torch.arange(n, device=device))
+    best_loss = torch.full((n,), float("inf"), dtype=torch.float64)
+    best_epoch, epochs, stopped = torch.zeros(n).int(), torch.zeros(n).int(), torch.zeros(n).bool()
+    lap, ids = Lap(models, train, validation, table, training), torch.arange(n)  # the model at each place
     for epoch in range(1, training.epochs + 1):
         lap.train_epoch()
-        race.record(lap.models, lap.validation_losses(), epoch)
+        losses, running = lap.validation_losses(), ~stopped[ids]
+        better = running & (losses < best_loss[ids]) & training.counts(epoch)
+        best_loss[ids[better]] = losses[better]
+        best_epoch[ids[better]] = epoch
+        epochs[ids[running]] = epoch
+        for stored, now in zip(best.state().values(), lap.models.state().values(), strict=True):
+            stored[ids[better].to(device)] = now[better.to(device)]
+        stopped |= torch.tensor([training.stopping.is_over(epoch, e) for e in best_epoch.tolist()])
+        left = int((~stopped).sum())
         if on_epoch is not None:
-            on_epoch(epoch, race.running)
-        if not race.running:
+            on_epoch(epoch, left)
+        if not left:
             break
-        if race.running <= len(lap.models) // 2:
-            lap = lap.select(race.leave())
-    return race.result()
+        if left <= len(lap.models) // 2:
+            places = (~stopped[ids]).nonzero().squeeze(1)
+            lap, ids = lap.select(places), ids[places]
+    if not torch.isfinite(best_loss).all():
+        raise InputError("Training diverged: a validation loss was never finite; use a smaller lr.")
+    logger.info("trained %d models in %s epochs", n, epochs.tolist())
+    return Fitted(best, (best_epoch - 1).tolist(), best_loss.tolist(), epochs.tolist())
 
 
 class Lap:
@@ -210,8 +225,7 @@ class Lap:
         self._sets = (train, validation)
         self._rows, self._labels = table.to_rows(train.rows), table.to_rows(train.labels)
         self._val_rows, self._val_labels = table.to_rows(validation.rows), table.to_rows(validation.labels)
-        if training.optimizer not in OPTIMIZERS:
-            raise unknown_name("optimizer", training.optimizer, OPTIMIZERS)
+        check_names("optimizer", [training.optimizer], OPTIMIZERS)
         self.optimizer = OPTIMIZERS[training.optimizer](models.flat, lr=training.lr)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=models.flat.device)
         self._offsets = torch.arange(training.batch, device=models.flat.device)
@@ -230,12 +244,12 @@ class Lap:
 
     def train_epoch(self) -> None:
         """Make one pass over the training bags, in their order."""
-        n_bags, batch = self._labels.shape[1], self.training.batch
+        full, rest = divmod(self._labels.shape[1], self.training.batch)
         self._cursor.zero_()
-        for _ in range(n_bags // batch):
+        for _ in range(full):
             self._step()
-        if n_bags % batch:
-            self._learn(self._rows[:, -(n_bags % batch) :], self._labels[:, -(n_bags % batch) :])
+        if rest:
+            self._learn(self._rows[:, -rest:], self._labels[:, -rest:])
 
     def _full_step(self) -> None:
         at = self._cursor + self._offsets
@@ -253,62 +267,11 @@ class Lap:
     def validation_losses(self) -> Tensor:
         """Mean loss of each model over its validation bags, (R,) on the CPU."""
         r, _, n = self._val_rows.shape
-        width = self.table.features.shape[1]
-        step = max(1, VALIDATION_NUMBERS[self.models.flat.device.type] // (r * n * width))
-        losses = [
-            class_loss(self.models(self.table.bags(rows)), labels)
-            for rows, labels in zip(
-                self._val_rows.split(step, 1), self._val_labels.split(step, 1), strict=True
-            )
-        ]
+        numbers = r * n * self.table.features.shape[1]
+        step = max(1, VALIDATION_NUMBERS[self.models.flat.device.type] // numbers)
+        parts = zip(self._val_rows.split(step, 1), self._val_labels.split(step, 1), strict=True)
+        losses = [class_loss(self.models(self.table.bags(rows)), labels) for rows, labels in parts]
         return torch.cat(losses, dim=1).double().mean(dim=1).cpu()
-
-
-class _Race:
-    """The best checkpoint of each model so far, and which models still run; epochs count from 1."""
-
-    def __init__(self, models: Stacked, training: Training) -> None:
-        n = len(models)
-        self._best = models.select(torch.arange(n, device=models.flat.device))
-        self._training = training
-        self._in_lap = torch.arange(n)  # the model at each place of the lap
-        self._loss = torch.full((n,), float("inf"), dtype=torch.float64)
-        self._best_epoch, self._epochs = [0] * n, [0] * n
-        self._done = torch.zeros(n, dtype=torch.bool)
-
-    @property
-    def running(self) -> int:
-        """How many models have not stopped."""
-        return int((~self._done).sum())
-
-    def record(self, models: Stacked, losses: Tensor, epoch: int) -> None:
-        """Keep what became better; stop what has not for too long."""
-        ids = self._in_lap
-        still = ~self._done[ids]
-        better = still & (losses < self._loss[ids]) & self._training.counts(epoch)
-        self._loss[ids[better]] = losses[better]
-        for i in ids[better].tolist():
-            self._best_epoch[i] = epoch
-        for i in ids[still].tolist():
-            self._epochs[i] = epoch
-        device = models.flat.device
-        for best, now in zip(self._best.state().values(), models.state().values(), strict=True):
-            best[ids[better].to(device)] = now[better.to(device)]
-        stopping = self._training.stopping
-        self._done |= torch.tensor([stopping.is_over(epoch, best) for best in self._best_epoch])
-
-    def leave(self) -> Tensor:
-        """Places in the lap of the models that go on; the others leave it."""
-        keep = (~self._done[self._in_lap]).nonzero().squeeze(1)
-        self._in_lap = self._in_lap[keep]
-        return keep
-
-    def result(self) -> Fitted:
-        """What the training came to; `best_epoch` counts from 0, as files of models have it."""
-        if not torch.isfinite(self._loss).all():
-            raise InputError("Training diverged: a validation loss was never finite; use a smaller lr.")
-        logger.info("trained %d models in %s epochs", len(self._loss), self._epochs)
-        return Fitted(self._best, [e - 1 for e in self._best_epoch], self._loss.tolist(), self._epochs)
 
 
 class _Repeated:

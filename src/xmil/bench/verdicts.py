@@ -118,15 +118,15 @@ class Verdict:
         """No more than the figures say."""
         if self.second is None or self.lead is None:
             return f"{self.best} has {self.mean:.3f}; there is no other row to compare it with."
-        low, high = self.lead.low, self.lead.high
         if self.lead.estimate < SAME:
             ahead = f"{self.best} has the best mean, {self.mean:.3f}, level with {self.second}"
         else:
             ahead = f"{self.best} leads with {self.mean:.3f}, {self.lead.estimate:.3f} ahead of {self.second}"
-        sure = f" (95 % paired interval {low:+.3f} to {high:+.3f})"
-        level = ", ".join(self.level)
-        tail = f"; not distinguishable from {level}" if level else "; ahead of every other row"
-        return f"{ahead}{sure}{tail} (paired t-tests over {self.n} {self.unit}s, Holm)."
+        sure = f"95 % paired interval {self.lead.low:+.3f} to {self.lead.high:+.3f}"
+        level = (
+            f"not distinguishable from {', '.join(self.level)}" if self.level else "ahead of every other row"
+        )
+        return f"{ahead} ({sure}); {level} (paired t-tests over {self.n} {self.unit}s, Holm)."
 
 
 def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence[int]) -> Verdict | None:
@@ -137,18 +137,22 @@ def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence
     if not order:
         return None
     best, *rest = order
-    kind, samples = _samples(unit, draws, measure.name, repetitions)
+    k = draws.measures.index(measure.name)
+    if len(repetitions) >= ENOUGH:
+        kind, table = "repetition", draws.by_repetition[:, :, k]  # (r, m)
+    else:
+        bags = np.concatenate([_grid(unit, r, draws.methods) for r in repetitions])
+        kind, table = "bag", bags[:, k :: len(draws.measures)]  # (bags, m)
+    samples = dict(zip(draws.methods, table.T, strict=True))
     n = int(np.isfinite(samples[best]).sum())
     if not rest:
         return Verdict(measure.name, best, values[best], None, None, (), (), kind, n)
-    ranked = {m: samples[m] for m in order}
-    tests = compare(ranked, [(best, other) for other in rest], units=range(len(samples[best])))
+    ranked, pairs = {m: samples[m] for m in order}, [(best, other) for other in rest]
+    tests = compare(ranked, pairs, units=range(len(table)))
     gaps = {m: upward(draws.difference(best, m, measure.name), measure) for m in rest}
-    ahead = {c.second: c.t_holm < ALPHA and gaps[c.second].low > 0 for c in tests}
-    lead = gaps[rest[0]]
-    apart = tuple(m for m in rest if ahead[m])
-    level = tuple(m for m in rest if not ahead[m])
-    return Verdict(measure.name, best, values[best], rest[0], lead, apart, level, kind, n)
+    ahead = {c.second: bool(c.t_holm < ALPHA and gaps[c.second].low > 0) for c in tests}
+    apart, level = (tuple(m for m in rest if ahead[m] is sure) for sure in (True, False))
+    return Verdict(measure.name, best, values[best], rest[0], gaps[rest[0]], apart, level, kind, n)
 
 
 def upward(gap: Interval, measure: Measure) -> Interval:
@@ -161,17 +165,6 @@ def places(draws: Draws, measure: Measure) -> dict[str, int]:
     values = {m: measure.better * draws.mean(m, measure.name) for m in draws.methods if m != ORACLE}
     finite = {m: v for m, v in values.items() if np.isfinite(v)}
     return {m: 1 + sum(other > v for other in finite.values()) for m, v in finite.items()}
-
-
-def _samples(
-    unit: Unit, draws: Draws, measure: str, repetitions: Sequence[int]
-) -> tuple[str, dict[str, Floats]]:
-    """What is compared in pairs: the means of repetitions, or the bags where repetitions are few."""
-    k, methods = draws.measures.index(measure), draws.methods
-    if len(repetitions) >= ENOUGH:
-        return "repetition", {m: draws.by_repetition[:, i, k] for i, m in enumerate(methods)}
-    bags = np.concatenate([_grid(unit, r, methods) for r in repetitions])  # (bags, m * k)
-    return "bag", {m: bags[:, i * len(draws.measures) + k] for i, m in enumerate(methods)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,19 +189,18 @@ class Column:
 
     def as_dict(self) -> dict[str, Any]:
         """The column in plain types."""
-        unit, facts = self.unit, self.unit.facts
-        measured = unit.repetitions
+        unit, measured = self.unit, self.unit.repetitions
         return {
             "suite": unit.suite,
             "problem": unit.problem,
             "model": unit.model,
             "status": "measured" if self.draws else NOT_LEARNED,
-            "auroc": {r: facts[r]["auroc"] for r in measured},
+            "auroc": {r: unit.facts[r]["auroc"] for r in measured},
             "repetitions": len(measured),
             "counted": len(self.repetitions),
-            "bags": {r: len(facts[r]["bags"]) for r in measured},
-            "seeds": {r: facts[r]["seed"] for r in measured},
-            "checksums": {r: facts[r]["checksum"] for r in measured},
+            "bags": {r: len(unit.facts[r]["bags"]) for r in measured},
+            "seeds": {r: unit.facts[r]["seed"] for r in measured},
+            "checksums": {r: unit.facts[r]["checksum"] for r in measured},
             "settings": unit.settings,
             "rows": [self._row(m) for m in unit.methods],
             "verdicts": [{**asdict(v), "sentence": v.sentence} for v in self.verdicts],
@@ -230,17 +222,12 @@ class Column:
 
     def _cell(self, draws: Draws, method: str, measure: Measure) -> dict[str, Any]:
         interval = draws.interval(method, measure.name)
-        by_repetition = draws.by_repetition[
-            :, draws.methods.index(method), draws.measures.index(measure.name)
-        ]
-        paper = None
-        if measure.name == "auprc2" and is_comparable(self.unit):
-            paper = paper_figure(self.unit.problem, self.unit.model, base_of(method))
+        i, k = draws.methods.index(method), draws.measures.index(measure.name)
         return {
             **{key: _or_none(value) for key, value in asdict(interval).items()},
-            "std": _or_none(float(np.std(by_repetition))),
+            "std": _or_none(np.std(draws.by_repetition[:, i, k])),
             "place": places(draws, measure).get(method),
-            "paper": paper,
+            "paper": paper_cell(self.unit, base_of(method)) if measure.name == "auprc2" else None,
         }
 
 
@@ -256,8 +243,8 @@ def column_of(unit: Unit) -> Column:
     if not counted:
         return Column(unit, measures, (), None, ())
     draws = draws_of(unit, counted)
-    verdicts = [verdict_of(unit, draws, measure, counted) for measure in measures]
-    return Column(unit, measures, counted, draws, tuple(v for v in verdicts if v is not None))
+    verdicts = (verdict_of(unit, draws, measure, counted) for measure in measures)
+    return Column(unit, measures, counted, draws, tuple(filter(None, verdicts)))
 
 
 def summary_of(folder: Folder, about: dict[str, Any]) -> dict[str, Any]:
@@ -276,8 +263,8 @@ def summary_of(folder: Folder, about: dict[str, Any]) -> dict[str, Any]:
         for suite in SUITES.values()
         if (own := [c for c in columns if c.unit.suite == suite.name])
     ]
-    threshold = {"auroc": LEARNED, "below": NOT_LEARNED}
-    return {**about, "threshold": threshold, "suites": suites, "across": across(columns)}
+    about = {**about, "threshold": {"auroc": LEARNED, "below": NOT_LEARNED}}
+    return {**about, "suites": suites, "across": across(columns)}
 
 
 @dataclass(frozen=True)
@@ -345,9 +332,7 @@ def kendall(a: Any, b: Any) -> float:
     from scipy.stats import kendalltau
 
     both = np.isfinite(a) & np.isfinite(b)
-    if both.sum() < 2 or np.ptp(a[both]) == 0 or np.ptp(b[both]) == 0:
-        return float("nan")
-    return float(kendalltau(a[both], b[both]).statistic)
+    return float(kendalltau(a[both], b[both]).statistic) if both.sum() > 1 else float("nan")
 
 
 def across(columns: Sequence[Column]) -> list[dict[str, Any]]:
@@ -358,18 +343,17 @@ def across(columns: Sequence[Column]) -> list[dict[str, Any]]:
     for c, draws in learned:
         if c.unit.suite == "faithfulness" or c.where not in faithful:
             continue
-        both = (c, draws), faithful[c.where]
-        shared = [m for m in draws.methods if m in both[1][1].methods and m != ORACLE]
-        leading = [column.measures[0] for column, _ in both]
+        other, others = faithful[c.where]
+        shared = [m for m in draws.methods if m in others.methods and m != ORACLE]
         a, b = (
-            np.array([measure.better * d.mean(m, measure.name) for m in shared])
-            for measure, (_, d) in zip(leading, both, strict=True)
+            np.array([leading.better * d.mean(m, leading.name) for m in shared])
+            for leading, d in ((c.measures[0], draws), (other.measures[0], others))
         )
         pairs.append(
             {
                 "problem": c.unit.problem,
                 "model": c.unit.model,
-                "measures": [measure.name for measure in leading],
+                "measures": [c.measures[0].name, other.measures[0].name],
                 "tau": _or_none(kendall(a, b)),
                 "rows": len(shared),
             }
@@ -390,18 +374,17 @@ def weak_spots(columns: Sequence[Column]) -> list[str]:
     return sentences
 
 
-def is_comparable(unit: Unit) -> bool:
-    """Whether the paper's figures may stand beside: its numbers of bags and training, real MNIST."""
+def paper_cell(unit: Unit, row: str) -> float | None:
+    """The paper's figure of a row, if it may stand beside: its numbers of bags and training, real MNIST."""
     problem = unit.settings["problem"]
     protocol = problem.get("protocol", {})
-    embedded = problem.get("data", {}).get("embedded", True)
-    sizes = tuple(protocol.get("sizes", ()))
-    return (
+    comparable = (
         unit.suite == "evidence"
-        and not embedded
+        and not problem.get("data", {}).get("embedded", True)
         and not protocol.get("training")
-        and sizes == Protocol().sizes
+        and tuple(protocol.get("sizes", ())) == Protocol().sizes
     )
+    return paper_figure(unit.problem, unit.model, row) if comparable else None
 
 
 def base_of(method: str) -> str:
@@ -409,5 +392,5 @@ def base_of(method: str) -> str:
     return method.partition("@")[0].partition(":")[0]
 
 
-def _or_none(value: float) -> float | None:
-    return None if not np.isfinite(value) else float(value)
+def _or_none(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None

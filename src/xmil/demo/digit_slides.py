@@ -46,7 +46,7 @@ class DigitSlide:
     @property
     def digits(self) -> Rows:
         """The numbers 0 to 9 that stand on the tiles."""
-        return known_digits()[1][self.rows]
+        return sklearn_images()[1][self.rows]
 
     @property
     def coords(self) -> Cells:
@@ -54,13 +54,7 @@ class DigitSlide:
         return (self.cells + MARGIN) * TILE
 
 
-@lru_cache(maxsize=1)
-def known_digits() -> tuple[Image, Rows]:
-    """Scikit-learn's images (1797, 8, 8) and the numbers on them."""
-    return sklearn_images()
-
-
-def place_digits(name: str, rows: npt.ArrayLike, *, seed: int, grid: tuple[int, int] = GRID) -> DigitSlide:
+def place_digits(name: str, rows: npt.ArrayLike, *, seed: int) -> DigitSlide:
     """Lay digits on the cells of a patch of tissue of random outline, in the order in which tiles are read.
 
     >>> slide = place_digits("one", [0, 1, 2], seed=0)
@@ -68,27 +62,24 @@ def place_digits(name: str, rows: npt.ArrayLike, *, seed: int, grid: tuple[int, 
     ([0, 1, 2], (3, 2))
     """
     digits = np.asarray(rows, dtype=np.int64)
-    if not 0 < len(digits) <= grid[0] * grid[1]:
-        raise InputError(f"A slide has room for 1 to {grid[0] * grid[1]} digits. Got {len(digits)} instead.")
+    if not 0 < len(digits) <= GRID[0] * GRID[1]:
+        raise InputError(f"A slide has room for 1 to {GRID[0] * GRID[1]} digits. Got {len(digits)} instead.")
     rng = np.random.default_rng(seed)
-    cells = np.stack(np.meshgrid(np.arange(grid[0]), np.arange(grid[1])), axis=-1).reshape(-1, 2)
-    away = np.linalg.norm((cells - (np.array(grid) - 1) / 2) / np.array(grid), axis=1)
+    cells = np.stack(np.meshgrid(np.arange(GRID[0]), np.arange(GRID[1])), axis=-1).reshape(-1, 2)
+    away = np.linalg.norm((cells - (np.array(GRID) - 1) / 2) / np.array(GRID), axis=1)
     nearest = np.sort(np.argsort(away + rng.normal(scale=0.04, size=len(cells)))[: len(digits)])
     return DigitSlide(name, digits, cells[nearest])
 
 
-def write_digit_slide(
-    path: Path, slide: DigitSlide, *, mpp: float = MPP, grid: tuple[int, int] = GRID
-) -> None:
+def write_digit_slide(path: Path, slide: DigitSlide) -> None:
     """Write a slide as a tiled, pyramidal TIFF that OpenSlide and tifffile read; it appears whole or not."""
     from PIL import Image as Pictures
 
-    image = Pictures.fromarray(draw_slide(slide, grid=grid))
+    image = Pictures.fromarray(draw_slide(slide))
     sizes = [(image.width // scale, image.height // scale) for scale in DOWNSAMPLES]
-    levels = [np.asarray(image.resize(size, Pictures.Resampling.BOX)) for size in sizes]
-    write_levels(
-        path, dict(zip(DOWNSAMPLES, levels, strict=True)), mpp=mpp, description="A digit slide of xmil demo"
-    )
+    pixels = [np.asarray(image.resize(size, Pictures.Resampling.BOX)) for size in sizes]
+    levels = dict(zip(DOWNSAMPLES, pixels, strict=True))
+    write_levels(path, levels, mpp=MPP, description="A digit slide of xmil demo")
 
 
 def write_levels(
@@ -116,19 +107,13 @@ def write_levels(
     write_atomically(path, write)
 
 
-def draw_slide(slide: DigitSlide, *, grid: tuple[int, int] = GRID) -> Image:
+def draw_slide(slide: DigitSlide) -> Image:
     """The slide's pixels (h, w, 3) at full resolution."""
-    width, height = (TILE * (side + 2 * MARGIN) for side in grid)
-    image = np.empty((height, width, 3), dtype=np.uint8)
-    image[:] = GLASS
+    width, height = (TILE * (side + 2 * MARGIN) for side in GRID)
+    image = np.full((height, width, 3), GLASS, dtype=np.uint8)
     for row, (x0, y0) in zip(slide.rows, slide.coords, strict=True):
         image[y0 : y0 + TILE, x0 : x0 + TILE] = draw_tile(int(row))
     return image
-
-
-def draw_tiles(rows: Sequence[int] | Rows) -> Image:
-    """The tiles (n, 256, 256, 3) of some digits."""
-    return np.stack([draw_tile(int(row)) for row in rows])
 
 
 @lru_cache(maxsize=256)
@@ -136,7 +121,7 @@ def draw_tile(row: int) -> Image:
     """One digit of scikit-learn's set in purple on pink, with the fibres of its own seed."""
     from PIL import Image as Pictures
 
-    small = Pictures.fromarray(known_digits()[0][row].astype(np.float32))
+    small = Pictures.fromarray(sklearn_images()[0][row].astype(np.float32))
     large = np.clip(np.asarray(small.resize((INK, INK), Pictures.Resampling.BICUBIC)) / 16.0, 0.0, 1.0)
     stain = np.pad(large, (TILE - INK) // 2)[..., None]
     plain, full = np.array(EOSIN, dtype=np.float32), np.array(HAEMATOXYLIN, dtype=np.float32)
@@ -178,8 +163,8 @@ def draw_bags(split: str, n_bags: int, *, seed: int) -> list[DigitSlide]:
     ('slide-000', 30)
     """
     rng = np.random.default_rng((seed, SEEDS[split]))
-    pool = np.flatnonzero(np.isin(np.arange(len(known_digits()[1])) % 8, POOLS[split]))
-    shown = known_digits()[1][pool]
+    pool = np.flatnonzero(np.isin(np.arange(len(sklearn_images()[1])) % 8, POOLS[split]))
+    shown = sklearn_images()[1][pool]
     bags = []
     for i, numbers in enumerate(draw_digits(rng, n_bags, BAG_SIZE)):
         rows = np.array([rng.choice(pool[shown == number]) for number in numbers])

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from xmil.bench import sklearn_images
 from xmil.core.bag import FloatArray
-from xmil.demo.digit_slides import EOSIN, HAEMATOXYLIN, INK, TILE, draw_tiles, known_digits
+from xmil.demo.digit_slides import EOSIN, HAEMATOXYLIN, INK, TILE, draw_tile
 from xmil.encoders import ENCODERS, Transform, load_encoder
 
 DIGITS = "digits"
@@ -53,9 +54,9 @@ def _digits(weights: Path | None, random: bool) -> tuple[nn.Module, Transform]: 
 def encode_digits() -> FloatArray:
     """Features (1797, 64) of every digit's tile, by the encoder that `xmil embed --encoder digits` runs."""
     encoder = load_encoder(DIGITS)
-    rows = np.arange(len(known_digits()[1]))
-    batches = np.split(rows, range(BATCH, len(rows), BATCH))
-    tiles = (torch.stack([encoder.transform(tile) for tile in draw_tiles(batch)]) for batch in batches)
+    n = len(sklearn_images()[1])
+    batches = (range(i, min(i + BATCH, n)) for i in range(0, n, BATCH))
+    tiles = (torch.stack([encoder.transform(draw_tile(row)) for row in batch]) for batch in batches)
     return np.concatenate([encoder(batch).numpy() for batch in tiles])
 
 

@@ -102,9 +102,8 @@ def _quality_table(results: Sequence[PairResult]) -> Html:
     best = [max(METHODS, key=r.auprc2.__getitem__) for r in results]
     rows: list[list[object]] = [["test AUROC", *(f"{r.auroc:.2f}" for r in results)]]
     for method in METHODS:
-        cells = [f"{r.auprc2[method]:.2f}" for r in results]
-        marked = [tag("b", c) if name == method else c for c, name in zip(cells, best, strict=True)]
-        rows.append([card_of(method).title, *marked])
+        cells = zip((f"{r.auprc2[method]:.2f}" for r in results), best, strict=True)
+        rows.append([card_of(method).title, *(tag("b", c) if b == method else c for c, b in cells)])
     words = (
         "AUPRC-2 is the mean of two average precisions: do the highest scores find the tiles that speak for "
         "a class, and the lowest those that speak against it? 1 is perfect. Mean over the slides and both "
@@ -131,8 +130,8 @@ def _panels(demo: Demo, result: PairResult) -> Html:
 def _draw_readme_picture(demo: Demo, results: Sequence[PairResult]) -> None:
     """Draw attention against LRP on one slide; the README shows this picture."""
     result = next(r for r in results if (r.task, r.model) == ("pos_neg", "attnmil"))
-    shown = ("attention", "lrp")
-    titles = {m: f"{card_of(m).title}: AUPRC-2 {result.shown_auprc2[m]:.2f}" for m in shown}
+    pair = ("attention", "lrp")
+    titles = {m: f"{card_of(m).title}: AUPRC-2 {result.shown_auprc2[m]:.2f}" for m in pair}
     path = demo.out / "pictures" / "attention-against-lrp.png"
     draw_panels(demo, result, titles, path, title=f"AttnMIL: {QUESTIONS[result.task]}", columns=4)
 
@@ -141,8 +140,7 @@ def _flip_section(demo: Demo, results: Sequence[PairResult]) -> Html:
     from matplotlib.figure import Figure
 
     path = demo.out / "pictures" / "flip-curves.png"
-    sheet = Figure(figsize=(3.4 * len(results), 4.6), dpi=130)
-    sheet.set_layout_engine("constrained")
+    sheet = Figure(figsize=(3.4 * len(results), 4.6), dpi=130, layout="constrained")
     axes = sheet.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for axis, result in zip(axes, results, strict=True):
         for method, curve in result.curves.items():
@@ -220,24 +218,22 @@ class PairResult:
 
 
 def read_results(demo: Demo) -> list[PairResult]:
-    """Every task and model."""
-    return [_read_pair(demo, task, model, demo.shown(task)) for task, model in demo.pairs]
-
-
-def _read_pair(demo: Demo, task: str, model: str, shown: DigitSlide) -> PairResult:
-    run = Run(demo.folder("explain", task, model))
-    explanations, qualities = {}, {}
-    for slide in demo.bags["slide"]:
-        explanations[slide.name] = read_explanations(run.file(slide.name))
-        qualities[slide.name] = _qualities(slide, explanations[slide.name], task)
-    quality, here = (
-        {m: float(np.nanmean([v for slide in slides for v in qualities[slide.name][m]])) for m in METHODS}
-        for slides in (demo.bags["slide"], [shown])
-    )
-    metrics = json.loads((demo.checkpoint(task, model).parent / "metrics.json").read_text(encoding="utf-8"))
-    for_yes = {e.method: e for e in explanations[shown.name] if e.target.cls == 1}
-    curves = _curves(demo.folder("evaluate", task, model) / "results.parquet")
-    return PairResult(task, model, metrics["test"]["auc"], quality, curves, for_yes, here)
+    """Every task and model; `auprc2` is over all slides, `shown_auprc2` on the shown one."""
+    results = []
+    for task, model in demo.pairs:
+        run, shown = Run(demo.folder("explain", task, model)), demo.shown(task).name
+        explanations = {slide.name: read_explanations(run.file(slide.name)) for slide in demo.bags["slide"]}
+        qualities = {s.name: _qualities(s, explanations[s.name], task) for s in demo.bags["slide"]}
+        quality, here = (
+            {m: float(np.nanmean([v for name in names for v in qualities[name][m]])) for m in METHODS}
+            for names in (list(qualities), [shown])
+        )
+        metrics = demo.checkpoint(task, model).parent / "metrics.json"
+        auroc = json.loads(metrics.read_text(encoding="utf-8"))["test"]["auc"]
+        for_yes = {e.method: e for e in explanations[shown] if e.target.cls == 1}
+        curves = _curves(demo.folder("evaluate", task, model) / "results.parquet")
+        results.append(PairResult(task, model, auroc, quality, curves, for_yes, here))
+    return results
 
 
 def _qualities(slide: DigitSlide, explanations: list[Explanation], task: str) -> dict[str, list[float]]:
@@ -287,8 +283,8 @@ def draw_panels(
         e = result.shown[method]
         painted[words] = colours(e.scores, signed=e.signed, depth=DEPTH)
     rows = -(-len(painted) // columns)
-    sheet = Figure(figsize=(2.35 * columns, 2.25 * rows + 0.75), dpi=130)
-    sheet.set_layout_engine("constrained")
+    size = (2.35 * columns, 2.25 * rows + 0.75)
+    sheet = Figure(figsize=size, dpi=130, layout="constrained")
     low = slide.coords.min(axis=0) - TILE // 8
     high = slide.coords.max(axis=0) + TILE + TILE // 8
     pixels = draw_slide(slide)[low[1] : high[1], low[0] : high[0]]

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from xmil.core.bag import FloatArray
-
 STORED = "selfcheck.json"
 TOLERANCE = 2e-4  # of the largest score: float32 on any machine
 IN_DIM, N = 6, 7
@@ -55,7 +53,13 @@ def self_check() -> list[SelfCheck]:
     True
     """
     stored = json.loads(files("xmil.demo").joinpath(STORED).read_text(encoding="utf-8"))
-    return [_check(f"{model}:{method}", e, stored) for model, method, e in _explained()]
+    checks = []
+    for model, method, e in _explained():
+        expected = np.asarray(stored[f"{model}:{method}"])
+        difference = float(np.abs(e.scores - expected).max() / np.abs(expected).max())
+        gap = None if e.audit is None else abs(e.audit.other) / max(abs(e.audit.output), 1e-12)
+        checks.append(SelfCheck(model, method, difference if math.isfinite(difference) else math.inf, gap))
+    return checks
 
 
 def values() -> dict[str, list[float]]:
@@ -63,22 +67,16 @@ def values() -> dict[str, list[float]]:
     return {f"{m}:{method}": [float(f"{s:.6g}") for s in e.scores] for m, method, e in _explained()}
 
 
-def _check(name: str, e: Any, stored: dict[str, list[float]]) -> SelfCheck:
-    expected = np.asarray(stored[name])
-    difference = float(np.abs(e.scores - expected).max() / np.abs(expected).max())
-    gap = None if e.audit is None else abs(e.audit.other) / max(abs(e.audit.output), 1e-12)
-    model, _, method = name.partition(":")
-    return SelfCheck(model, method, difference if math.isfinite(difference) else math.inf, gap)
-
-
 def _explained() -> Iterator[tuple[str, str, Any]]:
     from xmil.methods import explain, list_methods
 
+    k = np.arange(N * IN_DIM, dtype=np.float64)
+    bag = np.cos(1.3 * k + 0.2 * (k % 5)).reshape(N, IN_DIM).astype(np.float32)
     for name in MODELS:
         model = _model(name)
         able = list_methods(model)
         for method in (method for method in METHODS if method in able):
-            yield name, method, explain(model, _bag(), method=method, target=1)
+            yield name, method, explain(model, bag, method=method, target=1)
 
 
 def _model(name: str) -> Any:
@@ -93,11 +91,6 @@ def _model(name: str) -> Any:
             fan_in = max(1, parameter.numel() // len(parameter))
             parameter.copy_(torch.tensor(wave).view(parameter.shape) / math.sqrt(fan_in))
     return model
-
-
-def _bag() -> FloatArray:
-    k = np.arange(N * IN_DIM, dtype=np.float64)
-    return np.cos(1.3 * k + 0.2 * (k % 5)).reshape(N, IN_DIM).astype(np.float32)
 
 
 if __name__ == "__main__":

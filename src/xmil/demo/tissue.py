@@ -7,7 +7,7 @@ tumour nuclei is known to the report alone.
 from __future__ import annotations
 
 import csv
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,9 +83,11 @@ class TissueDemo:
     def nuclei(self) -> dict[str, list[tuple[str, float, float]]]:
         """Kind and place of every nucleus of each section."""
         path = self.slides / NUCLEI
+        nuclei: defaultdict[str, list[tuple[str, float, float]]] = defaultdict(list)
         try:
             with path.open(encoding="utf-8", newline="") as stream:
-                rows = [(r["image"], r["cell"], float(r["x"]), float(r["y"])) for r in csv.DictReader(stream)]
+                for row in csv.DictReader(stream):
+                    nuclei[row["image"]].append((row["cell"], float(row["x"]), float(row["y"])))
         except (OSError, KeyError, ValueError, TypeError, csv.Error):
             fault = "not a readable table of nuclei" if path.is_file() else "no such table"
             raise FileError(
@@ -93,9 +95,6 @@ class TissueDemo:
                 "without its suffix), cell (its kind), x and y (pixels), or leave your folder of pictures "
                 "out: tissue is then drawn."
             ) from None
-        nuclei: dict[str, list[tuple[str, float, float]]] = {}
-        for name, kind, x, y in rows:
-            nuclei.setdefault(name, []).append((kind, x, y))
         return nuclei
 
     @cached_property
@@ -103,12 +102,12 @@ class TissueDemo:
         """The kind of nuclei that makes a section positive."""
         if self.images is None:
             return TUMOUR
-        kinds = {kind for rows in self.nuclei.values() for kind, _, _ in rows}
-        for kind in KINDS:
-            if kind in kinds:
-                return kind
-        path = self.slides / NUCLEI
-        raise InputError(f"{path}: has no nuclei of {' or '.join(KINDS)}; name them in the column cell.")
+        marked = {kind for rows in self.nuclei.values() for kind, _, _ in rows}
+        kinds = [kind for kind in KINDS if kind in marked]
+        if not kinds:
+            path, names = self.slides / NUCLEI, " or ".join(KINDS)
+            raise InputError(f"{path}: has no nuclei of {names}; name them in the column cell.")
+        return kinds[0]
 
     @property
     def classes(self) -> tuple[str, str]:
@@ -225,19 +224,18 @@ class TissueDemo:
         from xmil.data import read_bag
 
         (self.out / "truth").mkdir(exist_ok=True)
-        cohort = []
-        for split, names in self.names.items():
-            for name in names:
-                path = self.out / "features" / f"{name}.h5"
-                if not path.is_file():
-                    continue
-                cohort.append((name, name, split, self.classes[int(self.labels[name])]))
-                if split != "test":
-                    continue
-                corners = read_bag(path).coords
-                assert corners is not None  # noqa: S101  # our own patches have places
-                rows = np.column_stack([corners, self.marked(name, corners).astype(int)]).tolist()
-                write_table(self.out / "truth" / f"{name}.csv", ("x0", "y0", "evidence"), rows)
+        features = self.out / "features"
+        cohort = [
+            (name, name, split, self.classes[int(self.labels[name])])
+            for split, names in self.names.items()
+            for name in names
+            if (features / f"{name}.h5").is_file()
+        ]
+        for name in (name for name, _, split, _ in cohort if split == "test"):
+            corners = read_bag(features / f"{name}.h5").coords
+            assert corners is not None  # noqa: S101  # our own patches have places
+            rows = np.column_stack([corners, self.marked(name, corners).astype(int)]).tolist()
+            write_table(self.out / "truth" / f"{name}.csv", ("x0", "y0", "evidence"), rows)
         write_table(self.out / "cohort.csv", ("slide_id", "case_id", "split", "label"), cohort)
 
     def _over(self, verb: str, **options: object) -> list[str]:
@@ -261,10 +259,7 @@ TOP = 10  # patches that a reader would look at first
 
 @dataclass(frozen=True)
 class SectionResult:
-    """One test section: what it is, what the model says, and which patches hold tumour.
-
-    `count_top` counts the patches with tumour among the ten highest scores of a method.
-    """
+    """One test section: what it is, what the model says, and which patches hold tumour."""
 
     name: str
     kind: str  # of nuclei
@@ -279,7 +274,7 @@ class SectionResult:
         return (self.probability >= 0.5) == self.tumour
 
     def count_top(self, method: str) -> int:
-        """Patches with tumour among the highest scores."""
+        """Patches with tumour among the ten highest scores of a method."""
         first = np.argsort(-self.explanations[method].scores, kind="stable")[:TOP]
         return int(self.marked[first].sum())
 
@@ -300,29 +295,21 @@ def read_sections(demo: TissueDemo) -> list[SectionResult]:
 
 def tissue_verdict(sections: Sequence[SectionResult]) -> str:
     """What was found in one sentence: answers, and where the evidence lies."""
-    right = sum(s.right for s in sections)
-    answers = f"{right} of {len(sections)} test sections answered rightly"
+    answers = f"{sum(s.right for s in sections)} of {len(sections)} test sections answered rightly"
     telling = [s for s in sections if s.tumour and s.right and s.marked.sum() >= TOP]
     if not telling:
         return f"{answers}."
-    hits = sum(s.count_top("lrp") for s in telling)
-    of = TOP * len(telling)
-    return f"{answers}; {hits} of the {of} patches that LRP ranks highest hold {telling[0].kind} nuclei."
-
-
-def shown_section(sections: Sequence[SectionResult]) -> SectionResult:
-    """A section with tumour that was answered rightly, with the most patches of its rarer kind."""
-    candidates = (
-        [s for s in sections if s.tumour and s.right] or [s for s in sections if s.tumour] or list(sections)
-    )
-    return max(candidates, key=lambda s: min(int(s.marked.sum()), int((~s.marked).sum())))
+    hits = f"{sum(s.count_top('lrp') for s in telling)} of the {TOP * len(telling)} patches"
+    return f"{answers}; {hits} that LRP ranks highest hold {telling[0].kind} nuclei."
 
 
 def write_tissue_report(demo: TissueDemo, timings: Sequence[Timing]) -> Path:
     """Draw the pictures, write the page, and give its path."""
     (demo.out / "pictures").mkdir(exist_ok=True)
     sections = read_sections(demo)
-    shown = shown_section(sections)
+    positive = [s for s in sections if s.tumour]
+    candidates = [s for s in positive if s.right] or positive or sections
+    shown = max(candidates, key=lambda s: min(int(s.marked.sum()), int((~s.marked).sum())))
     parts = [
         _opening(demo, sections),
         _one_section(demo, shown),
@@ -365,19 +352,6 @@ def _opening(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
 
 
 def _one_section(demo: TissueDemo, shown: SectionResult) -> Html:
-    path = demo.out / "pictures" / "section.png"
-    draw_section_sheet(demo, shown, path)
-    count = int(shown.marked.sum())
-    caption = (
-        f"Section {shown.name}, probability of {shown.kind} {shown.probability:.2f}. Left: the tissue; "
-        f"frames mark the {count} patches that hold such nuclei. Middle: what speaks for the answer (red) "
-        "and against it (blue) by LRP; the scores add up to the model's answer. Right: attention (yellow: "
-        "high), which says where the model looked, not what it took from there."
-    )
-    return join([tag("h2", "One section, patch by patch"), figure(path, caption)])
-
-
-def draw_section_sheet(demo: TissueDemo, shown: SectionResult, path: Path) -> None:
     """The section, its evidence by LRP, and attention, side by side."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
@@ -385,8 +359,7 @@ def draw_section_sheet(demo: TissueDemo, shown: SectionResult, path: Path) -> No
     from xmil.heatmaps import Scale, View, picture_box
     from xmil.slides import open_slide
 
-    sheet = Figure(figsize=(13, 4.4), dpi=130)
-    sheet.set_layout_engine("constrained")
+    sheet = Figure(figsize=(13, 4.4), dpi=130, layout="constrained")
     axes = sheet.subplots(1, 3)
     lrp, attention = shown.explanations["lrp"], shown.explanations["attention"]
     boxes = lrp.boxes()
@@ -394,23 +367,24 @@ def draw_section_sheet(demo: TissueDemo, shown: SectionResult, path: Path) -> No
     with open_slide(file) as slide:
         view = View.of(boxes, picture_box(boxes, slide), slide=slide, longest=900, enlarge=2.0)
     assert view.background is not None  # noqa: S101  # there is a slide
-    scales = [Scale.of(e.scores, signed=e.signed) for e in (lrp, attention)]
-    pictures = [
-        view.background,
-        *(view.overlay(e, s, alpha=0.6) for e, s in zip((lrp, attention), scales, strict=True)),
-    ]
+    maps = [view.overlay(e, Scale.of(e.scores, signed=e.signed), alpha=0.6) for e in (lrp, attention)]
     titles = (f"the section; frames: {shown.kind} nuclei", "LRP: red for it, blue against it", "attention")
-    for axis, picture, title in zip(axes, pictures, titles, strict=True):
+    for axis, picture, title in zip(axes, (view.background, *maps), titles, strict=True):
         axis.imshow(picture)
         axis.set_title(title, fontsize=10)
         axis.axis("off")
         for x0, y0, x1, y1 in view.canvas.pixels(boxes[shown.marked]).tolist():
-            axis.add_patch(
-                Rectangle(
-                    (x0 + 1, y0 + 1), x1 - x0 - 2, y1 - y0 - 2, fill=False, edgecolor="black", linewidth=1.2
-                )
-            )
+            corner, width, height = (x0 + 1, y0 + 1), x1 - x0 - 2, y1 - y0 - 2
+            axis.add_patch(Rectangle(corner, width, height, fill=False, edgecolor="black", linewidth=1.2))
+    path = demo.out / "pictures" / "section.png"
     sheet.savefig(path)
+    caption = (
+        f"Section {shown.name}, probability of {shown.kind} {shown.probability:.2f}. Left: the tissue; "
+        f"frames mark the {int(shown.marked.sum())} patches that hold such nuclei. Middle: what speaks for "
+        "the answer (red) and against it (blue) by LRP; the scores add up to the model's answer. Right: "
+        "attention (yellow: high), which says where the model looked, not what it took from there."
+    )
+    return join([tag("h2", "One section, patch by patch"), figure(path, caption)])
 
 
 def _patches(demo: TissueDemo, shown: SectionResult) -> Html:
@@ -498,11 +472,10 @@ class Nuclei:
 
 @dataclass(frozen=True)
 class DrawnSection:
-    """A drawn slide: its pixels (h, w, 3), its nuclei, and whether it has a pen mark."""
+    """A drawn slide: its pixels (h, w, 3) and its nuclei."""
 
     image: Image
     nuclei: tuple[Nuclei, ...]
-    pen: bool
 
 
 def draw_section(seed: int, *, tumour: bool, pen: bool = False) -> DrawnSection:
@@ -526,7 +499,7 @@ def draw_section(seed: int, *, tumour: bool, pen: bool = False) -> DrawnSection:
         )
     )
     image = _paint(rng, tissue, nests, fibres, nuclei)
-    return DrawnSection(_ink(rng, image, nests if tumour else tissue) if pen else image, nuclei, pen)
+    return DrawnSection(_ink(rng, image, nests if tumour else tissue) if pen else image, nuclei)
 
 
 def _paint(
@@ -534,33 +507,27 @@ def _paint(
 ) -> Image:
     """Glass, stroma and nests with their nuclei, and the grain of a camera."""
     from PIL import Image as Pictures
+    from PIL import ImageDraw
 
     shade = np.array((7.0, 13.0, 8.0)) * fibres[..., None]
     colour = np.array(EOSIN) + (np.array(NEST) - EOSIN) * nests[..., None] + shade
     colour = np.array(GLASS) + (colour - GLASS) * tissue[..., None]
     picture = Pictures.fromarray(np.clip(colour, 0, 255).astype(np.uint8))
-    for kind in nuclei:
-        _draw_nuclei(rng, picture, kind)
-    soft = _blur(np.asarray(picture, dtype=np.float64), 0.7)
-    return np.clip(soft + rng.normal(scale=2.5, size=soft.shape), 0, 255).astype(np.uint8)
-
-
-def _draw_nuclei(rng: np.random.Generator, picture: object, nuclei: Nuclei) -> None:
-    from PIL import ImageDraw
-
-    pen = ImageDraw.Draw(picture)  # type: ignore[arg-type]
-    for (x, y), angle in zip(nuclei.xy, nuclei.angles, strict=True):
-        if nuclei.kind == TUMOUR:
+    pen = ImageDraw.Draw(picture)
+    for kind, (x, y), angle in ((n.kind, *pair) for n in nuclei for pair in zip(n.xy, n.angles, strict=True)):
+        if kind == TUMOUR:
             radius, tone = rng.uniform(9.5, 13.0), int(rng.integers(-14, 14))
             outline = _blob(rng, (x, y), (radius * rng.uniform(1.05, 1.4), radius), angle)
             pen.polygon(outline, fill=(133 + tone, 96 + tone, 168 + tone), outline=(84, 54, 132))
             at = x + rng.uniform(-3, 3), y + rng.uniform(-3, 3)
             pen.ellipse((at[0] - 2.4, at[1] - 2.4, at[0] + 2.4, at[1] + 2.4), fill=(74, 40, 116))
-        elif nuclei.kind == LYMPHOCYTE:
+        elif kind == LYMPHOCYTE:
             radius = rng.uniform(5.0, 6.2)
             pen.polygon(_blob(rng, (x, y), (radius, radius), angle, ragged=0.04), fill=(58, 36, 104))
         else:
             pen.polygon(_blob(rng, (x, y), (rng.uniform(9, 14), 2.6), angle), fill=(104, 70, 140))
+    soft = _blur(np.asarray(picture, dtype=np.float64), 0.7)
+    return np.clip(soft + rng.normal(scale=2.5, size=soft.shape), 0, 255).astype(np.uint8)
 
 
 def _blob(
