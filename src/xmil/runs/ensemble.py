@@ -37,10 +37,10 @@ from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files, in_folder
 from xmil.network import declared_names, declared_references, open_network
 from xmil.network.network import frozen
-from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally, columns, in_process
+from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally, columns
 from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
-from xmil.runs.requests import CohortRequest, Listener
-from xmil.runs.workers.pool import MakeWorker, Worker, Workers, find_device
+from xmil.runs.requests import CohortRequest
+from xmil.runs.workers.pool import MakeWorker, Worker, find_device
 from xmil.storage import read_run
 
 BACKGROUND, AUTO, NO_BACKGROUND = "background.npz", "auto", "none"
@@ -144,8 +144,8 @@ class Ensemble:
 class ModelRun(CohortRun[Case, Result]):
     """A run of models over cases."""
 
-    models: Ensemble
     request: CohortRequest
+    models: Ensemble
     device: str = "cpu"
     missing: Missing = field(default_factory=Missing)
 
@@ -166,9 +166,9 @@ class ModelRun(CohortRun[Case, Result]):
     def worker(self) -> Worker[Case, Result]:
         """What works on one case after another with the models."""
 
-    def make_worker(self, workers: Workers) -> MakeWorker[Case, Result]:
+    def make_worker(self) -> MakeWorker[Case, Result]:
         """Workers in other processes load the models from the files that were hashed here."""
-        if in_process(workers):
+        if self.request.pool.in_process:
             return self.worker
         return partial(_make_worker, replace(self, models=replace(self.models, models=())))
 
@@ -188,14 +188,6 @@ class ModelRun(CohortRun[Case, Result]):
             self.missing.warning(),
         )
         return [warning for warning in every if warning is not None]
-
-    def run_over(self, cases: Sequence[Case], listener: Listener) -> Tally[Result]:
-        """Work on the cases as the request says."""
-        request = self.request
-        what = "slides" if request.by == "slide" else "cases"
-        return self.execute(
-            cases, workers=request.pool, restart=request.restart, listener=listener, what=what
-        )
 
 
 def _make_worker(run: ModelRun[Result]) -> Worker[Case, Result]:
@@ -224,7 +216,7 @@ def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
         device = find_device(request.place)
     names = request.class_names or None
     files = ModelFiles(model_paths(request.model), (), names, request.features, request.reading)
-    return files.load(device if in_process(workers) else "cpu"), device
+    return files.load(device if workers.in_process else "cpu"), device
 
 
 def with_background(

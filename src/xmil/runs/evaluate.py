@@ -50,7 +50,6 @@ from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_backgrou
 from xmil.runs.explain import slide_share
 from xmil.runs.inputs import class_index, find_cases
 from xmil.runs.requests import EvaluateRequest
-from xmil.runs.workers.pool import Workers
 from xmil.slides import find_slides
 from xmil.storage import Run, write_explanations, write_json
 
@@ -99,8 +98,8 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     cases, missing = find_cases(request, net.spec, labelled=decides, say=listener.say)
     if "lrp" in settings.methods:
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
-    run = EvaluateRun(out, models, request, device, missing, _truth(request), chosen=settings)
-    tally = run.run_over(cases, listener)
+    run = EvaluateRun(out, request, models, device, missing, _truth(request), chosen=settings)
+    tally = run.execute(cases, listener)
     for line in run.lines:
         listener.say(line)
     listener.say(f"{len(tally.done)} measured, {len(tally.found)} already done. Written to {out}.")
@@ -190,12 +189,7 @@ class EvaluateRun(ModelRun[list[Row]]):
             for i, n in enumerate(row["parts"])
         ]
 
-    def finish(
-        self,
-        items: Sequence[Case],
-        tally: Tally[list[Row]],
-        workers: Workers,  # noqa: ARG002
-    ) -> Mapping[str, Any]:
+    def finish(self, items: Sequence[Case], tally: Tally[list[Row]]) -> Mapping[str, Any]:
         """All rows in one table, and the summary of the methods."""
         measured = [tally.results[case.slides[0]] for case in items if case.slides[0] in tally.results]
         rows = [row for own in measured for row in own]

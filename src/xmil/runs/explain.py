@@ -58,7 +58,7 @@ from xmil.runs.ensemble import (
 from xmil.runs.inputs import join_names, task_cases
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
-from xmil.runs.workers.pool import Stages, Workers
+from xmil.runs.workers.pool import Stages
 from xmil.storage import (
     Run,
     interactions_file,
@@ -103,8 +103,8 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     cases, missing = task_cases(request, spec, say=listener.say)
     if "lrp" in (*request.methods, *earlier):
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
-    run = ExplainRun(out, models, request, device, missing, earlier)
-    tally = run.run_over(cases, listener)
+    run = ExplainRun(out, request, models, device, missing, earlier)
+    tally = run.execute(cases, listener)
     if run.outliers:
         who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
         listener.say(f"{who} out from the others: {join_names(run.outliers)} (summary/outliers.csv)")
@@ -349,12 +349,12 @@ class ExplainRun(ModelRun[Explained]):
         except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
             return None  # not there, or damaged: it is explained again
 
-    def finish(self, items: Sequence[Case], tally: Tally[Explained], workers: Workers) -> Mapping[str, Any]:
+    def finish(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any]:
         """The cohort at a glance; a warning where a slide's file, found done, cannot be read."""
         slides = [slide for case in items for slide in case.slides if slide in tally.rows]
         files = [slide_file(self.out, slide) for slide in slides]
         summaries = {slide_file(self.out, slide): summary for slide, summary in self.summaries.items()}
-        far, unread = summarise_run(self.out, files, workers=workers, ready=summaries)
+        far, unread = summarise_run(self.out, files, workers=self.request.pool, ready=summaries)
         self.outliers.extend(far)
         if not unread:
             return {}

@@ -36,7 +36,7 @@ from xmil.runs.cohort_run import Tally, with_reference
 from xmil.runs.ensemble import ModelRun, open_models
 from xmil.runs.inputs import task_cases
 from xmil.runs.requests import PredictRequest
-from xmil.runs.workers.pool import Stages, Workers
+from xmil.runs.workers.pool import Stages
 from xmil.storage import Run, write_json
 
 FIGURES = ("roc.png", "calibration.png", "values.png", "survival.png")
@@ -70,8 +70,8 @@ def predict_slides(request: PredictRequest, *, listener: Listener | None = None)
     models, device = open_models(request)
     request.check_apart(out)
     cases, missing = task_cases(request, models.spec, say=listener.say)
-    run = PredictRun(out, models, request, device, missing, sample)
-    tally = run.run_over(cases, listener)
+    run = PredictRun(out, request, models, device, missing, sample)
+    tally = run.execute(cases, listener)
     for line in run.lines:
         listener.say(line)
     several = f" by {len(models.models)} models" if len(models.models) > 1 else ""
@@ -158,18 +158,13 @@ class PredictRun(ModelRun[Answer]):
         for path in self.outputs(()) if again else ():
             path.unlink(missing_ok=True)
 
-    def finish(
-        self,
-        items: Sequence[Case],
-        tally: Tally[Answer],
-        workers: Workers,  # noqa: ARG002
-    ) -> Mapping[str, Any]:
+    def finish(self, items: Sequence[Case], tally: Tally[Answer]) -> Mapping[str, Any]:
         """Write the tables, the measures and the figures."""
         answers = [(case, tally.results[case.slides[0]]) for case in items if case.slides[0] in tally.results]
         predictions = Predictions.of(self.models.spec, answers)
         write_predictions(predictions.columns(), self.out)
         metrics = predictions.metrics(draws=self.request.draws, seed=self.request.seed)
-        report = self._report(predictions, metrics, self.warnings(items, tally), failed=len(tally.failed))
+        report = self._report(predictions, metrics, tally)
         write_json(self.out / "metrics.json", report)
         if metrics:
             draw_figures(predictions.labelled(), metrics, self.out, seed=self.request.seed)
@@ -178,7 +173,7 @@ class PredictRun(ModelRun[Answer]):
         return {"sources": {slide: identity(path) for slide, path in every if path.exists()}}
 
     def _report(
-        self, every: Predictions, metrics: Mapping[str, Interval], warnings: list[str], *, failed: int
+        self, every: Predictions, metrics: Mapping[str, Interval], tally: Tally[Answer]
     ) -> dict[str, Any]:
         """What metrics.json holds; numbers that are not determined are null."""
         labelled, request = every.labelled(), self.request
@@ -188,8 +183,8 @@ class PredictRun(ModelRun[Answer]):
             "predictions": len(every),
             "labelled": len(labelled),
             "cases": len(set(labelled.units)),
-            "failed": failed,
-            "warnings": warnings,
+            "failed": len(tally.failed),
+            "warnings": tally.warnings,
             "interval": {
                 "level": 0.95,
                 "draws": request.draws,

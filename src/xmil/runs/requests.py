@@ -387,7 +387,7 @@ class EmbedRequest(DeviceRequest):
         "Weights (a state dict) to use instead of the published ones.", None, panel=INPUT
     )
     precision: str = option("float32, float16, bfloat16; auto is float16 on a GPU.", "auto", panel=COMPUTE)
-    batch: int = option("Patches encoded at once.", 64, panel=COMPUTE)
+    batch: int = option("Patches encoded at once.", 64, panel=COMPUTE, least=1)
     readers: int = option(
         "Processes that read and decode; 0: threads instead; -1: one per core for a GPU, threads for a CPU.",
         -1, panel=COMPUTE,
