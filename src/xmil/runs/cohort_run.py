@@ -129,6 +129,11 @@ class CohortRun(ABC, Generic[Item, Result]):
         """The folder, known by the settings."""
         return RunFolder(self.out, self.kind, self.settings(), self.marks, grows=self.grows)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A name for the settings."""
+        return self.folder.fingerprint
+
     def execute(
         self,
         items: Sequence[Item],

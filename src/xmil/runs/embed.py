@@ -364,7 +364,7 @@ class _Slides:
 
     def fill(self, feed: Feed) -> Iterator[Outcome[Item, Result]]:
         """Begin slides until the processes have enough to do."""
-        while self._ahead is not None and feed.queued < feed.readers:
+        while self._ahead is not None and len(feed.blocks) < feed.readers:
             if feed.busy and not self._ahead[1].done():
                 return
             source = yield from self.first()

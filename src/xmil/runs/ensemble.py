@@ -125,10 +125,6 @@ class Ensemble:
         """What the models have in common."""
         return shared_spec(self.specs)
 
-    def to(self, device: str) -> Ensemble:
-        """The ensemble with its models on a device."""
-        return replace(self, models=tuple(model.to(device) for model in self.models))
-
     def about(self) -> dict[str, Any]:
         """What run.json says of the models."""
         every = [

@@ -48,7 +48,7 @@ from xmil.runs import Listener
 from xmil.runs.cohort_run import TableRow, Tally, slide_row, stopping
 from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share
-from xmil.runs.inputs import class_index, find_cases
+from xmil.runs.inputs import class_index, decided_labels, task_cases
 from xmil.runs.requests import EvaluateRequest
 from xmil.slides import find_slides
 from xmil.storage import Run, write_explanations, write_json
@@ -91,11 +91,10 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
         truth_class=1 if request.truth is None else class_index(request.truth_class, net),
     )  # fmt: skip
     settings.check(net)
-    decides = TASKS[net.task].decides
-    if not decides:
+    if not TASKS[net.task].decides:
         listener.say(f"A {net.task} model predicts no class, so every slide counts.")
     request.check_apart(out)
-    cases, missing = find_cases(request, net.spec, labelled=decides, say=listener.say)
+    cases, missing = task_cases(request, net.spec, labels=decided_labels, say=listener.say)
     if "lrp" in settings.methods:
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
     run = EvaluateRun(out, request, models, device, missing, _truth(request), chosen=settings)
@@ -153,11 +152,6 @@ class EvaluateRun(ModelRun[list[Row]]):
         """What run.json says beside the settings."""
         about = {**self.models.about(), "methods": self.chosen.methods, "targets": ["predicted"]}
         return {**about, **self.request.places(), "request": self.request.as_dict(), **self.missing.as_dict()}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A name for the settings."""
-        return self.folder.fingerprint
 
     def worker(self) -> Callable[[Case], list[Row]]:
         """Measure one case after another."""
@@ -220,9 +214,8 @@ class EvaluateRun(ModelRun[list[Row]]):
         bag, _ = join_bags(bags, name=case.name)
         parts = [] if self.truth is None else [self.truth.evidence(bag) for bag in bags]
         known_parts = [part for part in parts if part is not None]
-        evidence = (
-            np.concatenate(known_parts) if len(known_parts) == len(bags) else None
-        )  # of all slides, or none
+        whole = len(known_parts) == len(bags)  # evidence is of all slides, or none
+        evidence = np.concatenate(known_parts) if whole else None
         result = evaluate_slide(self.models.models[0], bag, self.chosen, label=case.label, evidence=evidence)
         for row in result.rows:
             row |= {"seconds": time.perf_counter() - start, "parts": [len(part) for part in bags]}

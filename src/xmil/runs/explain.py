@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -300,11 +300,6 @@ class ExplainRun(ModelRun[Explained]):
             **self.missing.as_dict(),
         }
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A name for the settings."""
-        return self.folder.fingerprint
-
     @property
     def uses_bins(self) -> bool:
         """Whether a survival model is asked for more than its risk."""
@@ -505,9 +500,8 @@ class Explainer:
             logits = logits or [[float(value) for value in own[0].logits] for own in each]
             pairs = zip(*each, strict=True)
             explanations += each[0] if len(each) == 1 else [average(same, self.spec) for same in pairs]
-        return list(
-            {e.column: e for e in explanations}.values()
-        ), logits  # the predicted class may be the label
+        distinct = {e.column: e for e in explanations}  # the predicted class may be the label
+        return list(distinct.values()), logits
 
     def _within_memory(
         self, case: Case, bag: Bag, methods: Sequence[str]

@@ -52,13 +52,13 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     listener = listener or Listener()
     formats = tuple(name for name in request.to if name in FORMATS)
     exports = tuple(name for name in request.to if name not in FORMATS)
-    region = None if request.region is None else cast(Region, request.region)
     try:
         clip, percentile = "percentile", float(request.clip)
     except ValueError:
         clip, percentile = request.clip, 99.0
     look = Look(
-        clip, percentile, request.alpha, request.tissue, request.size, region, request.top,
+        clip, percentile, request.alpha, request.tissue, request.size,
+        cast(Region | None, request.region), request.top,
         pairs=request.pairs,
     )  # fmt: skip
     order = Order(

@@ -68,7 +68,7 @@ class Feed(AbstractContextManager["Feed"]):
     def __init__(self, readers: int, slot_bytes: int) -> None:
         self.readers = readers
         self.ring = Ring.create(readers * SLOTS, slot_bytes)
-        self.blocks: deque[deque[Part]] = deque()
+        self.blocks: deque[deque[Part]] = deque()  # that no process works on yet
         self._dropped: set[int] = set()
         self._processes: list[_Process] = []
         try:
@@ -84,11 +84,6 @@ class Feed(AbstractContextManager["Feed"]):
     def add(self, parts: Iterable[Part]) -> None:
         """Have a block of neighbouring patches read, by one process."""
         self.blocks.append(deque(parts))
-
-    @property
-    def queued(self) -> int:
-        """Blocks that nobody works on yet."""
-        return len(self.blocks)
 
     def drop(self, slide: int) -> None:
         """Read no more of a slide."""
