@@ -236,8 +236,6 @@ def stopping(work: Callable[[], Done]) -> Done:
         raise StopError(f"{error} Finished slides are kept; run the same command to continue.") from None
 
 
-FIRST = ("slide_id", "case_id", "label", "predicted", "correct")
-LAST = ("n", "features", "seconds", "warnings")
 Row = dict[str, Any]
 Logits = Sequence[float] | Sequence[Sequence[float]]  # of one model, or of each of an ensemble
 
@@ -295,10 +293,3 @@ def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:
     return {
         key: value if isinstance(value, str) else float(f"{value:.6g}") for key, (value,) in columns.items()
     }
-
-
-def columns(rows: Sequence[Row]) -> list[str]:
-    """The columns of a table of rows: names first, outputs between, the rest last."""
-    between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
-    last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
-    return [*FIRST, *between, *last]

@@ -431,7 +431,7 @@ class _Slides:
 
 
 def _until_end(encoded: Queue[Encoded | BaseException | None]) -> Iterator[Encoded]:
-    for vectors in iter(encoded.get, None):
+    while (vectors := encoded.get()) is not None:
         if isinstance(vectors, BaseException):
             raise vectors
         yield vectors

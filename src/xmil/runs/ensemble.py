@@ -37,7 +37,7 @@ from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files, in_folder
 from xmil.network import declared_names, declared_references, open_network
 from xmil.network.network import frozen
-from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally, columns
+from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
 from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
 from xmil.runs.requests import CohortRequest
 from xmil.runs.workers.pool import MakeWorker, Worker, find_device
@@ -48,6 +48,8 @@ ENOUGH = 50  # files; the mean of fewer holds too much of their own evidence
 MOST = 100  # files read for it, evenly spaced
 ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
+FIRST = ("slide_id", "case_id", "label", "predicted", "correct")  # columns of slides.csv, and its last ones
+LAST = ("n", "features", "seconds", "warnings")
 StrPath = str | PathLike[str]
 
 
@@ -151,7 +153,9 @@ class ModelRun(CohortRun[Case, Result]):
 
     def header(self, rows: Sequence[TableRow]) -> list[str]:
         """Names first, outputs between, the rest last."""
-        return columns(rows)
+        between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
+        last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
+        return [*FIRST, *between, *last]
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
         """Save the background that the models were given."""

@@ -94,26 +94,22 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     if not TASKS[net.task].decides:
         listener.say(f"A {net.task} model predicts no class, so every slide counts.")
     request.check_apart(out)
+    if request.truth is not None and not request.truth.is_dir():
+        raise InputError(absent(request.truth, "folder"))
     cases, missing = task_cases(request, net.spec, labels=decided_labels, say=listener.say)
     if "lrp" in settings.methods:
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
-    run = EvaluateRun(out, request, models, device, missing, _truth(request), chosen=settings)
+    truth = None
+    if request.truth is not None:
+        links = request.follow_links
+        slides = {} if request.slides is None else find_slides(request.slides, follow_links=links)
+        truth = Truth(request.truth, request.truth_names, request.mask_downsample, slides=slides)
+    run = EvaluateRun(out, request, models, device, missing, truth, chosen=settings)
     tally = run.execute(cases, listener)
     for line in run.lines:
         listener.say(line)
     listener.say(f"{len(tally.done)} measured, {len(tally.found)} already done. Written to {out}.")
     return Run(run.out)
-
-
-def _truth(request: EvaluateRequest) -> Truth | None:
-    if request.truth is None:
-        return None
-    if not request.truth.is_dir():
-        raise InputError(absent(request.truth, "folder"))
-    slides = {}
-    if request.slides is not None:
-        slides = find_slides(request.slides, follow_links=request.follow_links)
-    return Truth(request.truth, request.truth_names, request.mask_downsample, slides=slides)
 
 
 @dataclass(frozen=True)

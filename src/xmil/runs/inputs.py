@@ -112,13 +112,6 @@ def join_names(slides: list[str], most: int = 5) -> str:
     return ", ".join(slides[:most]) + more
 
 
-def number_labels(cohort: Cohort, column: str, say: Say) -> list[float | None]:
-    """The numbers of a column, for regression."""
-    if not _has_labels(cohort, column, say):
-        return [None] * len(cohort)
-    return [None if value != value else float(value) for value in cohort.numbers(column)]
-
-
 def task_cases(
     request: CohortRequest, spec: ModelSpec, *, labels: LabelRows | None = None, say: Say = lambda _: None
 ) -> tuple[list[Case], Missing]:
@@ -183,7 +176,12 @@ def task_labels(
         raise InputError(
             f"The model has {spec.n_classes} outputs; name as many columns in label=. Got {list(columns)}."
         )
-    numbers = [number_labels(cohort, column, say) for column in columns]
+    numbers: list[list[float | None]] = [
+        [None if value != value else float(value) for value in cohort.numbers(column)]
+        if _has_labels(cohort, column, say)
+        else [None] * len(cohort)
+        for column in columns
+    ]
     if truth == "labels":
         for column, values in zip(columns, numbers, strict=True):
             if not all(value in (None, 0.0, 1.0) for value in values):
