@@ -68,9 +68,9 @@ def bare(model: Path, cases: Sequence[Case]) -> Times:
 def cohort(model: Path, cases: Sequence[Case], out: Path, engine: Workers) -> Times:
     """The run, from the first look at the folder to the summary."""
     start = _now()
-    request = ExplainRequest.build(model=model, features=cases[0].paths[0].parent, out=out)
-    run = ExplainRun(out, load_models([model]), request)
-    tally = run.execute(cases, workers=engine)
+    who = {"engine": engine.kind, "workers": engine.workers}
+    request = ExplainRequest.build(model=model, features=cases[0].paths[0].parent, out=out, **who)
+    tally = ExplainRun(out, request, load_models([model])).execute(cases)
     assert len(tally.done) == len(cases)
     wall, cpu = _now() - start
     return float(wall), float(cpu)

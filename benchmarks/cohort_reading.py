@@ -113,18 +113,19 @@ def place(cases: Sequence[Case], *, cold: bool) -> None:
 def explained(model: Path, cases: Sequence[Case], out: Path, workers: Workers, device: str) -> None:
     """The run, from the first look at the folder to the summary."""
     here = device if workers.workers == 1 else "cpu"
-    request = ExplainRequest.build(model=model, features=cases[0].paths[0].parent, out=out)
-    run = ExplainRun(out, ModelFiles((model,)).load(here), request, device)
-    tally = run.execute(cases, workers=workers)
+    features, who = cases[0].paths[0].parent, {"engine": workers.kind, "workers": workers.workers}
+    request = ExplainRequest.build(model=model, features=features, out=out, **who)
+    tally = ExplainRun(out, request, ModelFiles((model,)).load(here), device).execute(cases)
     assert len(tally.done) == len(cases), tally.failed
 
 
 def only_read(model: Path, cases: Sequence[Case], workers: Workers, device: str) -> None:
     """The run's reading, and nothing else."""
-    request = ExplainRequest.build(model=model, features=cases[0].paths[0].parent)
+    features, who = cases[0].paths[0].parent, {"engine": workers.kind, "workers": workers.workers}
+    request = ExplainRequest.build(model=model, features=features, **who)
     here = device if workers.workers == 1 else "cpu"
-    run = ExplainRun(Path(), ModelFiles((model,)).load(here), request, device)
-    make = partial(make_reader, run.make_worker(workers))
+    run = ExplainRun(Path(), request, ModelFiles((model,)).load(here), device)
+    make = partial(make_reader, run.make_worker())
     count = sum(outcome.error is None for outcome in process(cases, make, workers))
     assert count == len(cases)
 

@@ -22,7 +22,9 @@ from PIL import Image
 
 from benchmarks.embed_mosaic import measure_mosaic, mosaic_options
 from xmil.encoders import Encoder, load_encoder
-from xmil.runs.embed import EmbedRun, EmbedSettings, PatchStream
+from xmil.runs.embed import EmbedRun, PatchStream
+from xmil.runs.requests import EmbedRequest
+from xmil.runs.workers.pool import find_device
 from xmil.slides import open_slide
 from xmil.slides.slide import Slide
 from xmil.slides.tiling import TileSettings, Tiling, tile_slide, write_tiling
@@ -96,7 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--encoder", default="resnet18")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     mosaic_options(parser)
     options = parser.parse_args(arguments)
@@ -118,17 +119,18 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
         f"patches, {found['distinct']} of them distinct"
     )
     patches = write_tiling(tiling, folder / "tiles")
-    settings = EmbedSettings(
-        options.encoder, random=True, device=options.device, batch=options.batch, threads=options.threads
-    )
+    request = EmbedRequest.build(
+        tiles=folder / "tiles", slides=[path], encoder=options.encoder, random=True,
+        device=options.device, batch=options.batch, readers=0,
+    )  # fmt: skip
     encoder = load_encoder(options.encoder, random=True, device=options.device)
-    with PatchStream(path, patches, encoder.transform, settings) as loaded:
+    with PatchStream(path, patches, encoder.transform, request) as loaded:
         batches = list(loaded)
     encoder_only(encoder, batches[:1], options.device)
     alone, whole, inside = [], [], []
     for i in range(options.repeats):
         alone.append(encoder_only(encoder, batches, options.device))
-        seconds, encoding = _embedded(path, patches, folder / f"features{i}", settings)
+        seconds, encoding = _embedded(path, patches, folder / f"features{i}", request)
         whole.append(seconds)
         inside.append(encoding / seconds)
     busy = min(alone) / min(whole)
@@ -138,11 +140,12 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
     )
 
 
-def _embedded(path: Path, patches: Path, out: Path, settings: EmbedSettings) -> tuple[float, float]:
+def _embedded(path: Path, patches: Path, out: Path, request: EmbedRequest) -> tuple[float, float]:
     """Seconds of the whole command for one slide, and those inside the encoder; its loading left out."""
-    import xmil.runs.feed.feed as batches
+    import xmil.runs.embed as embedding
 
-    encoder = settings.load()
+    run = EmbedRun(out, request, find_device(request.place))
+    encoder = run.load_encoder()
     spent: list[float] = []
 
     def timed(made: Encoder, batch: torch.Tensor) -> Any:
@@ -151,14 +154,15 @@ def _embedded(path: Path, patches: Path, out: Path, settings: EmbedSettings) -> 
         spent.append(time.perf_counter() - begin)
         return found
 
-    load, encode = EmbedSettings.load, batches.encoded
-    EmbedSettings.load, batches.encoded = lambda _: encoder, timed  # type: ignore[method-assign]
+    load, encode = EmbedRun.load_encoder, embedding.encode_batch
+    EmbedRun.load_encoder = lambda _: encoder  # type: ignore[method-assign]
+    embedding.encode_batch = timed
     try:
         start = time.perf_counter()
-        results = EmbedRun(out, settings).execute([("slide", path, patches)])
+        results = run.execute([("slide", path, patches)])
         seconds = time.perf_counter() - start
     finally:
-        EmbedSettings.load, batches.encoded = load, encode  # type: ignore[method-assign]
+        EmbedRun.load_encoder, embedding.encode_batch = load, encode  # type: ignore[method-assign]
     assert not results.failed, results.failed
     return seconds, sum(spent)
 

@@ -30,7 +30,9 @@ import xmil
 from benchmarks.tiled_tiff import as_ycbcr, raw_tiles, write_mosaic, write_patches
 from xmil.core.errors import InputError
 from xmil.encoders import Encoder, Transform, load_encoder
-from xmil.runs.embed import EmbedRun, EmbedSettings
+from xmil.runs.embed import EmbedRun
+from xmil.runs.requests import EmbedRequest
+from xmil.runs.workers.pool import find_device
 
 Row = dict[str, Any]
 
@@ -78,13 +80,14 @@ def _ways(options: argparse.Namespace, folder: Path, name: str, n: int) -> Itera
     alone = _alone(encoder, options)
     spent = time.perf_counter() - start
     yield {"encoder": name, "way": "alone", "per second": round(alone, 1), "seconds": round(spent, 1)}
-    settings = EmbedSettings(
-        name, **about, batch=options.batch, readers=options.readers, compile=options.compile
-    )
+    request = EmbedRequest.build(
+        tiles=folder, slides=[folder], encoder=name, **about,
+        batch=options.batch, readers=options.readers, compile=options.compile,
+    )  # fmt: skip
     yield _rated(
         {"encoder": name, "way": "xmil embed", "patches": n},
         alone,
-        partial(_embedded, encoder, settings, folder, folder / f"features-{name}"),
+        partial(_embedded, encoder, request, folder, folder / f"features-{name}"),
     )
     if options.loader_patches:
         count = min(n, options.loader_patches)
@@ -132,18 +135,19 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _embedded(encoder: Encoder, settings: EmbedSettings, folder: Path, out: Path) -> float:
+def _embedded(encoder: Encoder, request: EmbedRequest, folder: Path, out: Path) -> float:
     """Seconds of the run over the slide; loading the encoder is left out."""
-    load = EmbedSettings.load
-    EmbedSettings.load = lambda _: encoder  # type: ignore[method-assign]
+    load = EmbedRun.load_encoder
+    EmbedRun.load_encoder = lambda _: encoder  # type: ignore[method-assign]
     try:
         start = time.perf_counter()
-        tally = EmbedRun(out, settings).execute([("large", folder / "large.tif", folder / "large.h5")])
+        run = EmbedRun(out, request, find_device(request.place))
+        tally = run.execute([("large", folder / "large.tif", folder / "large.h5")])
         seconds = time.perf_counter() - start
     except InputError as error:
         raise InputError(f"{error} {(out / 'failures.csv').read_text()}") from None
     finally:
-        EmbedSettings.load = load  # type: ignore[method-assign]
+        EmbedRun.load_encoder = load  # type: ignore[method-assign]
     assert not tally.failed, tally.failed
     for note in xmil.open_run(out).about.get("warnings", ()):
         print(note, flush=True)

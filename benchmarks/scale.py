@@ -121,11 +121,12 @@ def simulate(options: argparse.Namespace, folder: Path) -> None:
     model = make_model(folder / "m.safetensors", "meanpool", 8)
     print(f"made {len(cases):,} bags in {time.perf_counter() - start:.1f} s", flush=True)
     engine = Workers(options.engine, workers=options.workers)
-    request = ExplainRequest.build(model=model, features=folder / "features", out=folder / "run")
-    run = ExplainRun(folder / "run", load_models([model]), request)
+    who = {"engine": options.engine, "workers": options.workers}
+    request = ExplainRequest.build(model=model, features=folder / "features", out=folder / "run", **who)
+    run = ExplainRun(folder / "run", request, load_models([model]))
     for what in ("done", "found"):  # with the summary
         cpu = time.process_time()
-        tally, seconds = _timed(lambda: run.execute(cases, workers=engine))
+        tally, seconds = _timed(lambda: run.execute(cases))
         assert len(getattr(tally, what)) == len(cases)
         _print_share(what, len(cases), seconds, time.process_time() - cpu)
     files = [slide_file(folder / "run", case.name) for case in cases]

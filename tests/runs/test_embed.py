@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.encoders import load_encoder
 from xmil.runs.cohort_run import Tally
-from xmil.runs.embed import EmbedRun, EmbedSettings, PatchStream
-from xmil.runs.workers.pool import Workers
+from xmil.runs.embed import AHEAD, EmbedRun, PatchStream
+from xmil.runs.requests import EmbedRequest
+from xmil.runs.workers.pool import find_device
 from xmil.slides import open_slide
 from xmil.slides.stain import Macenko
 from xmil.slides.tiling import TileSettings, tile_slide, write_tiling
@@ -42,15 +44,22 @@ def prepared(folder: Path, name: str, *, mpp: float = 0.37, seed: int = 0) -> tu
 
 
 def embed_pairs(
-    pairs: dict[str, tuple[Path, Path]], out: Path, settings: EmbedSettings, **options: Any
+    pairs: dict[str, tuple[Path, Path]], out: Path, request: EmbedRequest
 ) -> Tally[dict[str, Any]]:
     """Embed slides, given as id to (slide, patches)."""
-    return EmbedRun(out, settings).execute([(name, *pair) for name, pair in pairs.items()], **options)
+    run = EmbedRun(out, request, find_device(request.place))
+    return run.execute([(name, *pair) for name, pair in pairs.items()])
+
+
+def embed_request(encoder: str, **options: Any) -> EmbedRequest:
+    """How to embed, on the CPU; which slides is said elsewhere."""
+    options = {"tiles": "tiles", "slides": ["slides"], "device": "cpu", "readers": 0, **options}
+    return EmbedRequest.build(encoder=encoder, **options)
 
 
 def test_features_are_the_encoders_in_the_order_of_the_patches(tmp_path: Path) -> None:
     slide, patches = prepared(tmp_path, "s")
-    settings = EmbedSettings("resnet18", random=True, batch=7, threads=3, ahead=2)
+    settings = embed_request("resnet18", random=True, batch=7)
     results = embed_pairs({"s": (slide, patches)}, tmp_path / "out", settings)
     assert (results.failed, results.results) == ({}, {"s": {"patches": len(xmil.open_bag(patches))}})
     bag = xmil.read_bag(tmp_path / "out" / "s.h5")
@@ -70,7 +79,7 @@ def test_features_are_the_encoders_in_the_order_of_the_patches(tmp_path: Path) -
 
 def test_the_files_are_tridents(tmp_path: Path) -> None:
     slide, patches = prepared(tmp_path, "s")
-    embed_pairs({"s": (slide, patches)}, tmp_path / "out", EmbedSettings(MEAN))
+    embed_pairs({"s": (slide, patches)}, tmp_path / "out", embed_request(MEAN))
     with h5py.File(tmp_path / "out" / "s.h5") as file, h5py.File(patches) as tiles:
         assert file["features"].dtype == np.float32
         assert dict(file["features"].attrs) == {"name": "s", "savetodir": "out", "encoder": "network"}
@@ -92,10 +101,10 @@ def test_reading_ahead_is_bounded_and_in_threads(tmp_path: Path) -> None:
         threads.add(threading.current_thread().name)
         return torch.zeros(1)
 
-    settings = EmbedSettings(MEAN, batch=5, threads=2, ahead=3)
+    settings = embed_request(MEAN, batch=5)
     with PatchStream(slide, patches, transform, settings) as loaded:
         for done, _ in enumerate(loaded):
-            assert len(seen) <= (done + 1) * 5 + 3 * 5
+            assert len(seen) <= (done + 1 + AHEAD) * 5
     assert len(seen) == len(loaded)
     assert all(name.startswith("xmil-patches") for name in threads)
 
@@ -108,22 +117,22 @@ def test_a_run_goes_on_and_failures_do_not_end_it(tmp_path: Path) -> None:
     slides = {"a": good, "b": bad, "c": (good[0].with_name("other.tif"), other[1])}
     write_pyramid(slides["c"][0], textured([(0, 0, 300, 200)], (300, 200)))
     out = tmp_path / "out"
-    results = embed_pairs(slides, out, EmbedSettings(MEAN))
+    results = embed_pairs(slides, out, embed_request(MEAN))
     assert (list(results.done), sorted(results.failed)) == (["a"], ["b", "c"])
     assert "is of a slide of 360 x 240 px" in results.failed["c"]
     assert (out / "failures.csv").read_text().startswith("slide_id,error\nb,")
     first = (out / "a.h5").stat().st_mtime_ns
     bad[0].write_bytes(intact)
-    again = embed_pairs({"a": good, "b": bad}, out, EmbedSettings(MEAN, batch=3))
+    again = embed_pairs({"a": good, "b": bad}, out, embed_request(MEAN, batch=3))
     assert (again.found, list(again.done), again.failed) == (["a"], ["b"], {})
     assert (out / "a.h5").stat().st_mtime_ns == first
     assert (out / "failures.csv").read_text() == "slide_id,error\n"
     assert not [path for path in out.iterdir() if path.name.endswith(".part")]
     with pytest.raises(InputError, match=r"other settings \(stain_norm false, not true\)"):
-        embed_pairs({"a": good}, out, EmbedSettings(MEAN, stain_norm=True))
+        embed_pairs({"a": good}, out, embed_request(MEAN, stain_norm=True))
     (out / "slides").mkdir()  # of the user's: a restart removes features and nothing else
     (out / "slides" / "a.svs").write_text("mine")
-    fresh = embed_pairs({"a": good}, out, EmbedSettings(MEAN, stain_norm=True), restart=True)
+    fresh = embed_pairs({"a": good}, out, embed_request(MEAN, stain_norm=True, restart=True))
     assert list(fresh.done) == ["a"]
     assert (out / "slides" / "a.svs").read_text() == "mine"
 
@@ -136,7 +145,7 @@ def test_damage_inside_a_slide_fails_that_slide(tmp_path: Path) -> None:
     data[2000:9000] = bytes(7000)
     slide.write_bytes(data)
     with pytest.raises(InputError, match="No slide could be used"):
-        embed_pairs({"s": (slide, patches)}, tmp_path / "out", EmbedSettings(MEAN))
+        embed_pairs({"s": (slide, patches)}, tmp_path / "out", embed_request(MEAN))
     assert "damaged" in xmil.open_run(tmp_path / "out").failed["s"]
     assert not (tmp_path / "out" / "s.h5").exists()
 
@@ -144,7 +153,7 @@ def test_damage_inside_a_slide_fails_that_slide(tmp_path: Path) -> None:
 def test_stains_are_brought_to_the_reference(tmp_path: Path) -> None:
     slide, patches = prepared(tmp_path, "s")
     with PatchStream(
-        slide, patches, torch.from_numpy, EmbedSettings(MEAN, stain_norm=True, batch=4)
+        slide, patches, torch.from_numpy, embed_request(MEAN, stain_norm=True, batch=4)
     ) as loaded:
         first = next(iter(loaded))[0].numpy()
         chosen = np.unique(np.linspace(0, len(loaded) - 1, 32).astype(int))
@@ -162,8 +171,8 @@ def test_patches_of_other_tools(tmp_path: Path) -> None:
         coords.attrs.update({**about, "downsampled_level_dim": [360, 240], "name": "s", "save_path": "x"})
     pair = {"s": (slide, tmp_path / "clam.h5")}
     with pytest.raises(FileError, match="pass patch_px="):
-        PatchStream(*pair["s"], torch.from_numpy, EmbedSettings(MEAN))
-    results = embed_pairs(pair, tmp_path / "out", EmbedSettings(MEAN, patch_px=32))
+        PatchStream(*pair["s"], torch.from_numpy, embed_request(MEAN))
+    results = embed_pairs(pair, tmp_path / "out", embed_request(MEAN, patch_px=32))
     assert results.failed == {}
     assert xmil.read_bag(tmp_path / "out" / "s.h5").features.shape == (3, 24)
 
@@ -171,24 +180,24 @@ def test_patches_of_other_tools(tmp_path: Path) -> None:
 def test_an_encoder_that_cannot_be_made_ends_the_run(tmp_path: Path) -> None:
     pair = prepared(tmp_path, "s")
     with pytest.raises(InputError, match="no licence"):
-        embed_pairs({"s": pair}, tmp_path / "out", EmbedSettings("tests.encoders.builders:broken"))
+        embed_pairs({"s": pair}, tmp_path / "out", embed_request("tests.encoders.builders:broken"))
 
 
 def test_a_run_without_a_result_does_not_bar_the_next(tmp_path: Path) -> None:
     """The encoder could not be had: other settings may follow in the same folder, until there is a result."""
     pair = prepared(tmp_path, "s")
     with pytest.raises(XmilError):
-        embed_pairs({"s": pair}, tmp_path / "out", EmbedSettings("tests.encoders.builders:broken"))
+        embed_pairs({"s": pair}, tmp_path / "out", embed_request("tests.encoders.builders:broken"))
     assert (tmp_path / "out" / "run.json").is_file()
-    embed_pairs({"s": pair}, tmp_path / "out", EmbedSettings(MEAN))
+    embed_pairs({"s": pair}, tmp_path / "out", embed_request(MEAN))
     with pytest.raises(XmilError, match="other settings"):
-        embed_pairs({"s": pair}, tmp_path / "out", EmbedSettings(MEAN, stain_norm=True))
+        embed_pairs({"s": pair}, tmp_path / "out", embed_request(MEAN, stain_norm=True))
 
 
 def test_two_processes_give_the_same(tmp_path: Path) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("ab")}
-    settings = EmbedSettings("resnet18", random=True, threads=1)
-    results = embed_pairs(slides, tmp_path / "two", settings, workers=Workers(workers=2))
+    settings = embed_request("resnet18", random=True)
+    results = embed_pairs(slides, tmp_path / "two", replace(settings, workers=2))
     assert (sorted(results.done), results.failed) == (["a", "b"], {})
     embed_pairs(slides, tmp_path / "one", settings)
     for name in slides:
@@ -212,9 +221,9 @@ def test_a_killed_run_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
     assert kill_on_the_way(tmp_path, out) == []
     done = sorted(path.stem for path in out.glob("*.h5"))
     assert 0 < len(done) < 3
-    results = embed_pairs(slides, out, EmbedSettings(MORTAL, batch=8))
+    results = embed_pairs(slides, out, embed_request(MORTAL, batch=8))
     assert (results.found, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
-    embed_pairs(slides, tmp_path / "whole", EmbedSettings(MEAN))
+    embed_pairs(slides, tmp_path / "whole", embed_request(MEAN))
     for name in slides:
         again, whole = (
             xmil.read_bag(tmp_path / folder / f"{name}.h5").features for folder in ("out", "whole")

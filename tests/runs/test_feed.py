@@ -12,13 +12,11 @@ import pytest
 import torch
 
 import xmil
-from tests.runs.test_embed import MEAN, MORTAL, embed_pairs, kill_on_the_way, prepared
+from tests.runs.test_embed import MEAN, MORTAL, embed_pairs, embed_request, kill_on_the_way, prepared
 from tests.slides.pyramids import textured, write_pyramid
 from tests.waiting import wait_for
-from xmil.runs.embed import EmbedSettings
 from xmil.runs.feed.feed import Feed, Part
 from xmil.runs.feed.reader import PatchSource
-from xmil.runs.workers.pool import Workers
 from xmil.slides import open_slide
 from xmil.slides.slide import PatchFit
 
@@ -27,11 +25,11 @@ pytest.importorskip("openslide")
 
 def test_processes_give_the_bytes_that_threads_give(tmp_path: Path) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("ab")}
-    threads = EmbedSettings("resnet18", random=True, batch=13, stain_norm=True, input_size=40)
+    threads = embed_request("resnet18", random=True, batch=13, stain_norm=True, input_size=40)
     ways = {"threads": threads, "processes": replace(threads, readers=2)}
     for way, settings in ways.items():
         embed_pairs(slides, tmp_path / way / "out", settings)
-    embed_pairs(slides, tmp_path / "two" / "out", replace(threads, readers=1), workers=Workers(workers=2))
+    embed_pairs(slides, tmp_path / "two" / "out", replace(threads, readers=1, workers=2))
     for name in slides:
         one, other, two = (
             (tmp_path / way / "out" / f"{name}.h5").read_bytes() for way in ("threads", "processes", "two")
@@ -49,7 +47,7 @@ def test_damage_fails_its_slide_and_no_other(tmp_path: Path) -> None:
     slides["b"][0].write_bytes(data)  # opens, and breaks under way
     slides["c"][0].write_bytes(b"no slide")
     out = tmp_path / "out"
-    results = embed_pairs(slides, out, EmbedSettings(MEAN, batch=5, readers=2))
+    results = embed_pairs(slides, out, embed_request(MEAN, batch=5, readers=2))
     assert (results.done, sorted(results.failed)) == (["a"], ["b", "c"])
     assert "b.tif: damaged" in results.failed["b"]
     assert sorted(path.name for path in out.glob("*.h5")) == ["a.h5"]
@@ -107,7 +105,7 @@ def test_a_killed_run_takes_its_readers_with_it_and_goes_on(tmp_path: Path) -> N
     wait_for(lambda: not any(is_reader(pid) for pid in children))
     done = sorted(path.stem for path in out.glob("*.h5"))
     assert 0 < len(done) < 3
-    results = embed_pairs(slides, out, EmbedSettings(MORTAL, batch=8, readers=2))
+    results = embed_pairs(slides, out, embed_request(MORTAL, batch=8, readers=2))
     assert (results.found, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
     assert not list(out.glob(".*.part"))
 
@@ -123,7 +121,7 @@ def is_reader(pid: str) -> bool:
 def test_a_gpu_gives_the_features_of_a_cpu(tmp_path: Path) -> None:
     """Batches across slides, the last one padded: each row is its own patch's."""
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
-    settings = EmbedSettings(MEAN, precision="float32", batch=16)
+    settings = embed_request(MEAN, precision="float32", batch=16)
     embed_pairs(slides, tmp_path / "cpu", settings)
     embed_pairs(slides, tmp_path / "gpu", replace(settings, device="cuda", readers=2))
     for name in slides:

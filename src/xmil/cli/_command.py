@@ -22,9 +22,6 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU
 Layout = Annotated[
     str, typer.Option("--format", help="Layout of the feature files, if it cannot be recognised.")
 ]
-FollowLinks = Annotated[
-    bool, typer.Option(help="Follow links in input folders; links that are not followed are reported.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.", rich_help_panel="Output")]
 
 

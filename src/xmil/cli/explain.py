@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,7 +81,7 @@ def explain_one(request: ExplainRequest, *, as_json: bool) -> int:
 
     slide = request.slides
     with TemporaryDirectory() as folder:
-        run = explain_slides.run(replace(request, out=Path(folder) / "run"), listener=Quiet(as_json))
+        run = explain_slides.run(replace(request, out=Path(folder) / "run"), listener=OneSlide())
         (name,) = run.slides
         explanations = read_explanations(run.file(name))
         together = [Interactions.load(path) for path in run.find_interactions(name)]
@@ -136,23 +136,13 @@ def run_command(request: ExplainRequest, name: str) -> str:
     return command_line("xmil", "explain", *words, "--out", f"run-{'_'.join(name.split())}")
 
 
-class Quiet(Screen):
-    """A screen for one slide: its numbers are printed at the end."""
-
-    def say(self, sentence: str) -> None:
-        """Kept back: it speaks of a folder that is not kept."""
-
-    def warn(self, sentence: str) -> None:
-        """Kept back: warnings stand in the report."""
+class OneSlide(Listener):
+    """Says nothing of a run of one slide, whose numbers and warnings are printed at the end."""
 
     def failures(self, failed: Mapping[str, str]) -> None:
         """There is one slide: its failure is the command's."""
         for reason in failed.values():
             raise InputError(reason)
-
-    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
-        """No bar for one slide."""
-        return Listener().counting(what, total)
 
 
 def _row(run: Run) -> dict[str, Any]:

@@ -224,11 +224,11 @@ def compared(results: list[Result]) -> list[Result]:
     """The results, with problems added where features fit no model, or slides no features."""
     models = [result for result in results if result["kind"] == "checkpoint"]
     features = [result for result in results if _features_in(result) is not None]
-    told = []
-    for result in results:
-        fault = _misfit(result, models) or _nameless(result, features)
-        told.append({**result, "problems": (*result["problems"], fault)} if fault else result)
-    return told
+    faults = [_misfit(result, models) or _nameless(result, features) for result in results]
+    return [
+        {**result, "problems": (*result["problems"], fault)} if fault else result
+        for result, fault in zip(results, faults, strict=True)
+    ]
 
 
 def next_command(results: list[Result], options: dict[str, Any]) -> str:
@@ -246,7 +246,12 @@ def next_command(results: list[Result], options: dict[str, Any]) -> str:
             words = [
                 word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", str(value))
             ]
-            return command_line(*_explain(result, fitting, slides), *words)
+            model = fitting[0]["path"] if fitting else "MODEL"
+            shown = next((each["path"] for each in slides if not _nameless(each, [result])), None)
+            out = ["--out", "run"] if shown or result["kind"] != "features" else []
+            out += ["--slides", shown] if shown else []
+            where = str(_features_in(result))
+            return command_line("xmil", "explain", "--model", model, "--features", where, *out, *words)
     if features or any("features in" in result.get("facts", {}) for result in results):
         return ""  # they do not fit, or which of several is meant is for the user to say
     folders = [result for result in results if result["kind"] == "folder"]
@@ -264,14 +269,6 @@ def embedding(tiles: Path, slides: object = None) -> str:
         "xmil", "embed", "--tiles", folder, "--slides", slides or "SLIDES", "--encoder", "ENCODER"
     )
     return f"{words}  # the encoder that the model was trained on: resnet50, ctranspath, uni, ..."
-
-
-def _explain(result: Result, models: list[Result], slides: list[Result]) -> list[str]:
-    model = models[0]["path"] if models else "MODEL"
-    shown = next((each["path"] for each in slides if not _nameless(each, [result])), None)
-    out = ["--out", "run"] if shown or result["kind"] != "features" else []
-    out += ["--slides", shown] if shown else []
-    return ["xmil", "explain", "--model", model, "--features", str(_features_in(result)), *out]
 
 
 def _misfit(result: Result, models: list[Result]) -> str | None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from xmil.cli._command import Json
 from xmil.core.errors import InputError
-
-if TYPE_CHECKING:
-    from xmil.data import Cohort
 
 
 def split(
@@ -54,29 +51,22 @@ def split(
     if target.is_dir():
         raise InputError(f"{target}: is a folder; name the table to write with --out.")
     done.save(target)
+    sides: dict[str, list[int]] = {}  # rows of each side; of those on none under an empty name
+    for row, cell in enumerate(done.column(name)):
+        sides.setdefault(cell or "", []).append(row)
+    counts = {
+        side: {"slides": len(rows), "cases": len({done.cases[i] for i in rows})}
+        for side, rows in sorted(sides.items())
+    }
     if as_json:
-        print(json.dumps({"out": str(target), "column": name, "sides": _sides(done, name)}, indent=2))
+        print(json.dumps({"out": str(target), "column": name, "sides": counts}, indent=2))
         return
-    _say(done, name, target, stratify=stratify)
-
-
-def _sides(cohort: Cohort, column: str) -> dict[str, dict[str, int]]:
-    """Slides and cases of each side; those on none under an empty name."""
-    sides: dict[str, list[str]] = {}
-    for cell, case in zip(cohort.column(column), cohort.cases, strict=True):
-        sides.setdefault(cell or "", []).append(case)
-    return {side: {"slides": len(cases), "cases": len(set(cases))} for side, cases in sorted(sides.items())}
-
-
-def _say(cohort: Cohort, column: str, path: Path, *, stratify: str | None) -> None:
-    cells = cohort.column(column)
-    print(f"{path}: wrote {column!r}, split by case ({len(set(cohort.cases))} cases, none on two sides)")
-    for side in sorted({cell for cell in cells if cell is not None}):
-        rows = [i for i, cell in enumerate(cells) if cell == side]
-        cases = len({cohort.cases[i] for i in rows})
-        labels = Counter(cohort.column(stratify)[i] for i in rows) if stratify else {}
-        mix = ", ".join(f"{label}: {count}" for label, count in sorted(labels.items(), key=str))
-        print(f"  {side:<8} {len(rows):>6} slides {cases:>6} cases" + (f"   {stratify} {mix}" if mix else ""))
-    empty = sum(cell is None for cell in cells)
+    print(f"{target}: wrote {name!r}, split by case ({len(set(done.cases))} cases, none on two sides)")
+    empty = counts.pop("", None)
+    for side, count in counts.items():
+        labels = Counter(done.column(stratify)[i] for i in sides[side]) if stratify else {}
+        mix = ", ".join(f"{label}: {n}" for label, n in sorted(labels.items(), key=str))
+        line = f"  {side:<8} {count['slides']:>6} slides {count['cases']:>6} cases"
+        print(line + (f"   {stratify} {mix}" if mix else ""))
     if empty:
-        print(f"  {'(none)':<8} {empty:>6} slides without {stratify}")
+        print(f"  {'(none)':<8} {empty['slides']:>6} slides without {stratify}")

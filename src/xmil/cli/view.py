@@ -111,6 +111,8 @@ def _serve(
     as_json: bool,
 ) -> int:
     import secrets
+    import threading
+    import webbrowser
 
     from xmil.viewer.app import create_app
     from xmil.viewer.server import Rules, address, is_loopback, open_socket, serve
@@ -129,7 +131,9 @@ def _serve(
     else:
         print(place if built else f"{NOT_BUILT}\n{place}", flush=True)
     if browser and built:
-        _open(place)
+        later = threading.Timer(0.5, webbrowser.open, [place])
+        later.daemon = True
+        later.start()
     serve(app, listening)
     return 0
 
@@ -155,12 +159,3 @@ def _export(shown: Collection, folder: Path, *, longest: int | None, as_json: bo
         print(f"{slide}: {reason}")
     print(f"Written to {folder}; put it on any web server, or: python -m http.server -d {folder}")
     return 1 if failed else 0
-
-
-def _open(place: str) -> None:
-    import threading
-    import webbrowser
-
-    later = threading.Timer(0.5, webbrowser.open, [place])
-    later.daemon = True
-    later.start()

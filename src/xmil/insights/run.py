@@ -67,7 +67,7 @@ from xmil.runs.cohort_run import CohortRun, TableRow, Tally, stopping
 from xmil.runs.ensemble import BACKGROUND, load_models, load_run_models, model_paths
 from xmil.runs.inputs import join_names, named_slides
 from xmil.runs.requests import InsightRequest
-from xmil.runs.workers.pool import MakeWorker, Workers
+from xmil.runs.workers.pool import MakeWorker
 from xmil.slides import open_slide
 from xmil.storage import (
     ConceptMaps,
@@ -115,8 +115,8 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
     files, _ = feature_files(request.features, follow_links=request.follow_links)
     analysis = InsightRun(
         out,
-        explained,
         request,
+        explained,
         {slide_name(path): path for path in reversed(list(files))},
         pictures=dict(pictures),
         columns=read_columns(request, explained),
@@ -125,9 +125,7 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
         regions={} if request.regions is None else region_files(request.regions),
     )
     check_inputs(analysis)
-    tally = analysis.execute(
-        list(analysis.items), workers=request.pool, restart=request.restart, listener=listener
-    )
+    tally = analysis.execute(analysis.items, listener)
     listener.say(f"{len(tally.done)} slides analysed, {tally}. See {out / 'report.html'}.")
     return Run(analysis.out)
 
@@ -136,8 +134,8 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
 class InsightRun(CohortRun[str, dict[str, Any]]):
     """A folder of findings on one run of explanations."""
 
-    explained: Run
     request: InsightRequest
+    explained: Run
     paths: Mapping[str, Path]  # of the features, by slide
     pictures: Mapping[str, Path]
     columns: CohortColumns
@@ -223,7 +221,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
                 start += count
         return sample
 
-    def make_worker(self, workers: Workers) -> MakeWorker[str, dict[str, Any]]:  # noqa: ARG002 - the base's
+    def make_worker(self) -> MakeWorker[str, dict[str, Any]]:
         """A worker has the dictionary, the model and the places of the files."""
         return partial(make_slide_worker, self)
 
@@ -283,12 +281,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
             )
         return doubts
 
-    def finish(
-        self,
-        items: Sequence[str],
-        tally: Tally[dict[str, Any]],
-        workers: Workers,  # noqa: ARG002 - the base's signature
-    ) -> Mapping[str, Any]:
+    def finish(self, items: Sequence[str], tally: Tally[dict[str, Any]]) -> Mapping[str, Any]:
         """Write the tables over the cohort, report and card."""
         slides = [slide for slide in items if slide in tally.results]
         results = [tally.results[slide] for slide in slides]

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from xmil.core.errors import InputError, StopError, WriteError, XmilError
 from xmil.core.task import TASKS, Task, references
 from xmil.data.bags import Case
-from xmil.runs import Listener
-from xmil.runs.workers.pool import MakeWorker, Outcome, Workers, process
+from xmil.runs.requests import Listener, RunRequest
+from xmil.runs.workers.pool import MakeWorker, Outcome, process
 from xmil.storage import SLIDES, RunFolder, read_rows, read_run
 
 LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
@@ -43,6 +43,7 @@ class Tally(Generic[Result]):
     failed: dict[str, str] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
     rows: dict[str, TableRow] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"{len(self.found)} already done, {len(self.failed)} failed"
@@ -50,13 +51,14 @@ class Tally(Generic[Result]):
 
 @dataclass(frozen=True)
 class CohortRun(ABC, Generic[Item, Result]):
-    """A folder that fills item by item, each one slide or several, and goes on where it stopped.
+    """A folder that fills item by item as a request says, each one slide or several, and can be resumed.
 
     A subclass says what its settings are, which items are done, who works on the others, and what rows they
     give; `finish` writes what is made of all of them.
     """
 
     out: Path
+    request: RunRequest
     kind: ClassVar[str]
     folders: ClassVar[tuple[str, ...]] = ()
     verb: ClassVar[str] = "done"
@@ -75,12 +77,12 @@ class CohortRun(ABC, Generic[Item, Result]):
         return (name,) if isinstance(name, str) else (name[0],)
 
     @abstractmethod
-    def make_worker(self, workers: Workers) -> MakeWorker[Item, Result]:
+    def make_worker(self) -> MakeWorker[Item, Result]:
         """What makes the worker of a process."""
 
-    def outcomes(self, items: Sequence[Item], workers: Workers) -> Iterator[Outcome[Item, Result]]:
+    def outcomes(self, items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
         """The items worked on, as they finish."""
-        return process(items, self.make_worker(workers), workers)
+        return process(items, self.make_worker(), self.request.pool)
 
     def about(self) -> Mapping[str, Any]:
         """What run.json says beside the settings."""
@@ -118,7 +120,6 @@ class CohortRun(ABC, Generic[Item, Result]):
         self,
         items: Sequence[Item],  # noqa: ARG002 - for subclasses
         tally: Tally[Result],  # noqa: ARG002
-        workers: Workers,  # noqa: ARG002
     ) -> Mapping[str, Any]:
         """Write what is made of all results together; gives what run.json says of it, `warnings` included."""
         return {}
@@ -128,41 +129,44 @@ class CohortRun(ABC, Generic[Item, Result]):
         """The folder, known by the settings."""
         return RunFolder(self.out, self.kind, self.settings(), self.marks, grows=self.grows)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A name for the settings."""
+        return self.folder.fingerprint
+
     def execute(
         self,
         items: Sequence[Item],
-        *,
-        workers: Workers | None = None,
-        restart: bool = False,
-        refused: Mapping[str, str] | None = None,
         listener: Listener | None = None,
-        what: str = "slides",
+        *,
+        refused: Mapping[str, str] | None = None,
     ) -> Tally[Result]:
         """Work on the items that are not done; one that fails is recorded and the rest goes on.
 
         `refused` are slides that cannot be worked on, with the reason: failures from the start.
         """
-        listener, workers, folder = listener or Listener(), workers or Workers(), self.folder
+        listener, folder, restart = listener or Listener(), self.folder, self.request.restart
         about, again = self.about(), read_run(self.out) is not None
+        what = "cases" if getattr(self.request, "by", "slide") == "case" else "slides"
         with folder.open(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
             self.begin(again=again)
             tally: Tally[Result] = Tally(failed=dict(refused or {}))
             with self._tables(folder, items, tally) as save, listener.counting(what, len(items)) as advance:
                 waiting = list(self._waiting(items, tally, advance))
-                for outcome in self.outcomes(waiting, workers):
+                for outcome in self.outcomes(waiting):
                     self._note(outcome, tally)
                     advance()
                     save()
             listener.failures(tally.failed)
             if not tally.results and (tally.failed or not items):
                 raise InputError(f"No slide could be {self.verb}; {self.out / 'failures.csv'} says why.")
-            warnings = self.warnings(items, tally)
-            for warning in warnings:
+            tally.warnings += self.warnings(items, tally)
+            for warning in tally.warnings:
                 listener.warn(warning)
-            summary = self.finish(items, tally, workers)
+            summary = self.finish(items, tally)
             for warning in (later := list(summary.get("warnings", ()))):
                 listener.warn(warning)
-            folder.write({**about, **summary, "warnings": [*warnings, *later]})
+            folder.write({**about, **summary, "warnings": [*tally.warnings, *later]})
         return tally
 
     def _waiting(
@@ -232,13 +236,6 @@ def stopping(work: Callable[[], Done]) -> Done:
         raise StopError(f"{error} Finished slides are kept; run the same command to continue.") from None
 
 
-def in_process(workers: Workers) -> bool:
-    """Whether the work is done here, with what is in memory."""
-    return workers.kind == "local" and workers.workers == 1
-
-
-FIRST = ("slide_id", "case_id", "label", "predicted", "correct")
-LAST = ("n", "features", "seconds", "warnings")
 Row = dict[str, Any]
 Logits = Sequence[float] | Sequence[Sequence[float]]  # of one model, or of each of an ensemble
 
@@ -296,10 +293,3 @@ def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:
     return {
         key: value if isinstance(value, str) else float(f"{value:.6g}") for key, (value,) in columns.items()
     }
-
-
-def columns(rows: Sequence[Row]) -> list[str]:
-    """The columns of a table of rows: names first, outputs between, the rest last."""
-    between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
-    last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
-    return [*FIRST, *between, *last]

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,19 +27,19 @@ import torch
 
 from xmil._version import __version__
 from xmil.core.durable import file_digest, identity, syncs, unchanged, write_atomically
-from xmil.core.errors import FileError, InputError, StopError, XmilError, absent, bad_parameter
+from xmil.core.errors import FileError, InputError, StopError, XmilError, absent
 from xmil.core.request import takes
 from xmil.core.text import counted
 from xmil.data import Header, feature_files, open_bag
 from xmil.data.header import slide_name
 from xmil.encoders import Encoder, Transform
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow, in_process, stopping
-from xmil.runs.feed.feed import EncodedRows, Feed, GpuBatches, HostBatches, Part
+from xmil.runs.cohort_run import CohortRun, TableRow, stopping
+from xmil.runs.feed.feed import EncodedRows, Feed, GpuBatches, HostBatches, Part, encode_batch
 from xmil.runs.feed.reader import PatchSource
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import EmbedRequest
-from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, Workers, error_line, find_device
+from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, error_line, find_device
 from xmil.slides import Slide, open_slide
 from xmil.slides.slide import Pixels
 from xmil.slides.stain import Macenko
@@ -48,65 +48,6 @@ from xmil.storage import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class EmbedSettings:
-    """How features are made; the arguments of `load_encoder` are among them."""
-
-    encoder: str
-    weights: str | None = None
-    device: str = "cpu"
-    precision: str = "auto"
-    input_size: int | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    random: bool = False
-    stain_norm: bool = False
-    patch_px: int | None = None
-    batch: int = 64
-    threads: int = 4
-    ahead: int = 4  # batches read ahead
-    readers: int = 0  # processes that read and decode; 0 means threads of this one
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in {"batch": 1, "threads": 1, "ahead": 1, "readers": 0}.items():
-            if getattr(self, name) < least:
-                raise bad_parameter(name, "embed", f"an int in the range [{least}, inf)", getattr(self, name))
-
-    def reads_by_processes(self, encoder: Encoder) -> bool:
-        """Whether reading processes serve the encoder: a transform of the user's own runs in threads here."""
-        return self.readers > 0 and os.name == "posix" and isinstance(encoder.transform, Transform)
-
-    def load(self) -> Encoder:
-        """The encoder."""
-        from xmil.encoders import load_encoder
-
-        return load_encoder(
-            self.encoder,
-            weights=self.weights,
-            device=self.device,
-            precision=self.precision,
-            size=self.input_size,
-            mean=self.mean,
-            std=self.std,
-            random=self.random,
-            compiled=self.compile,
-        )
-
-    def lasting(self) -> dict[str, Any]:
-        """What changes features, and so must stay the same in a folder."""
-        passing = ["device", "batch", "threads", "ahead", "weights", "readers"]
-        passing += [] if self.compile else ["compile"]  # folders of earlier versions do not name them
-        values = {key: value for key, value in asdict(self).items() if key not in passing}
-        return {**values, "files": list(self.digests)}
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """What the encoder's files hold, where it is made from files."""
-        files = [Path(name) for name in (self.encoder, self.weights or "")]
-        return tuple(file_digest(path) for path in files if path.is_file())
 
 
 @takes(EmbedRequest, "tiles", "slides")
@@ -119,31 +60,11 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
     """
     from xmil.encoders.load import short_name
 
-    listener, device = listener or Listener(), find_device(request.place)
-    on_gpu = device.startswith("cuda") and os.name == "posix"
-    readers = min(16, os.cpu_count() or 1) if on_gpu else 0  # a GPU takes more than threads decode
-    settings = EmbedSettings(
-        encoder=request.encoder,
-        weights=None if request.weights is None else str(request.weights),
-        device=device,
-        precision=request.precision,
-        input_size=request.input_size,
-        mean=None if request.normalise is None else request.normalise[:3],
-        std=None if request.normalise is None else request.normalise[3:],
-        random=request.random,
-        stain_norm=request.stain_norm,
-        patch_px=request.patch_px,
-        batch=request.batch,
-        threads=min(16, max(2, os.cpu_count() or 2)),
-        readers=readers if request.readers < 0 else request.readers,
-        compile=request.compile,
-    )
+    listener = listener or Listener()
     pairs, refused = _pairs(request, listener)
     folder = request.out or request.tiles / f"features_{short_name(request.encoder)}"
-    run, items = EmbedRun(folder, settings), [(name, *pair) for name, pair in pairs.items()]
-    tally = run.execute(
-        items, workers=request.pool, restart=request.restart, refused=refused, listener=listener
-    )
+    run = EmbedRun(folder, request, find_device(request.place))
+    tally = run.execute([(name, *pair) for name, pair in pairs.items()], listener, refused=refused)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
     listener.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
     return Run(run.out)
@@ -171,44 +92,87 @@ def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[P
     return pairs, refused | dict.fromkeys(missing, f"no slide of this name in {where}")
 
 
+THREADS = min(16, max(2, os.cpu_count() or 2))  # that read where no processes do
+AHEAD = 4  # batches that they read ahead
 Item = tuple[str, Path, Path]  # name, slide, patches
+Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class EmbedRun(CohortRun[Item, dict[str, Any]]):
+class EmbedRun(CohortRun[Item, Result]):
     """A folder of features."""
 
-    chosen: EmbedSettings
+    request: EmbedRequest
+    device: str = "cpu"
     kind = "embed"
     verb = "used"
     adds = True
 
+    @property
+    def digests(self) -> list[str]:
+        """Digests of the files that the encoder is made from."""
+        files = [Path(name) for name in (self.request.encoder, self.request.weights or "")]
+        return [file_digest(path) for path in files if path.is_file()]
+
+    @property
+    def colours(self) -> dict[str, tuple[float, ...] | None]:
+        """Mean and standard deviation that replace the encoder's own."""
+        both = self.request.normalise
+        return {"mean": None if both is None else both[:3], "std": None if both is None else both[3:]}
+
+    @property
+    def readers(self) -> int:
+        """Processes that read and decode; 0 means threads of this one."""
+        if self.request.readers >= 0:
+            return self.request.readers
+        on_gpu = self.device.startswith("cuda") and os.name == "posix"
+        return min(16, os.cpu_count() or 1) if on_gpu else 0  # a GPU takes more than threads decode
+
     def settings(self) -> dict[str, Any]:
-        """What changes features."""
-        return self.chosen.lasting()
+        """What changes features, and so must stay the same in a folder."""
+        request = self.request
+        names = ("encoder", "precision", "input_size", "random", "stain_norm", "patch_px")
+        values = {name: getattr(request, name) for name in names} | self.colours
+        values |= {"compile": True} if request.compile else {}  # folders of earlier versions do not name it
+        return {**values, "files": self.digests}
 
     def about(self) -> dict[str, Any]:
         """Where it was done, and with which file of weights."""
-        return {"device": self.chosen.device, "weights": self.chosen.weights}
+        weights = self.request.weights
+        return {"device": self.device, "weights": None if weights is None else str(weights)}
+
+    def load_encoder(self) -> Encoder:
+        """The encoder of the request, on the run's device."""
+        from xmil.encoders import load_encoder
+
+        request = self.request
+        return load_encoder(
+            request.encoder, weights=None if request.weights is None else str(request.weights),
+            device=self.device, precision=request.precision, size=request.input_size, **self.colours,
+            random=request.random, compiled=request.compile,
+        )  # fmt: skip
+
+    def reads_by_processes(self, encoder: Encoder) -> bool:
+        """Whether reading processes serve the encoder: a transform of the user's own runs in threads here."""
+        return self.readers > 0 and os.name == "posix" and isinstance(encoder.transform, Transform)
 
     def outputs(self, items: Sequence[Item]) -> Iterator[Path]:
         """The features of these slides; the folder may hold others."""
         return (self.out / f"{item[0]}.h5" for item in items)
 
-    def make_worker(self, workers: Workers) -> MakeWorker[Item, dict[str, Any]]:  # noqa: ARG002
+    def make_worker(self) -> MakeWorker[Item, Result]:
         """Encodes one slide after another; the encoder's files are those that were hashed here."""
-        return partial(_make_worker, self.chosen, self.out, self.chosen.digests)
+        return partial(_make_worker, self, self.digests)
 
-    def outcomes(self, items: Sequence[Item], workers: Workers) -> Iterator[Outcome[Item, dict[str, Any]]]:
+    def outcomes(self, items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
         """Slide after slide, their patches in common batches where processes read them for this one."""
-        if not in_process(workers) or not items or not self.chosen.readers:
-            return super().outcomes(items, workers)
-        encoder = self.chosen.load()
-        if not self.chosen.reads_by_processes(encoder):
-            return super().outcomes(items, workers)
-        return Embedder(encoder, self.chosen, self.out).outcomes(items)
+        if self.request.pool.in_process and items and self.readers:
+            encoder = self.load_encoder()
+            if self.reads_by_processes(encoder):
+                return _embed_by_processes(self, encoder, items)
+        return super().outcomes(items)
 
-    def find_result(self, item: Item) -> dict[str, Any] | None:
+    def find_result(self, item: Item) -> Result | None:
         """What is there of a slide whose features are those of its patches, which may be tiled again."""
         name, slide, patches = item
         path = self.out / f"{name}.h5"
@@ -226,62 +190,55 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
         same = ours.patch_size == tiled.patch_size and np.array_equal(ours.coords, tiled.coords)
         return {"patches": len(ours)} if same else None
 
-    def rows_of(self, item: Item, result: dict[str, Any]) -> list[TableRow]:
+    def rows_of(self, item: Item, result: Result) -> list[TableRow]:
         """The slide and its patches."""
         return [{"slide_id": item[0], "n": result["patches"], "slide": str(item[1].absolute())}]
 
+    def write(
+        self, item: Item, patches: SlidePatches, encoder: Encoder, encoded: Iterator[Encoded]
+    ) -> Result:
+        """Write the features of a slide as they come."""
+        with patches:
+            write = partial(
+                write_features, slide_id=item[0], patches=patches, encoder=encoder, encoded=encoded
+            )
+            stopping(partial(write_atomically, self.out / f"{item[0]}.h5", write))
+        return {"patches": len(patches)}
 
-def _make_worker(
-    settings: EmbedSettings, out: Path, digests: tuple[str, ...]
-) -> Worker[Item, dict[str, Any]]:
-    encoder = settings.load()
-    if settings.digests != digests:
+
+def _make_worker(run: EmbedRun, digests: list[str]) -> Worker[Item, Result]:
+    encoder = run.load_encoder()
+    if run.digests != digests:
         raise StopError(
             "The encoder's files have changed since the run started; put them back, or use another out=."
         )
-    if settings.reads_by_processes(encoder):
-        return Embedder(encoder, settings, out).one
+    if not run.reads_by_processes(encoder):
+        return Stages(
+            lambda item: PatchStream(item[1], item[2], encoder.transform, run.request),
+            lambda item, patches: run.write(item, patches, encoder, _vectors(encoder, patches)),
+        )
 
-    def read(item: Item) -> PatchStream:
-        return PatchStream(item[1], item[2], encoder.transform, settings)
+    def embed_one(item: Item) -> Result:
+        (outcome,) = _embed_by_processes(run, encoder, [item])
+        if outcome.result is None:
+            raise FileError(outcome.error or "no result")
+        return outcome.result
 
-    def work(item: Item, patches: PatchStream) -> dict[str, Any]:
-        return _write(out, item, patches, encoder, settings, _vectors(encoder, patches))
-
-    return Stages(read, work)
-
-
-def _write(
-    out: Path,
-    item: Item,
-    patches: SlidePatches,
-    encoder: Encoder,
-    settings: EmbedSettings,
-    encoded: Iterator[Encoded],
-) -> Result:
-    """Write the features of a slide as they come."""
-    with patches:
-        about: dict[str, Any] = {"encoder": encoder, "settings": settings, "encoded": encoded}
-        write = partial(write_features, slide_id=item[0], patches=patches, **about)
-        stopping(partial(write_atomically, out / f"{item[0]}.h5", write))
-    return {"patches": len(patches)}
+    return embed_one
 
 
 def _vectors(encoder: Encoder, patches: PatchStream) -> Iterator[Encoded]:
     """The vectors batch by batch; a GPU has the next batch before those of the last are fetched from it."""
-    from xmil.runs.feed.feed import encoded
-
     last: Tensor | None = None
     done = 0
     for batch in chain(patches, [None]):
-        current = None if batch is None else encoded(encoder, batch)
+        current = None if batch is None else encode_batch(encoder, batch)
         if last is not None:
             yield np.arange(done, done + len(last)), last.cpu().numpy()
             done += len(last)
         last = current
 
 
-Result = dict[str, Any]
 PART_BYTES = 8 << 20  # of a part's pixels for a GPU: small enough to come soon, large enough to copy well
 BLOCK = 256  # patches that one process reads, since they share tiles
 WRITERS = 32  # slides that may be open: one thread each, mostly waiting
@@ -290,113 +247,57 @@ QUEUED = 64  # batches that may wait to be written
 
 @dataclass(eq=False)
 class OpenSlide:
-    """A slide under way: its patches, those not yet encoded, and the thread that writes them."""
+    """A slide under way: how many patches are not yet encoded, and the thread that writes them."""
 
     item: Item
-    number: int
-    patches: SlidePatches
     left: int
     encoded: Queue[Encoded | BaseException | None]
     written: Future[Result]
 
 
-class Embedder:
-    """Embeds slide after slide with one encoder."""
+def _embed_by_processes(
+    run: EmbedRun, encoder: Encoder, items: Iterable[Item]
+) -> Iterator[Outcome[Item, Result]]:
+    """Embed slides with reading processes and give the outcomes as they finish.
 
-    def __init__(self, encoder: Encoder, settings: EmbedSettings, out: Path) -> None:
-        assert isinstance(encoder.transform, Transform)  # noqa: S101  # `reads_by_processes` has seen to it
-        self._encoder, self._settings, self._out = encoder, settings, out
-        self._fit = encoder.transform.fit
-        self._gpu = torch.device(encoder.device).type == "cuda"
-
-    def one(self, item: Item) -> Result:
-        """Embed one slide."""
-        (outcome,) = self.outcomes([item])
-        if outcome.result is None:
-            raise FileError(outcome.error or "no result")
-        return outcome.result
-
-    def outcomes(self, items: Iterable[Item]) -> Iterator[Outcome[Item, Result]]:
-        """Embed slides and give the outcomes as they finish."""
-        with ExitStack() as stack:
-            writers = stack.enter_context(ThreadPoolExecutor(WRITERS, thread_name_prefix="xmil-write"))
-            opener = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="xmil-open"))
-            line = _Slides(self, iter(items), opener, writers)
-            stack.callback(line.abandon)
-            while line.more:
-                source = yield from line.first()
-                if source is not None:
-                    yield from self._with_feed(line, source)
-            yield from line.finished(wait=True)
-
-    def _with_feed(self, line: _Slides, source: PatchSource) -> Iterator[Outcome[Item, Result]]:
-        """Embed with reading processes whose memory holds such patches, until a slide has larger ones."""
-        room = self.part_rows(source) * int(np.prod(source.shape))
-        with ExitStack() as stack:
-            feed = stack.enter_context(Feed(self._settings.readers, room))
-            gpu = GpuBatches(self._encoder, feed, self._settings.batch) if self._gpu else None
-            batches = gpu or HostBatches(self._encoder, feed)
-            stack.callback(batches.close)
-            while True:
-                yield from line.fill(feed)
-                filled = feed.next()
-                if filled is None and not line.fits(feed):
-                    break
-                if filled is not None and filled.error is None:
-                    line.take(batches.add(filled))
-                elif filled is not None:
-                    feed.drop(filled.part.slide)
-                    line.fail(filled.part.slide, FileError(str(filled.error)))
-                yield from line.finished()
-            line.take(batches.flush())
-            yield from line.finished()
-
-    def opened(self, item: Item) -> SlidePatches:
-        """A slide with its patches; runs ahead in a thread."""
-        return SlidePatches(item[1], item[2], self._settings)
-
-    def source(self, patches: SlidePatches) -> PatchSource:
-        """How the patches of a slide are read."""
-        path = patches.slide.path.absolute()
-        return PatchSource(path, patches.edge0, patches.size, self._fit, patches.stain)
-
-    def part_rows(self, source: PatchSource) -> int:
-        """Patches of a part: on a CPU those of a batch."""
-        size = self._settings.batch
-        return max(1, min(size, PART_BYTES // int(np.prod(source.shape)))) if self._gpu else size
-
-    def blocks(self, slide: OpenSlide) -> Iterator[list[Part]]:
-        """The patches of a slide in parts; neighbours are in one block, for one process.
-
-        On a CPU a part is a batch of patches in their order, which is the batch that threads would read.
-        """
-        source, xy0 = self.source(slide.patches), slide.patches.xy0
-        order = in_blocks(xy0, source.edge0) if self._gpu else np.arange(len(xy0))
-        step = self.part_rows(source)
-        size = max(step, BLOCK // step * step) if self._gpu else step
-        for start in range(0, len(order), size):
-            block = order[start : start + size]
-            parts = [block[i : i + step] for i in range(0, len(block), step)]
-            yield [Part(slide.number, source, rows, xy0[rows]) for rows in parts]
-
-    def write(
-        self, item: Item, patches: SlidePatches, encoded: Queue[Encoded | BaseException | None]
-    ) -> Result:
-        """Write a slide's features as they come; runs in a thread."""
-        return _write(self._out, item, patches, self._encoder, self._settings, _until_end(encoded))
+    Their memory holds patches of one size; for a slide with larger ones they are started anew.
+    """
+    with ExitStack() as stack:
+        slides = _Slides(run, encoder, iter(items), stack)
+        stack.callback(slides.abandon)
+        while slides.more:
+            source = yield from slides.first()
+            if source is None:
+                break
+            with Feed(run.readers, slides.part_bytes(source)) as feed, ExitStack() as closing:
+                gpu = GpuBatches(encoder, feed, run.request.batch) if slides.on_gpu else None
+                batches = gpu or HostBatches(encoder, feed)
+                closing.callback(batches.close)
+                while True:
+                    yield from slides.fill(feed)
+                    filled = feed.next()
+                    if filled is None and not slides.fits(feed):
+                        break
+                    if filled is not None and filled.error is None:
+                        slides.take(batches.add(filled))
+                    elif filled is not None:
+                        feed.drop(filled.part.slide)
+                        slides.fail(filled.part.slide, FileError(str(filled.error)))
+                    yield from slides.finished()
+                slides.take(batches.flush())
+                yield from slides.finished()
+        yield from slides.finished(wait=True)
 
 
 class _Slides:
     """The slides of a run: the one that is opened ahead, those under way, those that are done."""
 
-    def __init__(
-        self,
-        embedder: Embedder,
-        items: Iterator[Item],
-        opener: ThreadPoolExecutor,
-        writers: ThreadPoolExecutor,
-    ) -> None:
-        self._embedder, self._items, self._opener, self._writers = embedder, items, opener, writers
+    def __init__(self, run: EmbedRun, encoder: Encoder, items: Iterator[Item], stack: ExitStack) -> None:
+        assert isinstance(encoder.transform, Transform)  # noqa: S101  # `reads_by_processes` has seen to it
+        self._run, self._encoder, self._items, self._fit = run, encoder, items, encoder.transform.fit
+        self._writers = stack.enter_context(ThreadPoolExecutor(WRITERS, thread_name_prefix="xmil-write"))
+        self._opener = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="xmil-open"))
+        self.on_gpu = torch.device(encoder.device).type == "cuda"
         self._open: dict[int, OpenSlide] = {}
         self._count = 0
         self._ahead: tuple[Item, Future[SlidePatches]] | None = None
@@ -407,16 +308,45 @@ class _Slides:
         """Whether there are slides not yet begun."""
         return self._ahead is not None
 
+    def source(self, patches: SlidePatches) -> PatchSource:
+        """How the patches of a slide are read."""
+        path = patches.slide.path.absolute()
+        return PatchSource(path, patches.edge0, patches.size, self._fit, patches.stain)
+
+    def part_rows(self, source: PatchSource) -> int:
+        """Patches of a part: on a CPU those of a batch."""
+        size = self._run.request.batch
+        return max(1, min(size, PART_BYTES // int(np.prod(source.shape)))) if self.on_gpu else size
+
+    def part_bytes(self, source: PatchSource) -> int:
+        """Bytes of a part's pixels."""
+        return self.part_rows(source) * int(np.prod(source.shape))
+
+    def _blocks(self, number: int, patches: SlidePatches) -> Iterator[list[Part]]:
+        """The patches of a slide in parts; neighbours are in one block, for one process.
+
+        On a CPU a part is a batch of patches in their order, which is the batch that threads would read.
+        """
+        source, xy0 = self.source(patches), patches.xy0
+        order = in_blocks(xy0, source.edge0) if self.on_gpu else np.arange(len(xy0))
+        step = self.part_rows(source)
+        size = max(step, BLOCK // step * step) if self.on_gpu else step
+        for start in range(0, len(order), size):
+            block = order[start : start + size]
+            parts = [block[i : i + step] for i in range(0, len(block), step)]
+            yield [Part(number, source, rows, xy0[rows]) for rows in parts]
+
     def _open_next(self) -> None:
-        item = next(self._items, None)
-        self._ahead = None if item is None else (item, self._opener.submit(self._embedder.opened, item))
+        self._ahead = None
+        if (item := next(self._items, None)) is not None:
+            self._ahead = item, self._opener.submit(SlidePatches, item[1], item[2], self._run.request)
 
     def first(self) -> Generator[Outcome[Item, Result], None, PatchSource | None]:
         """How the patches of the next slide that can be opened are read; those that cannot are outcomes."""
         while self._ahead is not None:
             item, opening = self._ahead
             try:
-                return self._embedder.source(opening.result())
+                return self.source(opening.result())
             except StopError:
                 raise
             except Exception as error:  # a slide must not end the run, whatever is wrong with it
@@ -430,12 +360,11 @@ class _Slides:
             return False
         if self._ahead[1].exception() is not None:
             return True
-        source = self._embedder.source(self._ahead[1].result())
-        return self._embedder.part_rows(source) * int(np.prod(source.shape)) <= feed.ring.slot_bytes
+        return self.part_bytes(self.source(self._ahead[1].result())) <= feed.ring.slot_bytes
 
     def fill(self, feed: Feed) -> Iterator[Outcome[Item, Result]]:
         """Begin slides until the processes have enough to do."""
-        while self._ahead is not None and feed.queued < feed.readers:
+        while self._ahead is not None and len(feed.blocks) < feed.readers:
             if feed.busy and not self._ahead[1].done():
                 return
             source = yield from self.first()
@@ -447,11 +376,10 @@ class _Slides:
         assert self._ahead is not None  # noqa: S101  # `first` has seen to it
         item, patches = self._ahead[0], self._ahead[1].result()
         encoded: Queue[Encoded | BaseException | None] = Queue(QUEUED)
-        written = self._writers.submit(self._embedder.write, item, patches, encoded)
+        written = self._writers.submit(self._run.write, item, patches, self._encoder, _until_end(encoded))
         self._count += 1
-        slide = OpenSlide(item, self._count, patches, len(patches), encoded, written)
-        self._open[slide.number] = slide
-        for block in self._embedder.blocks(slide):
+        slide = self._open[self._count] = OpenSlide(item, len(patches), encoded, written)
+        for block in self._blocks(self._count, patches):
             feed.add(block)
         if not slide.left:
             encoded.put(None)
@@ -522,19 +450,27 @@ def write_features(
     patches: SlidePatches,
     *,
     encoder: Encoder,
-    settings: EmbedSettings,
     encoded: Iterable[Encoded],
 ) -> None:
     """Write the vectors of a slide's patches straight into the file."""
     import h5py
 
+    header, request = patches.header, patches.request
+    made_by = {"name": encoder.name, "asked": request.encoder, **encoder.about}
+    made_by |= {"precision": encoder.precision, "stain_norm": request.stain_norm}
     with h5py.File(path, "w") as file:
-        file.attrs["xmil"] = json.dumps(_ours(slide_id, patches, encoder, settings), default=str)
+        about = {
+            "version": __version__,
+            "slide_id": slide_id,
+            "mpp": header.mpp,
+            "inferred": list(header.inferred),
+            "extra": {"encoder": made_by, "source": patches.source},
+        }
+        file.attrs["xmil"] = json.dumps(about, default=str)
         features = file.create_dataset("features", (len(patches), encoder.dim), dtype=np.float32)
         named = {"name": slide_id, "savetodir": Path(path).parent.name, "encoder": encoder.name}
         features.attrs.update(named)
-        coords = file.create_dataset("coords", data=patches.header.coords)
-        header = patches.header
+        coords = file.create_dataset("coords", data=header.coords)
         attributes = {
             **{key: header.extra.get(key) for key in KEPT},
             **dict(zip(("level0_width", "level0_height"), patches.slide.dimensions, strict=True)),
@@ -593,32 +529,21 @@ def _keep_up(file: Any, path: str) -> None:
             os.close(handle)
 
 
-def _ours(slide_id: str, patches: SlidePatches, encoder: Encoder, settings: EmbedSettings) -> dict[str, Any]:
-    origin = {"encoder": {"name": encoder.name, "asked": settings.encoder, **encoder.about}}
-    origin["encoder"] |= {"precision": encoder.precision, "stain_norm": settings.stain_norm}
-    return {
-        "version": __version__,
-        "slide_id": slide_id,
-        "mpp": patches.header.mpp,
-        "inferred": list(patches.header.inferred),
-        "extra": {**origin, "source": patches.source},
-    }
-
-
 SAMPLE = 32  # patches from which the stains of a slide are found
 
 
 class SlidePatches:
     """A slide with its patches, checked against each other; close it after use."""
 
-    def __init__(self, slide: Path, patches: Path, settings: EmbedSettings) -> None:
+    def __init__(self, slide: Path, patches: Path, request: EmbedRequest) -> None:
+        self.request = request
         self.source = identity(slide)
         self.header = open_bag(patches)
-        self.size = _patch_px(self.header, settings)
+        self.size = _patch_px(self.header, request.patch_px)
         self.slide = open_slide(slide)
         try:
             _check(self.slide, self.header)
-            self.stain = self._find_stain() if settings.stain_norm and len(self) else None
+            self.stain = self._find_stain() if request.stain_norm and len(self) else None
         except BaseException:
             self.close()
             raise
@@ -665,13 +590,13 @@ class PatchStream(SlidePatches):
     """The patches of a slide, batch by batch, a few of them read ahead by threads."""
 
     def __init__(
-        self, slide: Path, patches: Path, transform: Callable[[Any], Tensor], settings: EmbedSettings
+        self, slide: Path, patches: Path, transform: Callable[[Any], Tensor], request: EmbedRequest
     ) -> None:
-        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="xmil-patches")
-        self._transform, self._batch, self._ahead = transform, settings.batch, settings.ahead
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="xmil-patches")
+        self._transform = transform
         self._waiting: deque[list[Future[Tensor]]] = deque()
         self._next = 0
-        super().__init__(slide, patches, settings)
+        super().__init__(slide, patches, request)
         self._fill()
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -687,8 +612,8 @@ class PatchStream(SlidePatches):
         super().close()
 
     def _fill(self) -> None:
-        while len(self._waiting) < self._ahead and self._next < len(self):
-            last = min(self._next + self._batch, len(self))
+        while len(self._waiting) < AHEAD and self._next < len(self):
+            last = min(self._next + self.request.batch, len(self))
             futures = [self._pool.submit(self._prepared, i) for i in range(self._next, last)]
             self._waiting.append(futures)
             self._next = last
@@ -698,10 +623,10 @@ class PatchStream(SlidePatches):
         return self._transform(pixels if self.stain is None else self.stain.normalise(pixels))
 
 
-def _patch_px(header: Header, settings: EmbedSettings) -> int:
+def _patch_px(header: Header, patch_px: int | None) -> int:
     if header.coords is None or header.patch_size is None:
         raise FileError(f"{header.path}: holds no level-0 corners with a patch edge; tile the slide.")
-    size = settings.patch_px or header.extra.get("patch_size")
+    size = patch_px or header.extra.get("patch_size")
     if not size:
         raise FileError(f"{header.path}: does not say how many pixels a patch has; pass patch_px=.")
     return int(size)

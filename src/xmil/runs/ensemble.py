@@ -37,10 +37,10 @@ from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files, in_folder
 from xmil.network import declared_names, declared_references, open_network
 from xmil.network.network import frozen
-from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally, columns, in_process
+from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
 from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
-from xmil.runs.requests import CohortRequest, Listener
-from xmil.runs.workers.pool import MakeWorker, Worker, Workers, find_device
+from xmil.runs.requests import CohortRequest
+from xmil.runs.workers.pool import MakeWorker, Worker, find_device
 from xmil.storage import read_run
 
 BACKGROUND, AUTO, NO_BACKGROUND = "background.npz", "auto", "none"
@@ -48,6 +48,8 @@ ENOUGH = 50  # files; the mean of fewer holds too much of their own evidence
 MOST = 100  # files read for it, evenly spaced
 ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
+FIRST = ("slide_id", "case_id", "label", "predicted", "correct")  # columns of slides.csv, and its last ones
+LAST = ("n", "features", "seconds", "warnings")
 StrPath = str | PathLike[str]
 
 
@@ -125,10 +127,6 @@ class Ensemble:
         """What the models have in common."""
         return shared_spec(self.specs)
 
-    def to(self, device: str) -> Ensemble:
-        """The ensemble with its models on a device."""
-        return replace(self, models=tuple(model.to(device) for model in self.models))
-
     def about(self) -> dict[str, Any]:
         """What run.json says of the models."""
         every = [
@@ -144,8 +142,8 @@ class Ensemble:
 class ModelRun(CohortRun[Case, Result]):
     """A run of models over cases."""
 
-    models: Ensemble
     request: CohortRequest
+    models: Ensemble
     device: str = "cpu"
     missing: Missing = field(default_factory=Missing)
 
@@ -155,7 +153,9 @@ class ModelRun(CohortRun[Case, Result]):
 
     def header(self, rows: Sequence[TableRow]) -> list[str]:
         """Names first, outputs between, the rest last."""
-        return columns(rows)
+        between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
+        last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
+        return [*FIRST, *between, *last]
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
         """Save the background that the models were given."""
@@ -166,9 +166,9 @@ class ModelRun(CohortRun[Case, Result]):
     def worker(self) -> Worker[Case, Result]:
         """What works on one case after another with the models."""
 
-    def make_worker(self, workers: Workers) -> MakeWorker[Case, Result]:
+    def make_worker(self) -> MakeWorker[Case, Result]:
         """Workers in other processes load the models from the files that were hashed here."""
-        if in_process(workers):
+        if self.request.pool.in_process:
             return self.worker
         return partial(_make_worker, replace(self, models=replace(self.models, models=())))
 
@@ -188,14 +188,6 @@ class ModelRun(CohortRun[Case, Result]):
             self.missing.warning(),
         )
         return [warning for warning in every if warning is not None]
-
-    def run_over(self, cases: Sequence[Case], listener: Listener) -> Tally[Result]:
-        """Work on the cases as the request says."""
-        request = self.request
-        what = "slides" if request.by == "slide" else "cases"
-        return self.execute(
-            cases, workers=request.pool, restart=request.restart, listener=listener, what=what
-        )
 
 
 def _make_worker(run: ModelRun[Result]) -> Worker[Case, Result]:
@@ -224,7 +216,7 @@ def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
         device = find_device(request.place)
     names = request.class_names or None
     files = ModelFiles(model_paths(request.model), (), names, request.features, request.reading)
-    return files.load(device if in_process(workers) else "cpu"), device
+    return files.load(device if workers.in_process else "cpu"), device
 
 
 def with_background(

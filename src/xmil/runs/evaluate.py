@@ -48,9 +48,8 @@ from xmil.runs import Listener
 from xmil.runs.cohort_run import TableRow, Tally, slide_row, stopping
 from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share
-from xmil.runs.inputs import class_index, find_cases
+from xmil.runs.inputs import class_index, decided_labels, task_cases
 from xmil.runs.requests import EvaluateRequest
-from xmil.runs.workers.pool import Workers
 from xmil.slides import find_slides
 from xmil.storage import Run, write_explanations, write_json
 
@@ -92,30 +91,25 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
         truth_class=1 if request.truth is None else class_index(request.truth_class, net),
     )  # fmt: skip
     settings.check(net)
-    decides = TASKS[net.task].decides
-    if not decides:
+    if not TASKS[net.task].decides:
         listener.say(f"A {net.task} model predicts no class, so every slide counts.")
     request.check_apart(out)
-    cases, missing = find_cases(request, net.spec, labelled=decides, say=listener.say)
+    if request.truth is not None and not request.truth.is_dir():
+        raise InputError(absent(request.truth, "folder"))
+    cases, missing = task_cases(request, net.spec, labels=decided_labels, say=listener.say)
     if "lrp" in settings.methods:
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
-    run = EvaluateRun(out, models, request, device, missing, _truth(request), chosen=settings)
-    tally = run.run_over(cases, listener)
+    truth = None
+    if request.truth is not None:
+        links = request.follow_links
+        slides = {} if request.slides is None else find_slides(request.slides, follow_links=links)
+        truth = Truth(request.truth, request.truth_names, request.mask_downsample, slides=slides)
+    run = EvaluateRun(out, request, models, device, missing, truth, chosen=settings)
+    tally = run.execute(cases, listener)
     for line in run.lines:
         listener.say(line)
     listener.say(f"{len(tally.done)} measured, {len(tally.found)} already done. Written to {out}.")
     return Run(run.out)
-
-
-def _truth(request: EvaluateRequest) -> Truth | None:
-    if request.truth is None:
-        return None
-    if not request.truth.is_dir():
-        raise InputError(absent(request.truth, "folder"))
-    slides = {}
-    if request.slides is not None:
-        slides = find_slides(request.slides, follow_links=request.follow_links)
-    return Truth(request.truth, request.truth_names, request.mask_downsample, slides=slides)
 
 
 @dataclass(frozen=True)
@@ -155,11 +149,6 @@ class EvaluateRun(ModelRun[list[Row]]):
         about = {**self.models.about(), "methods": self.chosen.methods, "targets": ["predicted"]}
         return {**about, **self.request.places(), "request": self.request.as_dict(), **self.missing.as_dict()}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A name for the settings."""
-        return self.folder.fingerprint
-
     def worker(self) -> Callable[[Case], list[Row]]:
         """Measure one case after another."""
         return self.measure_slide
@@ -190,12 +179,7 @@ class EvaluateRun(ModelRun[list[Row]]):
             for i, n in enumerate(row["parts"])
         ]
 
-    def finish(
-        self,
-        items: Sequence[Case],
-        tally: Tally[list[Row]],
-        workers: Workers,  # noqa: ARG002
-    ) -> Mapping[str, Any]:
+    def finish(self, items: Sequence[Case], tally: Tally[list[Row]]) -> Mapping[str, Any]:
         """All rows in one table, and the summary of the methods."""
         measured = [tally.results[case.slides[0]] for case in items if case.slides[0] in tally.results]
         rows = [row for own in measured for row in own]
@@ -226,9 +210,8 @@ class EvaluateRun(ModelRun[list[Row]]):
         bag, _ = join_bags(bags, name=case.name)
         parts = [] if self.truth is None else [self.truth.evidence(bag) for bag in bags]
         known_parts = [part for part in parts if part is not None]
-        evidence = (
-            np.concatenate(known_parts) if len(known_parts) == len(bags) else None
-        )  # of all slides, or none
+        whole = len(known_parts) == len(bags)  # evidence is of all slides, or none
+        evidence = np.concatenate(known_parts) if whole else None
         result = evaluate_slide(self.models.models[0], bag, self.chosen, label=case.label, evidence=evidence)
         for row in result.rows:
             row |= {"seconds": time.perf_counter() - start, "parts": [len(part) for part in bags]}

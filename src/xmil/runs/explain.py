@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -58,7 +58,7 @@ from xmil.runs.ensemble import (
 from xmil.runs.inputs import join_names, task_cases
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
-from xmil.runs.workers.pool import Stages, Workers
+from xmil.runs.workers.pool import Stages
 from xmil.storage import (
     Run,
     interactions_file,
@@ -103,8 +103,8 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     cases, missing = task_cases(request, spec, say=listener.say)
     if "lrp" in (*request.methods, *earlier):
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
-    run = ExplainRun(out, models, request, device, missing, earlier)
-    tally = run.run_over(cases, listener)
+    run = ExplainRun(out, request, models, device, missing, earlier)
+    tally = run.execute(cases, listener)
     if run.outliers:
         who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
         listener.say(f"{who} out from the others: {join_names(run.outliers)} (summary/outliers.csv)")
@@ -300,11 +300,6 @@ class ExplainRun(ModelRun[Explained]):
             **self.missing.as_dict(),
         }
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A name for the settings."""
-        return self.folder.fingerprint
-
     @property
     def uses_bins(self) -> bool:
         """Whether a survival model is asked for more than its risk."""
@@ -349,12 +344,12 @@ class ExplainRun(ModelRun[Explained]):
         except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
             return None  # not there, or damaged: it is explained again
 
-    def finish(self, items: Sequence[Case], tally: Tally[Explained], workers: Workers) -> Mapping[str, Any]:
+    def finish(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any]:
         """The cohort at a glance; a warning where a slide's file, found done, cannot be read."""
         slides = [slide for case in items for slide in case.slides if slide in tally.rows]
         files = [slide_file(self.out, slide) for slide in slides]
         summaries = {slide_file(self.out, slide): summary for slide, summary in self.summaries.items()}
-        far, unread = summarise_run(self.out, files, workers=workers, ready=summaries)
+        far, unread = summarise_run(self.out, files, workers=self.request.pool, ready=summaries)
         self.outliers.extend(far)
         if not unread:
             return {}
@@ -505,9 +500,8 @@ class Explainer:
             logits = logits or [[float(value) for value in own[0].logits] for own in each]
             pairs = zip(*each, strict=True)
             explanations += each[0] if len(each) == 1 else [average(same, self.spec) for same in pairs]
-        return list(
-            {e.column: e for e in explanations}.values()
-        ), logits  # the predicted class may be the label
+        distinct = {e.column: e for e in explanations}  # the predicted class may be the label
+        return list(distinct.values()), logits
 
     def _within_memory(
         self, case: Case, bag: Bag, methods: Sequence[str]

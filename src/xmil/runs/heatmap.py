@@ -34,7 +34,7 @@ from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import DrawRequest
-from xmil.runs.workers.pool import MakeWorker, Workers
+from xmil.runs.workers.pool import MakeWorker
 from xmil.slides.open import SlideListing
 from xmil.storage import Run, list_interactions, open_explanations
 
@@ -52,13 +52,13 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     listener = listener or Listener()
     formats = tuple(name for name in request.to if name in FORMATS)
     exports = tuple(name for name in request.to if name not in FORMATS)
-    region = None if request.region is None else cast(Region, request.region)
     try:
         clip, percentile = "percentile", float(request.clip)
     except ValueError:
         clip, percentile = request.clip, 99.0
     look = Look(
-        clip, percentile, request.alpha, request.tissue, request.size, region, request.top,
+        clip, percentile, request.alpha, request.tissue, request.size,
+        cast(Region | None, request.region), request.top,
         pairs=request.pairs,
     )  # fmt: skip
     order = Order(
@@ -75,9 +75,8 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     if request.scale == "cohort":
         order = replace(order, scales=cohort_scales(saved, order))
     out = request.out or saved.path / "heatmaps"
-    drawing = HeatmapRun(out, saved, order, request.slides, request.restart)
-    jobs = drawing.jobs(request.names, follow_links=request.follow_links, listener=listener)
-    tally = drawing.execute(jobs, workers=request.pool, restart=request.restart, listener=listener)
+    drawing = HeatmapRun(out, request, saved, order)
+    tally = drawing.execute(drawing.jobs(listener), listener)
     done = list(tally.results.values())
     notes = {name: each.note for name, each in tally.results.items() if each.note is not None}
     for line in merge_notes(notes):
@@ -139,10 +138,9 @@ def _with_slide(order: Order, slides: Path | None, listener: Listener) -> Order:
 class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     """A folder of pictures in one style."""
 
-    held: Run
+    request: DrawRequest
+    run: Run
     order: Order
-    slides: Path | None = None
-    restarts: bool = False
     kind = "heatmap"
     verb = "drawn"
     adds = True
@@ -154,33 +152,33 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
 
     def about(self) -> dict[str, Any]:
         """The run that is drawn, and where its slides are."""
-        slides = None if self.slides is None else str(self.slides.resolve())
-        return {"run": str(self.held.path.resolve()), "slides": slides, "style": self.order.style()}
+        slides = None if self.request.slides is None else str(self.request.slides.resolve())
+        return {"run": str(self.run.path.resolve()), "slides": slides, "style": self.order.style()}
 
-    def jobs(self, names: Sequence[str], *, follow_links: bool, listener: Listener) -> list[DrawingJob]:
+    def jobs(self, listener: Listener) -> list[DrawingJob]:
         """The run's slides, or those asked for, each with its file where the folder has it."""
-        files, rows = self.held.files, self.held.rows
-        pairs = list_interactions(self.held.path)
-        for name in names:
+        request, files, rows = self.request, self.run.files, self.run.rows
+        pairs = list_interactions(self.run.path)
+        for name in request.names:
             if name not in files:
                 raise unknown_name("slide", name, files)
         listing = SlideListing({}, {}, [])
-        if self.slides is not None:
-            listing = named_slides(self.slides, follow_links=follow_links, say=listener.say)
+        if request.slides is not None:
+            listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
         return [
             DrawingJob(
                 name, files[name], listing.slides.get(name), listing.twice.get(name, ""),
                 drawn=str(self.before.get(name, {}).get("source") or ""),
                 pairs=tuple(pairs.get(name, ())), row=rows.get(name, {}),
             )
-            for name in names or files
+            for name in request.names or files
         ]  # fmt: skip
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
         """Note the style; a folder with pictures in another one is refused unless they are replaced."""
         text = json.dumps(self.order.style(), indent=2, default=str)
         style = self.out / STYLE
-        if style.is_file() and not self.restarts and style.read_text(encoding="utf-8") != text:
+        if style.is_file() and not self.request.restart and style.read_text(encoding="utf-8") != text:
             raise InputError(
                 f"{self.out}: holds pictures drawn in another style ({style.name} says how); "
                 "choose another out=, or restart=True to draw them again."
@@ -195,12 +193,10 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         """None: files are drawn over, and the folder may hold others."""
         return ()
 
-    def make_worker(self, workers: Workers) -> MakeWorker[DrawingJob, Drawn]:  # noqa: ARG002
+    def make_worker(self) -> MakeWorker[DrawingJob, Drawn]:
         """Draws one slide after another; files that are current are left alone."""
-        return partial(
-            make_drawer, self.order, self.out,
-            restart=self.restarts, slides=self.slides,
-        )  # fmt: skip
+        request = self.request
+        return partial(make_drawer, self.order, self.out, restart=request.restart, slides=request.slides)
 
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
         """How many files there are of a slide, and what they were drawn from."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.core.errors import InputError, XmilError, absent, unknown_name
+from xmil.core.task import TASKS, Target
 from xmil.core.text import bare_name, counted
 from xmil.data.bags import Case, group_cases, open_bag
 from xmil.data.cohort import SPLIT, Cohort, read_cohort
@@ -24,35 +25,7 @@ if TYPE_CHECKING:
     from xmil.models import MILModel
 
 Say = Callable[[str], None]
-
-
-def find_cases(
-    request: CohortRequest, spec: ModelSpec, *, labelled: bool = True, say: Say = lambda _: None
-) -> tuple[list[Case], Missing]:
-    """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
-
-    With them what the cohort names and the features lack. Labels are class indices, where they are wanted.
-    """
-    if request.cohort is None:
-        return _every_file(request, say), Missing()
-    joined, gone = parted_cohort(request, say)
-    if not labelled:
-        return _grouped(joined, gone, request.by, None)
-    trained = trained_columns(joined, spec)
-    column = request.label[0] if request.label else trained[0] if len(trained) == 1 else "label"
-    names, n = spec.class_names, spec.n_targets
-    labels = class_labels(joined, column, names, n_classes=n, say=say)
-    return _grouped(joined, gone, request.by, labels)
-
-
-def _grouped(
-    joined: Cohort, gone: dict[str, str], by: str, labels: Sequence[Any] | None
-) -> tuple[list[Case], Missing]:
-    cases = group_cases(joined, by, labels=labels)
-    lacking: dict[str, list[str]] = {case.name: [] for case in cases if by == "case"}
-    for slide, owner in gone.items():
-        lacking.get(owner, []).append(slide)
-    return cases, Missing(tuple(gone), {name: tuple(slides) for name, slides in lacking.items() if slides})
+LabelRows = Callable[..., Sequence[Any] | None]
 
 
 def trained_columns(cohort: Cohort, spec: ModelSpec) -> tuple[str, ...]:
@@ -139,28 +112,34 @@ def join_names(slides: list[str], most: int = 5) -> str:
     return ", ".join(slides[:most]) + more
 
 
-def number_labels(cohort: Cohort, column: str, say: Say) -> list[float | None]:
-    """The numbers of a column, for regression."""
-    if not _has_labels(cohort, column, say):
-        return [None] * len(cohort)
-    return [None if value != value else float(value) for value in cohort.numbers(column)]
-
-
 def task_cases(
-    request: CohortRequest,
-    spec: ModelSpec,
-    *,
-    say: Say = lambda _: None,
+    request: CohortRequest, spec: ModelSpec, *, labels: LabelRows | None = None, say: Say = lambda _: None
 ) -> tuple[list[Case], Missing]:
-    """The bags to go over, each with what is true of it as the model's task has it, where it is known.
+    """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
 
-    With them what the cohort names and the features lack.
+    With them what the cohort names and the features lack. `labels` says what is known of each row; by default
+    what is true of it as the model's task has it.
     """
     if request.cohort is None:
         return _every_file(request, say), Missing()
     joined, gone = parted_cohort(request, say)
-    labels = task_labels(joined, spec, request.label, say=say)
-    return _grouped(joined, gone, request.by, labels)
+    known = (labels or task_labels)(joined, spec, request.label, say=say)
+    cases = group_cases(joined, request.by, labels=known)
+    lacking: dict[str, list[str]] = {case.name: [] for case in cases if request.by == "case"}
+    for slide, owner in gone.items():
+        lacking.get(owner, []).append(slide)
+    return cases, Missing(tuple(gone), {name: tuple(slides) for name, slides in lacking.items() if slides})
+
+
+def decided_labels(
+    cohort: Cohort, spec: ModelSpec, columns: Sequence[str] = (), *, say: Say = lambda _: None
+) -> list[int | None] | None:
+    """The class of each row, for a model that decides between classes; None for others."""
+    if not TASKS[spec.task].decides:
+        return None
+    trained = trained_columns(cohort, spec)
+    column = columns[0] if columns else trained[0] if len(trained) == 1 else "label"
+    return class_labels(cohort, column, spec.class_names, n_classes=spec.n_targets, say=say)
 
 
 def task_labels(
@@ -173,8 +152,6 @@ def task_labels(
     the columns with the model's class names, a single value the column `label` where that holds numbers, and
     survival `time` and `event`.
     """
-    from xmil.core.task import TASKS
-
     trained = trained_columns(cohort, spec)
     truth = TASKS[spec.task].truth
     if truth == "time":
@@ -199,7 +176,12 @@ def task_labels(
         raise InputError(
             f"The model has {spec.n_classes} outputs; name as many columns in label=. Got {list(columns)}."
         )
-    numbers = [number_labels(cohort, column, say) for column in columns]
+    numbers: list[list[float | None]] = [
+        [None if value != value else float(value) for value in cohort.numbers(column)]
+        if _has_labels(cohort, column, say)
+        else [None] * len(cohort)
+        for column in columns
+    ]
     if truth == "labels":
         for column, values in zip(columns, numbers, strict=True):
             if not all(value in (None, 0.0, 1.0) for value in values):
@@ -223,8 +205,6 @@ def _survival_labels(cohort: Cohort, time: str, event: str) -> list[tuple[float,
 
 def class_index(text: str, model: MILModel) -> int:
     """A class of the model by its name or number; models without classes have one thing to ask for, 0."""
-    from xmil.core.task import TASKS, Target
-
     if not TASKS[model.task].decides:
         return 0
     n = model.spec.n_targets

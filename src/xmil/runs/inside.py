@@ -29,7 +29,7 @@ from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, stopping
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
-from xmil.runs.workers.pool import MakeWorker, Workers, find_device
+from xmil.runs.workers.pool import MakeWorker, find_device
 from xmil.storage import Run, explained_run, pick_explanation
 
 SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")
@@ -50,12 +50,10 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
     if request.features is not None:
         features = {slide_name(path): path for path in feature_files(request.features)[0]}
     out = request.out or run.path / "inside"
-    inside = InsideRun(out, run, request, find_device(request.place), pictures, features)
+    inside = InsideRun(out, request, run, find_device(request.place), pictures, features)
     if not inside.items:
         raise InputError(f"{request.slides}: holds none of the run's slides; name the folder that was tiled.")
-    tally = inside.execute(
-        list(inside.items), workers=request.pool, restart=request.restart, listener=listener
-    )
+    tally = inside.execute(inside.items, listener)
     listener.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {out}.")
     return Run(inside.out)
 
@@ -64,8 +62,8 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
 class InsideRun(CohortRun[str, TableRow]):
     """A folder of maps inside patches."""
 
-    run: Run
     request: InsideRequest
+    run: Run
     device: str
     pictures: Mapping[str, Path]
     features: Mapping[str, Path]
@@ -88,7 +86,7 @@ class InsideRun(CohortRun[str, TableRow]):
             "of": self.run.about.get("fingerprint"),
         }
 
-    def make_worker(self, workers: Workers) -> MakeWorker[str, TableRow]:  # noqa: ARG002 - the base's signature
+    def make_worker(self) -> MakeWorker[str, TableRow]:
         """A worker loads encoder and model once."""
         return partial(_make_worker, self)
 

@@ -22,7 +22,7 @@ import torch
 
 from xmil.core.bag import Bag
 from xmil.core.durable import identity
-from xmil.core.errors import UnsupportedError, bad_parameter
+from xmil.core.errors import UnsupportedError
 from xmil.core.request import takes
 from xmil.core.text import counted, text_table
 from xmil.data.bags import Case, read_case
@@ -36,7 +36,7 @@ from xmil.runs.cohort_run import Tally, with_reference
 from xmil.runs.ensemble import ModelRun, open_models
 from xmil.runs.inputs import task_cases
 from xmil.runs.requests import PredictRequest
-from xmil.runs.workers.pool import Stages, Workers
+from xmil.runs.workers.pool import Stages
 from xmil.storage import Run, write_json
 
 FIGURES = ("roc.png", "calibration.png", "values.png", "survival.png")
@@ -65,13 +65,12 @@ def predict_slides(request: PredictRequest, *, listener: Listener | None = None)
     cases. With `instances` each slide is predicted from so many of its patches, drawn `repetitions` times:
     outputs are the means over the draws.
     """
-    sample = BagSample(request.instances, request.repetitions, request.seed)
     listener, out = listener or Listener(), request.out
     models, device = open_models(request)
     request.check_apart(out)
     cases, missing = task_cases(request, models.spec, say=listener.say)
-    run = PredictRun(out, models, request, device, missing, sample)
-    tally = run.run_over(cases, listener)
+    run = PredictRun(out, request, models, device, missing)
+    tally = run.execute(cases, listener)
     for line in run.lines:
         listener.say(line)
     several = f" by {len(models.models)} models" if len(models.models) > 1 else ""
@@ -79,35 +78,16 @@ def predict_slides(request: PredictRequest, *, listener: Listener | None = None)
     return Run(run.out)
 
 
-@dataclass(frozen=True)
-class BagSample:
-    """`repetitions` draws of `instances` without replacement, in the order of the bag; 0 takes all of them.
+def draw_samples(bag: Bag, request: PredictRequest) -> list[Bag]:
+    """The draws of a bag without replacement, in its order; small bags are taken whole, once.
 
     The draws belong to the slide's name and the seed.
     """
-
-    instances: int = 0
-    repetitions: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.instances < 0:
-            raise bad_parameter("instances", "predict", "an int in the range [0, inf)", self.instances)
-        if self.repetitions < 1 or (self.repetitions > 1 and not self.instances):
-            must = "1, or more with `instances` to draw"
-            raise bad_parameter("repetitions", "predict", must, self.repetitions)
-
-    def as_dict(self) -> dict[str, int]:
-        """The settings, where anything is drawn."""
-        return {k: v for k, v in asdict(self).items() if k != "seed"} if self.instances else {}
-
-    def of(self, bag: Bag) -> list[Bag]:
-        """The draws of a bag; small bags are taken whole, once."""
-        if not 0 < self.instances < len(bag):
-            return [bag]
-        rng = np.random.default_rng([self.seed, crc32((bag.slide_id or "").encode())])
-        drawn = (rng.choice(len(bag), self.instances, replace=False) for _ in range(self.repetitions))
-        return [bag.select(np.sort(rows)) for rows in drawn]
+    if not 0 < request.instances < len(bag):
+        return [bag]
+    rng = np.random.default_rng([request.seed, crc32((bag.slide_id or "").encode())])
+    drawn = (rng.choice(len(bag), request.instances, replace=False) for _ in range(request.repetitions))
+    return [bag.select(np.sort(rows)) for rows in drawn]
 
 
 @dataclass(frozen=True)
@@ -115,7 +95,6 @@ class PredictRun(ModelRun[Answer]):
     """A run's folder, models and settings."""
 
     request: PredictRequest
-    sample: BagSample = field(default_factory=BagSample)
     lines: list[str] = field(default_factory=list)  # of the measures, for the screen
     kind = "predict"
     verb = "predicted"
@@ -124,12 +103,9 @@ class PredictRun(ModelRun[Answer]):
     def settings(self) -> dict[str, Any]:
         """Where the slides come from, how they are measured, and the models' weights."""
         request, files = self.request, self.models.files
-        chosen: dict[str, Any] = {
-            **request.places(),
-            "label": list(request.label),
-            "split": list(request.split),
-        }
-        chosen |= {"by": request.by, "draws": request.draws, "seed": request.seed, **self.sample.as_dict()}
+        names = ("by", "draws", "seed", *(("instances", "repetitions") if request.instances else ()))
+        chosen = {**request.places(), "label": list(request.label), "split": list(request.split)}
+        chosen |= {name: getattr(request, name) for name in names}
         own = {**files.settings(), **({"reading": request.reading} if request.reading else {})}
         return {**chosen, "models": list(self.models.digests), **own}
 
@@ -145,7 +121,7 @@ class PredictRun(ModelRun[Answer]):
 
     def _predict(self, bag: Bag) -> Answer:
         """The outputs of each model for a bag, in double precision: means over the draws of a sample."""
-        drawn = self.sample.of(bag)
+        drawn = draw_samples(bag, self.request)
         outputs = [np.mean([_outputs(m, part) for part in drawn], axis=0) for m in self.models.models]
         return Answer(np.stack(outputs), len(bag), bag.encoder)
 
@@ -158,12 +134,7 @@ class PredictRun(ModelRun[Answer]):
         for path in self.outputs(()) if again else ():
             path.unlink(missing_ok=True)
 
-    def finish(
-        self,
-        items: Sequence[Case],
-        tally: Tally[Answer],
-        workers: Workers,  # noqa: ARG002
-    ) -> Mapping[str, Any]:
+    def finish(self, items: Sequence[Case], tally: Tally[Answer]) -> Mapping[str, Any]:
         """Write the tables, the measures and the figures."""
         cases = [case for case in items if case.slides[0] in tally.results]
         answers = [tally.results[case.slides[0]] for case in cases]
@@ -171,7 +142,7 @@ class PredictRun(ModelRun[Answer]):
         predictions = Predictions(self.models.spec, cases, outputs, [answer.n for answer in answers])
         write_predictions(predictions.columns(), self.out)
         metrics = predictions.metrics(draws=self.request.draws, seed=self.request.seed)
-        report = self._report(predictions, metrics, self.warnings(items, tally), failed=len(tally.failed))
+        report = self._report(predictions, metrics, tally)
         write_json(self.out / "metrics.json", report)
         if metrics:
             draw_figures(predictions.labelled(), metrics, self.out, seed=self.request.seed)
@@ -180,24 +151,20 @@ class PredictRun(ModelRun[Answer]):
         return {"sources": {slide: identity(path) for slide, path in every if path.exists()}}
 
     def _report(
-        self, every: Predictions, metrics: Mapping[str, Interval], warnings: list[str], *, failed: int
+        self, every: Predictions, metrics: Mapping[str, Interval], tally: Tally[Answer]
     ) -> dict[str, Any]:
         """What metrics.json holds; numbers that are not determined are null."""
         labelled, request = every.labelled(), self.request
+        drawn = labelled.unit + "s"
         report: dict[str, Any] = {
             "task": self.models.spec.task,
             "by": self.request.by,
             "predictions": len(every),
             "labelled": len(labelled),
             "cases": len(set(labelled.units)),
-            "failed": failed,
-            "warnings": warnings,
-            "interval": {
-                "level": 0.95,
-                "draws": request.draws,
-                "seed": request.seed,
-                "drawn": labelled.unit + "s",
-            },
+            "failed": len(tally.failed),
+            "warnings": tally.warnings,
+            "interval": {"level": 0.95, "draws": request.draws, "seed": request.seed, "drawn": drawn},
             "metrics": {name: _plain(interval) for name, interval in metrics.items()},
         }
         if labelled.task.truth == "class" and len(labelled):

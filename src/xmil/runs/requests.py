@@ -6,8 +6,8 @@ A `Listener` hears what a command says while it works on a request.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,9 @@ class Listener:
     def failures(self, failed: Mapping[str, str]) -> None:
         """The slides that have no result, and why."""
 
-    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
+    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG002
         """A count of `total` things; what it gives is called for each that is done."""
-        return _uncounted(what, total)
-
-
-@contextmanager
-def _uncounted(what: str, total: int) -> Iterator[Callable[[], None]]:  # noqa: ARG001 - the listener's
-    yield lambda: None
+        return nullcontext(lambda: None)
 
 
 def parse_size(text: str) -> int:
@@ -333,7 +328,13 @@ class PredictRequest(CohortRequest):
     out: Path = option(RESULTS, panel=OUTPUT)
     draws: int = option("Bootstrap draws, over cases.", 1000, panel=ADVANCED)
     instances: int = option("Sample this many patches per slide; 0 uses all.", 0, panel=ADVANCED, least=0)
-    repetitions: int = option("How often to sample; outputs are averaged.", 1, panel=ADVANCED)
+    repetitions: int = option("How often to sample; outputs are averaged.", 1, panel=ADVANCED, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.repetitions > 1 and not self.instances:
+            must = "1, or more with `instances` to draw"
+            raise bad_parameter("repetitions", "predict", must, self.repetitions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,7 +388,7 @@ class EmbedRequest(DeviceRequest):
         "Weights (a state dict) to use instead of the published ones.", None, panel=INPUT
     )
     precision: str = option("float32, float16, bfloat16; auto is float16 on a GPU.", "auto", panel=COMPUTE)
-    batch: int = option("Patches encoded at once.", 64, panel=COMPUTE)
+    batch: int = option("Patches encoded at once.", 64, panel=COMPUTE, least=1)
     readers: int = option(
         "Processes that read and decode; 0: threads instead; -1: one per core for a GPU, threads for a CPU.",
         -1, panel=COMPUTE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, stopping
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import TileRequest
-from xmil.runs.workers.pool import MakeWorker, Workers
+from xmil.runs.workers.pool import MakeWorker
 from xmil.slides import open_slide
 from xmil.slides.artefacts import counted_kinds
 from xmil.slides.tiling import FOLDERS, TileSettings, patches_file, tile_slide, write_tiling
@@ -42,11 +42,8 @@ def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Ru
         request.magnification, request.drop, request.keep_edge,
     )  # fmt: skip
     listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
-    run = TileRun(request.out, settings, listing.slides, restarts=request.restart)
-    tally = run.execute(
-        list(listing.slides.items()),
-        workers=request.pool, restart=request.restart, refused=listing.twice, listener=listener,
-    )  # fmt: skip
+    run = TileRun(request.out, request, settings, listing.slides)
+    tally = run.execute(list(listing.slides.items()), listener, refused=listing.twice)
     for line in merge_notes({name: note for name in tally.done for note in tally.results[name]["inferred"]}):
         listener.say(line)
     if left_out := _left_out([tally.results[name] for name in tally.done]):
@@ -64,8 +61,7 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
     """
 
     chosen: TileSettings
-    slides: Mapping[str, Path] = field(default_factory=dict)
-    restarts: bool = False
+    slides: Mapping[str, Path]
     kind = "tile"
     folders = FOLDERS
     verb = "used"
@@ -81,7 +77,7 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
     def about(self) -> dict[str, Any]:
         """The given mpp, which stays known when it is not repeated, and the slides."""
         mpp = self.chosen.slide_mpp
-        before = None if self.restarts or mpp is not None else read_run(self.out)
+        before = None if self.request.restart or mpp is not None else read_run(self.out)
         slide_mpp = mpp if before is None else before.get("slide_mpp")
         return {"slide_mpp": slide_mpp, "slides": {name: str(path) for name, path in self.slides.items()}}
 
@@ -89,7 +85,7 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
         """The patches of these slides; the folder may hold others."""
         return (patches_file(self.out, name) for name, _ in items)
 
-    def make_worker(self, workers: Workers) -> MakeWorker[Item, dict[str, Any]]:  # noqa: ARG002
+    def make_worker(self) -> MakeWorker[Item, dict[str, Any]]:
         """Tiles one slide after another."""
         return partial(partial, _tile, self.chosen, self.out)
 

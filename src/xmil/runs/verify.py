@@ -165,23 +165,17 @@ def _account(run: Run, e: Explanation, stored: Mapping[str, Any]) -> Iterator[st
     """Whether the scores add up to what the audit says; of a case's slides, those of all of them."""
     if e.audit is None:
         return
-    try:
-        parts = [e.scores, *_others(run, e, stored)]
-    except XmilError:
-        return  # a slide of the case cannot be read, which is a fault of its own
-    scores = np.concatenate(parts).astype(np.float64)
-    total, stated = float(scores.sum()), float(e.audit.instances)
-    if not abs(total - stated) <= ROUNDING * (float(np.abs(scores).sum()) + abs(stated)) + 1e-9:
-        yield f"the scores of {e.column} add up to {total:.6g}, its audit says {stated:.6g}; explain it again"
-
-
-def _others(run: Run, e: Explanation, stored: Mapping[str, Any]) -> list[Any]:
-    """The scores of the other slides of a case that was explained as one."""
     case = stored.get("case")
     slides = case.get("slides") if isinstance(case, dict) else None
     names = [str(slide) for slide in slides if slide != e.bag] if isinstance(slides, list) else []
-    every = [read_explanation(run.file(name), method=e.method, target=e.target) for name in names]
-    return [other.scores for other in every]
+    try:
+        others = [read_explanation(run.file(name), method=e.method, target=e.target) for name in names]
+    except XmilError:
+        return  # a slide of the case cannot be read, which is a fault of its own
+    scores = np.concatenate([one.scores for one in (e, *others)]).astype(np.float64)
+    total, stated = float(scores.sum()), float(e.audit.instances)
+    if not abs(total - stated) <= ROUNDING * (float(np.abs(scores).sum()) + abs(stated)) + 1e-9:
+        yield f"the scores of {e.column} add up to {total:.6g}, its audit says {stated:.6g}; explain it again"
 
 
 def _row(

@@ -40,6 +40,7 @@ BAG_FIELDS = ("bag", "model")
 PLACE_FIELDS = ("patch_size", "mpp", "unit", "raw_edge", "slide_size")  # the last three are optional
 RAW = ("raw_x", "raw_y")  # where places wait for the slide's mpp
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
+_TARGET_FIELDS = ("cls", "against", "name", "against_name")
 
 Path_ = str | PathLike[str]
 
@@ -147,7 +148,16 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
     header = {
         "layout": LAYOUT,
         "version": __version__,
-        "columns": {e.column: _column_header(e) for e in explanations},
+        "columns": {
+            e.column: {
+                **{key: getattr(e, key) for key in _COLUMN_FIELDS},
+                "target": {key: getattr(e.target, key) for key in _TARGET_FIELDS},
+                "audit": None if e.audit is None else e.audit.as_dict(),
+                "logits": [float(value) for value in e.logits],
+                "warnings": list(e.warnings),
+            }
+            for e in explanations
+        },
         "provenance": provenance,
         **{key: getattr(first, key) for key in (*BAG_FIELDS, *PLACE_FIELDS)},
     }
@@ -185,19 +195,6 @@ def _check_same_bag(explanations: Sequence[Explanation]) -> None:
 
 def _same(a: IntArray | None, b: IntArray | None) -> bool:
     return (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
-
-
-def _column_header(e: Explanation) -> dict[str, Any]:
-    target = {key: getattr(e.target, key) for key in ("cls", "against", "name", "against_name")}
-    audit = None if e.audit is None else e.audit.as_dict()
-    logits = [float(value) for value in e.logits]
-    return {
-        **{key: getattr(e, key) for key in _COLUMN_FIELDS},
-        "target": target,
-        "audit": audit,
-        "logits": logits,
-        "warnings": list(e.warnings),
-    }
 
 
 def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any], pa.Table]:

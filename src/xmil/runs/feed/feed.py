@@ -42,11 +42,11 @@ class Part:
 
 
 class Filled(NamedTuple):
-    """A part that is read, its pixels (n, h, w, 3) in shared memory or on the GPU; or why it could not be."""
+    """A part that is read, its pixels (n, h, w, 3) in a slot of shared memory; or why it could not be."""
 
     part: Part
-    pixels: Pixels | Tensor | None
-    slot: int
+    pixels: Pixels | None = None
+    slot: int = -1
     error: str | None = None
 
 
@@ -68,7 +68,7 @@ class Feed(AbstractContextManager["Feed"]):
     def __init__(self, readers: int, slot_bytes: int) -> None:
         self.readers = readers
         self.ring = Ring.create(readers * SLOTS, slot_bytes)
-        self.blocks: deque[deque[Part]] = deque()
+        self.blocks: deque[deque[Part]] = deque()  # that no process works on yet
         self._dropped: set[int] = set()
         self._processes: list[_Process] = []
         try:
@@ -84,11 +84,6 @@ class Feed(AbstractContextManager["Feed"]):
     def add(self, parts: Iterable[Part]) -> None:
         """Have a block of neighbouring patches read, by one process."""
         self.blocks.append(deque(parts))
-
-    @property
-    def queued(self) -> int:
-        """Blocks that nobody works on yet."""
-        return len(self.blocks)
 
     def drop(self, slide: int) -> None:
         """Read no more of a slide."""
@@ -112,9 +107,7 @@ class Feed(AbstractContextManager["Feed"]):
                     return filled
 
     def release(self, slot: int) -> None:
-        """Let a slot be filled again; its pixels are gone. What was never in a slot needs no release."""
-        if slot < 0:
-            return
+        """Let a slot be filled again; its pixels are gone."""
         self._processes[slot // SLOTS].free.append(slot)
 
     def close(self) -> None:
@@ -154,7 +147,7 @@ class Feed(AbstractContextManager["Feed"]):
         part = one.asked.pop(reply.slot)
         if reply.error is not None or part.slide in self._dropped:
             self.release(reply.slot)
-            return None if part.slide in self._dropped else Filled(part, None, -1, reply.error)
+            return None if part.slide in self._dropped else Filled(part, error=reply.error)
         return Filled(part, self.ring.view(reply.slot, (len(part.rows), *part.source.shape)), reply.slot)
 
     def _replace(self, dead: _Process) -> Filled | None:
@@ -177,7 +170,7 @@ class Feed(AbstractContextManager["Feed"]):
         sentence = (
             f"{guilty.source.path}: the process that read it died twice (exit {code}), as happens when "
         )
-        return Filled(guilty, None, -1, sentence + "memory runs out or the file is damaged.")
+        return Filled(guilty, error=sentence + "memory runs out or the file is damaged.")
 
     def _own(self, number: int) -> range:
         return range(number * SLOTS, (number + 1) * SLOTS)
@@ -228,9 +221,9 @@ class HostBatches:
     def add(self, filled: Filled) -> Iterator[EncodedRows]:
         """Encode a part."""
         assert filled.pixels is not None  # noqa: S101  # parts that failed do not get here
-        batch = _tensor(filled.pixels).permute(0, 3, 1, 2).contiguous()
+        batch = torch.from_numpy(filled.pixels).permute(0, 3, 1, 2).contiguous()
         self._feed.release(filled.slot)
-        values = encoded(self._encoder, batch).cpu().numpy()
+        values = encode_batch(self._encoder, batch).cpu().numpy()
         yield EncodedRows(filled.part.slide, filled.part.rows, values)
 
     def flush(self) -> Iterator[EncodedRows]:
@@ -273,7 +266,7 @@ class GpuBatches:
     def add(self, filled: Filled) -> Iterator[EncodedRows]:
         """Copy a part to the GPU; whenever a batch is full, it is encoded."""
         assert filled.pixels is not None  # noqa: S101  # parts that failed do not get here
-        pixels, rows = _tensor(filled.pixels), filled.part.rows
+        pixels, rows = torch.from_numpy(filled.pixels), filled.part.rows
         if self._batch is not None and self._batch.pixels.shape[1:] != pixels.shape[1:]:
             yield from self._encode()
         start = 0
@@ -316,7 +309,7 @@ class GpuBatches:
         batch, self._batch = self._batch, None
         if batch is None:
             return
-        vectors = encoded(self._encoder, batch.pixels.permute(0, 3, 1, 2))
+        vectors = encode_batch(self._encoder, batch.pixels.permute(0, 3, 1, 2))
         values = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
         values.copy_(vectors, non_blocking=True)
         done = torch.cuda.Event()
@@ -335,11 +328,7 @@ class GpuBatches:
             start += len(rows)
 
 
-def _tensor(pixels: npt.NDArray[np.uint8] | Tensor) -> Tensor:
-    return pixels if isinstance(pixels, Tensor) else torch.from_numpy(pixels)
-
-
-def encoded(encoder: Encoder, batch: Tensor) -> Tensor:
+def encode_batch(encoder: Encoder, batch: Tensor) -> Tensor:
     """The vectors of a batch; a batch that the GPU cannot hold ends the run, as the next one would."""
     try:
         return encoder(batch)

@@ -120,10 +120,6 @@ def main() -> None:
     shelf.close()
 
 
-if __name__ == "__main__":
-    main()
-
-
 Pixels = npt.NDArray[np.uint8]
 
 

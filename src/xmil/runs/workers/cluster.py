@@ -21,10 +21,10 @@ from xmil.runs.workers.pool import (
     Reply,
     Result,
     Workers,
+    died,
     make_line,
     outcome_of,
 )
-from xmil.runs.workers.processes import died
 
 STORE_BYTES = 80_000_000  # of a local Ray's object store: only names and small results pass through it
 QUEUED = 2  # tasks for each place, so that a worker which is done finds the next one waiting
