@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import IntArray
-from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
+from xmil.core.errors import FileError, InputError, bad_parameter, check_names
 from xmil.core.text import bare_name
 
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
@@ -264,8 +264,7 @@ def export_frame(boxes: IntArray, slide: Slide | None, *, frame: str = "bounds")
     from there. Most slides have no offset: then both are the same. Without a slide the area begins at level
     0's corner and ends with the patches.
     """
-    if frame not in FRAMES:
-        raise unknown_name("frame", frame, FRAMES)
+    check_names("frame", [frame], FRAMES)
     if slide is not None:
         return slide.bounds if frame == "bounds" else (0, 0, *slide.dimensions)
     if not len(boxes):
