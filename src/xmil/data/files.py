@@ -162,9 +162,9 @@ class FeatureFolder:
         return self.first is not None and (self.first.coords is not None or self.first.raw_coords is not None)
 
 
-def folders_below(path: Path, levels: int = LEVELS) -> list[FeatureFolder]:
+def folders_below(path: Path) -> list[FeatureFolder]:
     """The nearest folders below that hold feature files, those to explain first."""
-    folders = [FeatureFolder(folder, len(files), _first(files)) for folder, files in _below(path, levels)]
+    folders = [FeatureFolder(folder, len(files), _first(files)) for folder, files in _below(path, LEVELS)]
     return sorted(folders, key=lambda each: (not each.has_features, not each.has_places, str(each.path)))
 
 

@@ -187,16 +187,13 @@ def inspect_cohort(path: Path) -> Report:
         facts[name] = f"{len(counts)} values, {empty} empty"
         if len(counts) <= 12:
             facts[name] = dict(sorted(counts.items())) | ({"(empty)": empty} if empty else {})
-    problems = []
-    for name in (SPLIT, "fold"):
-        leaks = cohort.leaking_cases(name) if name in cohort.columns else []
-        if leaks:
-            problems.append(
-                f"{len(leaks)} cases are in two parts of {name!r}: {', '.join(leaks[:5])}; split by case"
-            )
-    return Report(
-        str(path), "cohort", "a cohort table", facts, inferred=cohort.inferred, problems=tuple(problems)
+    parts = [name for name in (SPLIT, "fold") if name in cohort.columns]
+    problems = tuple(
+        f"{len(leaks)} cases are in two parts of {name!r}: {', '.join(leaks[:5])}; split by case"
+        for name in parts
+        if (leaks := cohort.leaking_cases(name))
     )
+    return Report(str(path), "cohort", "a cohort table", facts, inferred=cohort.inferred, problems=problems)
 
 
 def inspect_explanation(path: Path) -> Report:

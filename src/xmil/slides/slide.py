@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import ceil, floor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -173,9 +172,7 @@ class Slide(ABC):
     def __enter__(self) -> Slide:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

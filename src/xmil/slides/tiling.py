@@ -82,7 +82,6 @@ class Tiling:
     slide_id: str
     xy0: Corners
     edge0: int
-    step0: int
     mpp: float
     magnification: float
     dimensions: tuple[int, int]
@@ -140,7 +139,6 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
         slide.name,
         corners[clean],
         edge0,
-        step0,
         mpp,
         slide.magnification or float(magnification(mpp)),
         slide.dimensions,

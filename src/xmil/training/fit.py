@@ -294,21 +294,19 @@ def _board(folder: Path, on: bool, *, start: int) -> Iterator[Callable[[dict[str
             logger.warning("TensorBoard is not installed; log.csv holds the same numbers.")
         else:
             writer = SummaryWriter(str(folder), purge_step=start + 1 if start else None)
-    if writer is None:
-        yield lambda _: None
-        return
 
     def add(row: dict[str, float]) -> None:
         with suppress(OSError):  # a full disk: the training's own files say so
             for name, value in row.items():
-                if name != "epoch":
+                if writer is not None and name != "epoch":
                     writer.add_scalar(name.replace("_", "/", 1), value, int(row["epoch"]))
 
     try:
         yield add
     finally:
         with suppress(OSError):
-            writer.close()
+            if writer is not None:
+                writer.close()
 
 
 def new_model(job: Job, width: int) -> MILModel:
@@ -417,7 +415,7 @@ Measures = dict[str, float]
 def measure(outputs: Floats, rows: npt.NDArray[np.int64], goal: Goal) -> Measures:
     """The measures of a task from outputs (b, c) of the bags at some rows; NaN where one has no value."""
     task, truth, outputs = TASKS[goal.task], goal.truth[rows], outputs.astype(np.float64)
-    numbers, options = task.numbers(outputs), {"units": range(len(rows)), "draws": 0}
+    numbers, options = task.numbers(outputs), dict[str, Any](units=range(len(rows)), draws=0)
     if task.truth == "time":
         measures = risk_metrics(truth[:, 0], truth[:, 1], numbers[:, 0], **options)
         names = ["c_index"]
@@ -426,8 +424,8 @@ def measure(outputs: Floats, rows: npt.NDArray[np.int64], goal: Goal) -> Measure
         names = ["mae", "rmse", "r2", "spearman"]
     else:  # log odds rank as the probabilities do, without their rounding
         labels = truth[:, 0].astype(np.int64) if task.truth == "class" else truth > 0.5
-        ranked = {"scores": task.log_odds(outputs), "names": goal.class_names}
-        measures = class_metrics(labels, numbers, **ranked, **options)
+        options |= {"scores": task.log_odds(outputs), "names": goal.class_names}
+        measures = class_metrics(labels, numbers, **options)
         names = ["auroc", "accuracy"]
         each = [f"auroc:{name}" for name in goal.class_names or ()]
         names += ["balanced_accuracy"] if task.truth == "class" else each
