@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from types import EllipsisType
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -89,9 +90,9 @@ class Patches:
             tile = f"the tile of {edge:g} µm and the given patch edge of {patch_size} px"
             notes.append(f"mpp {mpp:g} from {tile}")
         size, level0 = patch_size, None
-        if size is None and edge is not None:
-            scale = 1.0 if unit == "px" else mpp if unit in ("um", "px-centre") else None
-            size = round(edge / scale) if scale else None
+        scale = 1.0 if unit == "px" else mpp if unit in ("um", "px-centre") else None
+        if size is None and edge is not None and scale:
+            size = round(edge / scale)
         if unit == "px":
             return cls(np.rint(raw).astype(np.int64), size, mpp)
         if unit == "um" and mpp:
@@ -165,45 +166,25 @@ def merged(patches: Patches | None, coords: Any | EllipsisType, places: Places) 
     return replace(base, **changes) if changes else base
 
 
+def _of_patches(name: str, doc: str) -> Any:
+    return property(attrgetter(f"patches.{name}"), doc=doc)
+
+
 class Placed:
     """What holds patches has their attributes."""
 
     patches: Patches
-
-    @property
-    def coords(self) -> IntArray | None:
-        """Top-left corners (n, 2) in level-0 pixels, where they are known."""
-        return self.patches.coords
-
-    @property
-    def patch_size(self) -> int | None:
-        """The patch edge in level-0 pixels."""
-        return self.patches.patch_size
-
-    @property
-    def mpp(self) -> float | None:
-        """Microns per level-0 pixel."""
-        return self.patches.mpp
-
-    @property
-    def raw_coords(self) -> npt.NDArray[np.float64] | None:
-        """Coordinates (n, 2) as they were stored, where their unit is not level-0 pixels."""
-        return self.patches.raw_coords
-
-    @property
-    def unit(self) -> str | None:
-        """The unit of `raw_coords`."""
-        return self.patches.unit
-
-    @property
-    def raw_edge(self) -> float | None:
-        """The patch edge as it was stored."""
-        return self.patches.raw_edge
-
-    @property
-    def slide_size(self) -> tuple[int, int] | None:
-        """Width and height of the slide's level 0, where the file stores them."""
-        return self.patches.slide_size
+    coords: IntArray | None = _of_patches("coords", "Top-left corners (n, 2) in level-0 pixels, or None.")
+    patch_size: int | None = _of_patches("patch_size", "The patch edge in level-0 pixels.")
+    mpp: float | None = _of_patches("mpp", "Microns per level-0 pixel.")
+    raw_coords: npt.NDArray[np.float64] | None = _of_patches(
+        "raw_coords", "Coordinates (n, 2) as they were stored, where their unit is not level-0 pixels."
+    )
+    unit: str | None = _of_patches("unit", "The unit of `raw_coords`.")
+    raw_edge: float | None = _of_patches("raw_edge", "The patch edge as it was stored.")
+    slide_size: tuple[int, int] | None = _of_patches(
+        "slide_size", "Width and height of the slide's level 0, where the file stores them."
+    )
 
 
 def shared_value(parts: Sequence[Any], name: str) -> Any:

@@ -77,9 +77,14 @@ def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> No
 
 def write_text(path: str | PathLike[str], text: str) -> None:
     """Write a text file, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | PathLike[str], content: bytes | memoryview) -> None:
+    """Write bytes, whole or not at all."""
 
     def write(temporary: str) -> None:
-        Path(temporary).write_text(text, encoding="utf-8")
+        Path(temporary).write_bytes(content)
 
     write_atomically(path, write)
 

@@ -14,13 +14,12 @@ import numpy.typing as npt
 from xmil.core.bag import IntArray
 from xmil.core.errors import InputError
 from xmil.core.explanation import STORAGE
-from xmil.core.task import Target
+from xmil.core.task import Floats, Target
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CORNERS = ("x0", "y0", "other_x0", "other_y0")
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

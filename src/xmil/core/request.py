@@ -186,19 +186,15 @@ def takes(request: type[R], *positional: str) -> Callable[[Callable[Concatenate[
 
 
 def _signature(request: type[Request], positional: tuple[str, ...]) -> inspect.Signature:
-    by_name = {f.name: f for f in fields(request)}
-    order = [*positional, *(name for name in options(request) if name not in positional)]
-    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    types, defaults = field_types(request), {f.name: f.default for f in fields(request)}
+    required = [name for name in options(request) if defaults[name] is MISSING]
     parameters = []
-    for name in order:
-        default = by_name[name].default
-        shown = inspect.Parameter.empty if default is MISSING else default
-        kind = kinds[name not in positional]
-        parameters.append(inspect.Parameter(name, kind, default=shown, annotation=field_types(request)[name]))
-    required = [p for p in parameters if p.kind is kinds[1] and p.default is inspect.Parameter.empty]
-    first = [p for p in parameters if p.kind is kinds[0]]
-    rest = [p for p in parameters if p.kind is kinds[1] and p not in required]
-    return inspect.Signature([*first, *required, *rest])
+    for name in dict.fromkeys([*positional, *required, *options(request)]):
+        by_position = name in positional
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if by_position else inspect.Parameter.KEYWORD_ONLY
+        default = inspect.Parameter.empty if defaults[name] is MISSING else defaults[name]
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=types[name]))
+    return inspect.Signature(parameters)
 
 
 def _convert(wanted: Any, value: Any, name: str, request: type[Request]) -> Any:
@@ -209,8 +205,6 @@ def _convert(wanted: Any, value: Any, name: str, request: type[Request]) -> Any:
     kind = next(one for one in choices if one is not NoneType)
     if get_origin(kind) is tuple:
         return _tuple(get_args(kind)[0], value, name, request)
-    if kind not in (Path, str, bool, int, float):
-        return value
     accepted: dict[Any, Any] = {
         Path: (str, PathLike),
         str: (str, PathLike, int),
@@ -218,6 +212,8 @@ def _convert(wanted: Any, value: Any, name: str, request: type[Request]) -> Any:
         int: SupportsIndex,
         float: (int, float, SupportsIndex),
     }
+    if kind not in accepted:
+        return value
     if isinstance(value, accepted[kind]) and (kind is bool) == isinstance(value, bool):
         return kind(value)
     raise bad_parameter(name, owner(request), f"of type {kind.__name__}", value)

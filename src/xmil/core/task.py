@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 Columns = dict[str, list[Any]]
 Truth = Literal["class", "labels", "values", "time"]
 RISK = "risk"
-LABEL_COLUMNS: dict[str, tuple[str, ...]] = {
+LABEL_COLUMNS: dict[str, tuple[str, ...]] = {  # settings that name the columns with what is true
     "class": ("label",),
     "labels": ("labels",),
     "values": ("value",),
@@ -80,11 +80,6 @@ class Task:
     def decides(self) -> bool:
         """Whether there are classes to decide between; a value or a risk is neither right nor wrong."""
         return self.truth in ("class", "labels")
-
-    @property
-    def label_columns(self) -> tuple[str, ...]:
-        """The settings that name the columns of a cohort with what is true."""
-        return LABEL_COLUMNS[self.truth]
 
     def count_targets(self, n_outputs: int) -> int:
         """How many targets can be asked for."""
@@ -155,8 +150,7 @@ class Task:
         answers = self.answer(outputs)
         if not self.decides:
             return _one_or_more(self.noun, self.number_names(names), answers)
-        picked = [self._chosen(row) for row in answers]
-        words = ["+".join(str(names[c]) for c in chosen) for chosen in picked]
+        words = ["+".join(str(names[c]) for c in self._chosen(row)) for row in answers]
         return {"predicted": words, **_numbered("p", names, answers)}
 
     def describe_outputs(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
@@ -227,18 +221,23 @@ class Task:
 
     def check(self, spec: Outputs) -> None:
         """Refuse a spec whose outputs, names, reference or time bins do not fit the task."""
-        if self.only_output is not None and spec.n_classes != 1:
+        owner, n, names = f"a {self.name} {spec.name}", spec.n_classes, spec.class_names
+        if self.only_output is not None and n != 1:
             must = f"1: {self.only_output} (head= of load_model keeps one output)"
-            raise bad_parameter("n_classes", f"a {self.name} {spec.name}", must, spec.n_classes)
-        owner = f"a {self.name} {spec.name}"
-        self._check_names(spec)
+            raise bad_parameter("n_classes", owner, must, n)
+        allowed = {n, self.count_targets(n)} if self.decides else {n}
+        if names is not None and (len(names) not in allowed or len(set(names)) < len(names)):
+            raise bad_parameter("class_names", spec.name, f"{n} names, all different", list(names))
+        if names is not None and self.takes_bins and RISK in names:
+            must = "names of time bins, none of them 'risk'"
+            raise bad_parameter("class_names", spec.name, must, list(names))
         if spec.relative and not self.takes_reference:
             raise bad_parameter("relative", owner, "left out", spec.relative)
         if spec.reference is not None and not self.takes_reference:
             raise bad_parameter("reference", owner, "left out", spec.reference)
-        values = references(spec.reference, spec.n_classes)
-        if len(values) != spec.n_classes or not all(map(math.isfinite, values)):
-            must = "a finite number" + (f", or {spec.n_classes} of them" if spec.n_classes > 1 else "")
+        values = references(spec.reference, n)
+        if len(values) != n or not all(map(math.isfinite, values)):
+            must = "a finite number" + (f", or {n} of them" if n > 1 else "")
             raise bad_parameter("reference", spec.name, must, spec.reference)
         bins = spec.time_bins
         if bins is None:
@@ -246,15 +245,9 @@ class Task:
         if not self.takes_bins:
             raise bad_parameter("time_bins", owner, "left out", bins)
         rising = all(a < b for a, b in pairwise((0.0, *bins)))
-        if len(bins) != spec.n_classes - 1 or not rising or not all(map(math.isfinite, bins)):
-            must = f"{spec.n_classes - 1} rising times above 0 that part the {spec.n_classes} bins"
+        if len(bins) != n - 1 or not rising or not all(map(math.isfinite, bins)):
+            must = f"{n - 1} rising times above 0 that part the {n} bins"
             raise bad_parameter("time_bins", spec.name, must, list(bins))
-
-    def _check_names(self, spec: Outputs) -> None:
-        names, n = spec.class_names, spec.n_classes
-        allowed = {n, self.count_targets(n)} if self.decides else {n}
-        if names is not None and (len(names) not in allowed or len(set(names)) < len(names)):
-            raise bad_parameter("class_names", spec.name, f"{n} names, all different", list(names))
 
 
 @dataclass(frozen=True)
@@ -330,12 +323,6 @@ class Survival(Task):
         z = np.asarray(outputs, dtype=np.float64)
         alive = self.alive(z).mean(axis=1)
         return {**_numbered("S", names, alive), **_numbered("logit", names, z.mean(axis=1))}
-
-    def _check_names(self, spec: Outputs) -> None:
-        super()._check_names(spec)
-        if RISK in (spec.class_names or ()):
-            must = "names of time bins, none of them 'risk'"
-            raise bad_parameter("class_names", spec.name, must, list(spec.class_names or ()))
 
 
 TASKS: Registry[Task] = Registry("task", group="xmil.output_tasks")

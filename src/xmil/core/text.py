@@ -68,11 +68,8 @@ def bare_name(slide_id: str) -> str:
     """
     if not is_plain(slide_id):
         raise InputError(f"The slide name {slide_id!r} must not hold a path or '..'; give the bare name.")
-    lower = slide_id.lower()
-    for suffix in sorted(SLIDE_SUFFIXES, key=len, reverse=True):
-        if lower.endswith(suffix):
-            return slide_id[: -len(suffix)]
-    return slide_id
+    suffixes = (suffix for suffix in SLIDE_SUFFIXES if slide_id.lower().endswith(suffix))
+    return slide_id[: len(slide_id) - max(map(len, suffixes), default=0)]
 
 
 def is_plain(name: str) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,13 @@ import numpy.typing as npt
 from xmil._version import __version__
 from xmil.core.bag import Bag, FloatArray, Patches, shared_value
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, InputError, XmilError, unknown_name
-from xmil.data.cohort import CASE, PATH, Cohort
+from xmil.core.errors import FileError, InputError, XmilError, check_names
+from xmil.data.cohort import CASE, PATH, Cohort, StrPath
 from xmil.data.containers import Rows, open_contents
 from xmil.data.containers.container import Index
 from xmil.data.header import Ask, Header, write_extra
 from xmil.data.readers import find_reader
 from xmil.data.readers.trident import OURS, STATED
-
-StrPath = str | PathLike[str]
 
 
 def read_bag(
@@ -162,8 +159,7 @@ def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | No
     >>> [(case.name, case.slides) for case in group_cases(Cohort(table), by="case")]
     [('1', ('a', 'b')), ('2', ('c',))]
     """
-    if by not in BY:
-        raise unknown_name("grouping", by, BY)
+    check_names("grouping", [by], BY)
     slides, cases, paths = cohort.slides, cohort.cases, cohort.column(PATH)
     mpp = _slide_mpp(cohort)
     groups: dict[str, list[int]] = {}

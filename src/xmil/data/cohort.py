@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from xmil.core.bag import IntArray
 from xmil.core.budget import read_parquet
-from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, InputError, XmilError, unknown_name
-from xmil.core.text import counted
+from xmil.core.durable import write_atomically, write_text
+from xmil.core.errors import FileError, InputError, XmilError, check_names, unknown_name
+from xmil.core.text import counted, csv_text
 from xmil.data.containers import sniff
 from xmil.data.containers.stores import read_csv
 
@@ -73,9 +73,7 @@ class Cohort:
     def cases(self) -> list[str]:
         """The case of each slide; a slide without one is its own."""
         cases = self.columns.get(CASE, self.columns[SLIDE])
-        return [
-            str(case if case is not None else slide) for case, slide in zip(cases, self.slides, strict=True)
-        ]
+        return [slide if case is None else case for case, slide in zip(cases, self.slides, strict=True)]
 
     def column(self, name: str) -> Cells:
         """The cells of one column; None where empty."""
@@ -134,19 +132,14 @@ class Cohort:
 
     def subset(self, *names: str, column: str = SPLIT) -> Cohort:
         """The slides whose split is among the names; refused where a case lies in two splits."""
-        cells = self.column(column)
-        splits = {cell for cell in cells if cell is not None}
-        for name in names:
-            if str(name) not in splits:
-                raise unknown_name("split", name, splits)
+        cells, selected = self.column(column), {str(name) for name in names}
+        check_names("split", selected, {cell for cell in cells if cell is not None})
         self.check_split(column)
-        selected = {str(name) for name in names}
         return self.take(i for i, cell in enumerate(cells) if cell in selected)
 
     def check_split(self, column: str = SPLIT) -> None:
         """Refuse a split that puts one case on two sides."""
-        leaks = self.leaking_cases(column)
-        if leaks:
+        if leaks := self.leaking_cases(column):
             raise InputError(
                 f"{self._name}: {len(leaks)} cases lie in two splits of {column!r} ({', '.join(leaks[:5])}); "
                 "split again by case with `xmil split`."
@@ -154,11 +147,8 @@ class Cohort:
 
     def leaking_cases(self, column: str = SPLIT) -> list[str]:
         """Cases with slides in more than one split."""
-        splits: dict[str, set[str]] = {}
-        for case, cell in zip(self.cases, self.column(column), strict=True):
-            if cell is not None:
-                splits.setdefault(case, set()).add(cell)
-        return sorted(case for case, cells in splits.items() if len(cells) > 1)
+        pairs = {pair for pair in zip(self.cases, self.column(column), strict=True) if pair[1] is not None}
+        return sorted(case for case, n in Counter(case for case, _ in pairs).items() if n > 1)
 
     def with_column(self, name: str, values: Sequence[object]) -> Cohort:
         """The cohort with one more column, or another in its place."""
@@ -169,15 +159,10 @@ class Cohort:
 
     def save(self, path: StrPath) -> None:
         """Write the table as CSV, or as Parquet where the name says so; whole or not at all."""
-        write = self._write_parquet if Path(path).suffix.lower() == ".parquet" else self._write_csv
-        write_atomically(path, write)
-
-    def _write_csv(self, path: str) -> None:
-        with open(path, "w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(self.columns)
-            for row in zip(*self.columns.values(), strict=True):
-                writer.writerow(["" if cell is None else cell for cell in row])
+        if Path(path).suffix.lower() == ".parquet":
+            write_atomically(path, self._write_parquet)
+        else:
+            write_text(path, csv_text(list(self.columns), zip(*self.columns.values(), strict=True)))
 
     def _write_parquet(self, path: str) -> None:
         import pyarrow as pa
@@ -301,9 +286,8 @@ def read_metadata(folders: list[Path]) -> Table:
         if not is_metadata(folder):
             raise FileError(f"{folder}: has no {_SLIDES}; give the folder with the paper's metadata.")
         slides = read_table(folder / _SLIDES)
-        for needed in (CASE, SLIDE):
-            if needed not in slides:
-                raise FileError(f"{folder / _SLIDES}: needs a column {needed!r}. Found: {', '.join(slides)}.")
+        if missing := [name for name in (CASE, SLIDE) if name not in slides]:
+            raise FileError(f"{folder / _SLIDES}: needs a column {missing[0]!r}. Found: {', '.join(slides)}.")
         cases = read_table(folder / _CASES) if (folder / _CASES).is_file() else {}
         joined = _join(slides, cases, keep_all=True) if CASE in cases else slides
         parts.append({**joined, "source_id": (str(number),) * len(joined[CASE])})

@@ -18,11 +18,9 @@ from xmil.core.bag import Bag
 from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.text import bare_name, counted, is_plain, shorten
 from xmil.data.bags import open_bag, read_bag
-from xmil.data.cohort import PATH, Cohort
+from xmil.data.cohort import PATH, Cohort, StrPath
 from xmil.data.containers.stores import is_bag_folder
 from xmil.data.header import FEATURE_SUFFIXES, Header, inside, slide_name
-
-StrPath = str | PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,14 @@ class JoinReport:
     not_followed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [f"{counted(self.matched, 'slide')} matched"]
         mismatches = {
             "slides without features": self.without_features,
             "feature files without a row": self.without_row,
             "slides with several files, of which the first was used": self.doubled,
             "links not followed (out of the folder, or to a device; see follow_links=)": self.not_followed,
         }
-        for what, names in mismatches.items():
-            if names:
-                parts.append(f"{len(names)} {what}: {shorten(names, 5)}")
-        return "; ".join(parts) + "."
+        parts = [f"{len(names)} {what}: {shorten(names, 5)}" for what, names in mismatches.items() if names]
+        return "; ".join([f"{counted(self.matched, 'slide')} matched", *parts]) + "."
 
 
 def feature_files(folder: StrPath, *, follow_links: bool = True) -> tuple[list[Path], list[Path]]:
@@ -167,9 +162,9 @@ class FeatureFolder:
         return self.first is not None and (self.first.coords is not None or self.first.raw_coords is not None)
 
 
-def folders_below(path: Path, levels: int = LEVELS) -> list[FeatureFolder]:
+def folders_below(path: Path) -> list[FeatureFolder]:
     """The nearest folders below that hold feature files, those to explain first."""
-    folders = [FeatureFolder(folder, len(files), _first(files)) for folder, files in _below(path, levels)]
+    folders = [FeatureFolder(folder, len(files), _first(files)) for folder, files in _below(path, LEVELS)]
     return sorted(folders, key=lambda each: (not each.has_features, not each.has_places, str(each.path)))
 
 

@@ -251,12 +251,9 @@ def slide_name(path: Path) -> str:
 
 def find_beside(path: Path, candidates: Sequence[str], *, levels: int) -> Path | None:
     """The first existing relative candidate in the folder of `path` or up to `levels` folders above."""
-    for folder in list(path.absolute().parents)[: levels + 1]:
-        for relative in candidates:
-            candidate = folder / relative
-            if candidate.exists() and inside(candidate, folder):
-                return candidate
-    return None
+    folders = list(path.absolute().parents)[: levels + 1]
+    places = ((folder / relative, folder) for folder in folders for relative in candidates)
+    return next((place for place, folder in places if place.exists() and inside(place, folder)), None)
 
 
 def inside(path: Path, folder: Path) -> bool:

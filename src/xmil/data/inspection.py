@@ -43,23 +43,26 @@ class Report:
 def inspect_features(path: Path, **options: Any) -> Report:
     """A feature file: shapes, ranges, NaN, the coordinate convention, what is missing for drawing."""
     header = open_bag(path, **options)
-    stats = _statistics(header)
-    facts = {**_header_facts(header), **stats, **_place_facts(header)}
-    lacks = header.patches.missing
+    stats, lacks = _statistics(header), header.patches.missing
     what = "features" if header.features is not None else "coordinates without features"
     return Report(
         str(path),
         "features",
         f"{header.format} {what}",
-        facts,
+        _facts(header, stats),
         inferred=header.inferred,
         missing=(f"for drawing: {lacks}",) if lacks else (),
         problems=_feature_problems(header, stats),
     )
 
 
-def _header_facts(header: Header) -> dict[str, Any]:
+def _facts(header: Header, stats: dict[str, Any]) -> dict[str, Any]:
     random = feature_facts(header).get("weights") == "random"
+    stored = header.coords is not None or header.raw_coords is not None
+    extent = {}
+    if header.coords is not None and len(header.coords):
+        low, high = header.coords.min(axis=0), header.coords.max(axis=0) + (header.patch_size or 0)
+        extent = {"level-0 extent": [*map(int, low), *map(int, high)]}
     return {
         "format": header.format,
         "version": header.version,
@@ -69,16 +72,12 @@ def _header_facts(header: Header) -> dict[str, Any]:
         "width": header.dim,
         "stored as": header.features.dtype.name if header.features is not None else None,
         "columns": sorted(header.columns) or None,
+        **stats,
+        "coordinates": CONVENTIONS[header.unit or "px"] if stored else None,
+        **extent,
+        "patch edge": header.patch_size,
+        "mpp": header.mpp,
     }
-
-
-def _place_facts(header: Header) -> dict[str, Any]:
-    stored = header.coords is not None or header.raw_coords is not None
-    facts: dict[str, Any] = {"coordinates": CONVENTIONS[header.unit or "px"] if stored else None}
-    if header.coords is not None and len(header.coords):
-        low, high = header.coords.min(axis=0), header.coords.max(axis=0) + (header.patch_size or 0)
-        facts["level-0 extent"] = [*map(int, low), *map(int, high)]
-    return {**facts, "patch edge": header.patch_size, "mpp": header.mpp}
 
 
 def _statistics(header: Header) -> dict[str, Any]:
@@ -99,26 +98,37 @@ def _statistics(header: Header) -> dict[str, Any]:
 
 
 def _feature_problems(header: Header, stats: dict[str, Any]) -> tuple[str, ...]:
-    problems = []
-    if not len(header):
-        problems.append("the bag is empty; leave the slide out")
-    if stats.get("NaN") or stats.get("infinite"):
-        problems.append("some features are not finite, so nothing can be explained; extract them again")
-    if stats.get("all-zero rows"):
-        problems.append(f"{stats['all-zero rows']} rows are all zeros; was the extraction interrupted?")
-    if header.coords is not None and len(np.unique(header.coords, axis=0)) < len(header.coords):
-        problems.append("some patches lie at the same place; were slides or augmented copies merged?")
-    return tuple(problems)
+    zeros, coords = stats.get("all-zero rows"), header.coords
+    problems = {
+        "the bag is empty; leave the slide out": not len(header),
+        "some features are not finite, so nothing can be explained; extract them again": stats.get("NaN")
+        or stats.get("infinite"),
+        f"{zeros} rows are all zeros; was the extraction interrupted?": zeros,
+        "some patches lie at the same place; were slides or augmented copies merged?": coords is not None
+        and len(np.unique(coords, axis=0)) < len(coords),
+    }
+    return tuple(problem for problem, is_there in problems.items() if is_there)
 
 
 def inspect_folder(path: Path, **options: Any) -> Report:
     """A folder of feature files: one row each, headers only, and the mix of what they are."""
     files, links = feature_files(path)
-    rows = tuple(_row(file, options) for file in files)
-    problems = [*_mix_problems(rows), *[f"{link.name} is a link out of the folder" for link in links]]
     if not files and not links:
         return _folder_above(path)
+    rows = tuple(_row(file, options) for file in files)
     good = [row for row in rows if "error" not in row]
+    broken = len(rows) - len(good)
+    problems = [f"{broken} files cannot be read"] if broken else []
+    advice = {"width": "features of several encoders", "encoder": "features of several encoders"}
+    advice |= {"patch edge": "patches of several sizes", "format": "files of several producers"}
+    for name, why in advice.items():
+        mix = _mix([row for row in good if row["width"]] if name == "width" else good, name)
+        if len(mix) > 1 and not (name == "patch edge" and _one_size(good)):
+            listed = ", ".join(f"{count} with {value}" for value, count in mix.items())
+            problems.append(
+                f"mixed {name}: {listed}; {why} in one folder cannot form one dataset; separate them"
+            )
+    problems += [f"{link.name} is a link out of the folder" for link in links]
     facts = {"files": len(rows), "instances": sum(row["instances"] for row in good)}
     facts |= {name: _mix(good, name) for name in ("format", "encoder", "width", "patch edge")}
     return Report(
@@ -148,30 +158,12 @@ def _row(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     except XmilError as error:
         return {"file": path.name, "error": str(error)}
     names = ("format", "instances", "width", "stored as", "encoder", "patch edge", "mpp")
-    facts = _header_facts(header) | _place_facts(header)
+    facts = _facts(header, {})
     return {"file": path.name, **{name: facts[name] for name in names}, "inferred": list(header.inferred)}
 
 
 def _mix(rows: list[dict[str, Any]], name: str) -> dict[str, int]:
-    counts = Counter(str(row[name]) for row in rows if row[name] is not None)
-    return dict(counts.most_common())
-
-
-def _mix_problems(rows: tuple[dict[str, Any], ...]) -> list[str]:
-    good = [row for row in rows if "error" not in row]
-    bags = [row for row in good if row["width"]]
-    broken = len(rows) - len(good)
-    problems = [f"{broken} files cannot be read"] if broken else []
-    advice = {"width": "features of several encoders", "encoder": "features of several encoders"}
-    advice |= {"patch edge": "patches of several sizes", "format": "files of several producers"}
-    for name, why in advice.items():
-        mix = _mix(bags if name == "width" else good, name)
-        if len(mix) > 1 and not (name == "patch edge" and _one_size(good)):
-            listed = ", ".join(f"{count} with {value}" for value, count in mix.items())
-            problems.append(
-                f"mixed {name}: {listed}; {why} in one folder cannot form one dataset; separate them"
-            )
-    return problems
+    return dict(Counter(str(row[name]) for row in rows if row[name] is not None).most_common())
 
 
 def _one_size(rows: list[dict[str, Any]]) -> bool:
@@ -195,16 +187,13 @@ def inspect_cohort(path: Path) -> Report:
         facts[name] = f"{len(counts)} values, {empty} empty"
         if len(counts) <= 12:
             facts[name] = dict(sorted(counts.items())) | ({"(empty)": empty} if empty else {})
-    problems = []
-    for name in (SPLIT, "fold"):
-        leaks = cohort.leaking_cases(name) if name in cohort.columns else []
-        if leaks:
-            problems.append(
-                f"{len(leaks)} cases are in two parts of {name!r}: {', '.join(leaks[:5])}; split by case"
-            )
-    return Report(
-        str(path), "cohort", "a cohort table", facts, inferred=cohort.inferred, problems=tuple(problems)
+    parts = [name for name in (SPLIT, "fold") if name in cohort.columns]
+    problems = tuple(
+        f"{len(leaks)} cases are in two parts of {name!r}: {', '.join(leaks[:5])}; split by case"
+        for name in parts
+        if (leaks := cohort.leaking_cases(name))
     )
+    return Report(str(path), "cohort", "a cohort table", facts, inferred=cohort.inferred, problems=problems)
 
 
 def inspect_explanation(path: Path) -> Report:

@@ -43,15 +43,12 @@ def split_folds(
         )
     if sites is not None:
         shares = {str(k): 1 / folds for k in range(folds)}
-        return _written(cohort, _by_site(cohort, strata, shares, sites=sites, seed=seed), column)
-    rng = np.random.default_rng(seed)
-    side: dict[str, str] = {}
-    dealt = 0
-    for members in strata.values():  # one deal over all strata, so that folds differ by one case at most
-        for case in rng.permutation(members):
-            side[str(case)] = str(dealt % folds)
-            dealt += 1
-    return _written(cohort, side, column)
+        side = _by_site(cohort, strata, shares, sites=sites, seed=seed)
+    else:  # one deal over all strata, so that folds differ by one case at most
+        rng = np.random.default_rng(seed)
+        dealt = [case for members in strata.values() for case in rng.permutation(members)]
+        side = {str(case): str(i % folds) for i, case in enumerate(dealt)}
+    return cohort.with_column(column, [side.get(case) for case in cohort.cases])
 
 
 def split_fractions(
@@ -78,22 +75,20 @@ def split_fractions(
             "fractions", "split_fractions", "two or more positive shares that sum to 1", fractions
         )
     shares = {str(name): float(share) for name, share in fractions.items()}
+    strata = _strata(cohort, stratify)
     if sites is not None:
-        by_site = _by_site(cohort, _strata(cohort, stratify), shares, sites=sites, seed=seed)
-        return _written(cohort, by_site, column)
-    rng = np.random.default_rng(seed)
-    side: dict[str, str] = {}
-    owed = np.zeros(len(shares))
-    for members in _strata(cohort, stratify).values():
-        counts, owed = _allot(len(members), np.array(list(shares.values())), owed)
-        names = np.repeat(list(shares), counts)
-        side.update(zip(map(str, rng.permutation(members)), map(str, names), strict=True))
-    missing = set(shares) - set(side.values())
-    if missing:
+        side = _by_site(cohort, strata, shares, sites=sites, seed=seed)
+    else:
+        rng, owed, side = np.random.default_rng(seed), np.zeros(len(shares)), {}
+        for members in strata.values():
+            counts, owed = _allot(len(members), np.array(list(shares.values())), owed)
+            names = np.repeat(list(shares), counts)
+            side.update(zip(map(str, rng.permutation(members)), map(str, names), strict=True))
+    if missing := set(shares) - set(side.values()):
         raise InputError(
             f"Too few cases ({len(side)}) to fill {', '.join(sorted(missing))}; use fewer splits."
         )
-    return _written(cohort, side, column)
+    return cohort.with_column(column, [side.get(case) for case in cohort.cases])
 
 
 def _by_site(
@@ -156,9 +151,3 @@ def _strata(cohort: Cohort, stratify: str | None) -> dict[str, list[str]]:
     if not strata:
         raise InputError("There is no case to split; the cohort is empty or has no labels.")
     return dict(sorted(strata.items()))
-
-
-def _written(cohort: Cohort, side: Mapping[str, str], column: str) -> Cohort:
-    split = cohort.with_column(column, [side.get(case) for case in cohort.cases])
-    split.check_split(column)
-    return split

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
 
     def settings(self) -> dict[str, Any]:
         """What a patch is; the mpp of slides that store none may be given later."""
-        values = {key: value for key, value in self.chosen.as_dict().items() if key != "slide_mpp"}
+        values = {key: value for key, value in asdict(self.chosen).items() if key != "slide_mpp"}
         if not self.chosen.keep_edge:  # as it was before there was a choice
             del values["keep_edge"]
         return values

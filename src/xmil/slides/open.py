@@ -51,12 +51,11 @@ def _file(path: Path) -> Path:
     if not path.is_file():
         raise FileError(absent(path))
     try:
-        empty = path.stat().st_size == 0
-        with path.open("rb"):
-            pass
+        with path.open("rb") as stream:
+            is_empty = not stream.read(1)
     except OSError as error:
         raise FileError(unreadable(path, error)) from None
-    if empty:
+    if is_empty:
         raise FileError(f"{path}: the file is empty; copy it again.")
     return path
 

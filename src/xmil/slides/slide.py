@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import ceil, floor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import IntArray
-from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
+from xmil.core.errors import FileError, InputError, bad_parameter, check_names
 from xmil.core.text import bare_name
 
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
@@ -173,9 +172,7 @@ class Slide(ABC):
     def __enter__(self) -> Slide:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -264,8 +261,7 @@ def export_frame(boxes: IntArray, slide: Slide | None, *, frame: str = "bounds")
     from there. Most slides have no offset: then both are the same. Without a slide the area begins at level
     0's corner and ends with the patches.
     """
-    if frame not in FRAMES:
-        raise unknown_name("frame", frame, FRAMES)
+    check_names("frame", [frame], FRAMES)
     if slide is not None:
         return slide.bounds if frame == "bounds" else (0, 0, *slide.dimensions)
     if not len(boxes):

@@ -24,7 +24,7 @@ from scipy import ndimage
 
 from xmil._version import __version__
 from xmil.core.durable import write_atomically, write_text
-from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
+from xmil.core.errors import FileError, InputError, bad_parameter, check_names
 from xmil.slides.artefacts import GREY, KINDS, PatchLook, find_artefacts
 from xmil.slides.slide import KEY, Pixels, Slide, frame_header, resize
 
@@ -65,9 +65,7 @@ class TileSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise bad_parameter(name, "tile", "a positive number", value)
-        for kind in self.drop:
-            if kind not in KINDS:
-                raise unknown_name("artefact", kind, KINDS)
+        check_names("artefact", self.drop, KINDS)
         if not 0 <= self.min_tissue <= 1:
             raise bad_parameter("min_tissue", "tile", "a number in the range [0, 1]", self.min_tissue)
 
@@ -75,10 +73,6 @@ class TileSettings:
     def target_mpp(self) -> float:
         """Microns per pixel of a patch."""
         return self.mpp if self.magnification is None else STANDARD / self.magnification
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings for a record."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,6 @@ class Tiling:
     slide_id: str
     xy0: Corners
     edge0: int
-    step0: int
     mpp: float
     magnification: float
     dimensions: tuple[int, int]
@@ -146,7 +139,6 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
         slide.name,
         corners[clean],
         edge0,
-        step0,
         mpp,
         slide.magnification or float(magnification(mpp)),
         slide.dimensions,
@@ -334,10 +326,9 @@ def tissue_geojson(
         "classification": {"name": name, "color": [0, 160, 80]},
         "isLocked": True,
     }
-    features = []
-    for rings in outlines(tissue):
-        polygon = {"type": "Polygon", "coordinates": [(ring - origin).tolist() for ring in rings]}
-        features.append({"type": "Feature", "geometry": polygon, "properties": properties})
+    shapes = [[(ring - origin).tolist() for ring in rings] for rings in outlines(tissue)]
+    polygons = [{"type": "Polygon", "coordinates": shape} for shape in shapes]
+    features = [{"type": "Feature", "geometry": each, "properties": properties} for each in polygons]
     return {"type": "FeatureCollection", KEY: frame_header(slide, origin), "features": features}
 
 
@@ -401,7 +392,7 @@ def _write(tiling: Tiling, path: str, source: str | None) -> None:
             "tissue_share": tiling.tissue.share,
             "flat_patches": tiling.flat,
             "artefacts": {kind: len(corners) for kind, corners in tiling.artefacts.items()},
-            "settings": settings.as_dict(),
+            "settings": asdict(settings),
         },
     }
     attributes = {  # TRIDENT's, and mpp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +73,6 @@ class Batches(Sampler[list[Draw]]):
         """Choose the epoch of the next pass."""
         self._order.set_epoch(epoch)
 
-    def __len__(self) -> int:
-        return -(-len(self.rows) // self.batch)
-
     def plan(self) -> list[list[int]]:
         """The rows of each batch over all processes."""
         if self.groups is None:
@@ -90,33 +87,23 @@ class Batches(Sampler[list[Draw]]):
             yield [(self._order.epoch, row) for row in own]
 
 
-class EqualSizes(Sampler[list[Draw]]):
-    """Whole bags: those of one size together as far as memory allows, the others alone."""
-
-    def __init__(self, rows: Rows, bags: BagDataset, *, rank: int = 0, world: int = 1) -> None:
-        by_size: dict[int, list[int]] = {}
-        for row in rows.tolist():
-            by_size.setdefault(len(bags.headers[row]), []).append(row)
-        self._batches: list[list[Draw]] = []
-        for n, members in by_size.items():
-            step = max(1, NUMBERS // max(1, n * bags.dim))
-            self._batches += [
-                [(0, row) for row in members[i : i + step]] for i in range(0, len(members), step)
-            ]
-        self._batches = self._batches[rank::world]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[list[Draw]]:
-        return iter(self._batches)
+def equal_sizes(rows: Rows, bags: BagDataset) -> list[list[Draw]]:
+    """Batches of whole bags: those of one size together as far as memory allows, the others alone."""
+    by_size: dict[int, list[int]] = {}
+    for row in rows.tolist():
+        by_size.setdefault(len(bags.headers[row]), []).append(row)
+    batches: list[list[Draw]] = []
+    for n, members in by_size.items():
+        step = max(1, NUMBERS // max(1, n * bags.dim))
+        batches += [[(0, row) for row in members[i : i + step]] for i in range(0, len(members), step)]
+    return batches
 
 
 class Loader:
     """Lists of items, batch by batch; bags in memory need no worker processes."""
 
     def __init__(
-        self, bags: TrainingBags, batches: Sampler[list[Draw]], *, workers: int, pin: bool = False
+        self, bags: TrainingBags, batches: Iterable[list[Draw]], *, workers: int, pin: bool = False
     ) -> None:
         workers = 0 if bags.bags.preloaded else workers
         self._loader: DataLoader[Any] = DataLoader(

@@ -10,9 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from xmil.core.errors import FileError, InputError, unknown_name, unreadable
+from xmil.core.errors import FileError, InputError, check_names, unreadable
 from xmil.core.task import TASKS
 
 Whole = Annotated[int, Field(ge=1)]
@@ -177,44 +177,37 @@ class Config(Section):
         """Whether the monitored measure is better when lower."""
         return self.monitor in FALLING
 
-    @field_validator("task")
-    @classmethod
-    def _known_task(cls, task: str) -> str:
-        if task not in TASKS:
-            raise ValueError(f"must be one of {', '.join(TASKS)}. Got {task!r} instead")
-        return task
-
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
+        if self.task not in TASKS:
+            raise ValueError(f"task must be one of {', '.join(TASKS)}. Got {self.task!r} instead")
         if self.monitor not in self.monitors:
             raise ValueError(
                 f"train.monitor must be one of {', '.join(self.monitors)} for {self.task}. "
                 f"Got {self.monitor!r} instead."
             )
+        task, preserved = TASKS[self.task], self.data.site_splits == "preserved"
+        by_site = self.train.sampling == "site_balanced"
         if self.data.folds is not None and self.data.fold_column is not None:
             raise ValueError("data.folds and data.fold_column cannot be combined; remove one")
-        if TASKS[self.task].truth == "labels" and len(self.data.labels) < 2:
+        if task.truth == "labels" and len(self.data.labels) < 2:
             raise ValueError(f"a {self.task} task needs data.labels, two or more columns of 0 and 1")
-        if TASKS[self.task].compares and self.train.batch < 2:
+        if task.compares and self.train.batch < 2:
             raise ValueError(
                 f"{self.task.capitalize()} compares the bags of a batch; set train.batch to 8 or more"
             )
-        if self.train.sampling == "site_balanced" or self.data.site_splits == "preserved":
-            if self.data.site is None:
-                raise ValueError(
-                    "data.site must name the column of sites that the splits or the sampling go by"
-                )
-            if self.train.sampling == "site_balanced" and TASKS[self.task].truth == "values":
-                raise ValueError(f"site-balanced sampling needs labels, and {self.task} has none")
-            if self.data.site_splits == "preserved" and self.data.folds is None:
-                raise ValueError(
-                    "data.site_splits 'preserved' needs data.folds; a split with sites= makes columns"
-                )
+        if (by_site or preserved) and self.data.site is None:
+            raise ValueError("data.site must name the column of sites that the splits or the sampling go by")
+        if by_site and task.truth == "values":
+            raise ValueError(f"site-balanced sampling needs labels, and {self.task} has none")
+        if preserved and self.data.folds is None:
+            raise ValueError(
+                "data.site_splits 'preserved' needs data.folds; a split with sites= makes columns"
+            )
         if self.train.warmup >= self.train.epochs:
             raise ValueError("train.warmup must be less than train.epochs, or no epoch could be the best")
-        for name, values in self.grid.items():
-            if not values:
-                raise ValueError(f"grid.{name} has no values; list some or remove the key")
+        if empty := [name for name, values in self.grid.items() if not values]:
+            raise ValueError(f"grid.{empty[0]} has no values; list some or remove the key")
         return self
 
 
@@ -225,8 +218,9 @@ def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Confi
     except OSError as error:
         raise FileError(unreadable(path, error)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        way = "give settings as in docs/training.md"
-        raise FileError(f"{path}: not a valid TOML file ({error}); {way}.") from None
+        raise FileError(
+            f"{path}: not a valid TOML file ({error}); give settings as in docs/training.md."
+        ) from None
     changes = list(changes)
     if not content and not changes:
         raise FileError(f"{path}: holds no settings; name features and cohort under [data] at least.")
@@ -318,20 +312,16 @@ def _check_names(content: Mapping[str, Any], source: str) -> None:
     from xmil.models.base import MODELS, model_parameters
 
     try:
+        check_names("section or key", content, Config.model_fields)
         for name, inner in content.items():
-            if name not in Config.model_fields:
-                raise unknown_name("section or key", name, Config.model_fields)
             section = Config.model_fields[name].annotation
-            if isinstance(section, type) and issubclass(section, Section) and section is not Model:
-                for key in inner if isinstance(inner, Mapping) else ():
-                    if key not in section.model_fields:
-                        raise unknown_name(f"key of [{name}]", key, section.model_fields)
-        model = content.get("model", {})
-        if isinstance(model, Mapping):
-            names = model_parameters(MODELS[model.get("name", "attnmil")])
-            for key in model:
-                if key != "name" and key not in names:
-                    raise unknown_name("key of [model]", key, ["name", *names])
+            if not isinstance(inner, Mapping) or not isinstance(section, type):
+                continue
+            if section is Model:
+                known = ["name", *model_parameters(MODELS[inner.get("name", "attnmil")])]
+                check_names("key of [model]", inner, known)
+            elif issubclass(section, Section):
+                check_names(f"key of [{name}]", inner, section.model_fields)
     except InputError:
         raise
     except ValueError as error:

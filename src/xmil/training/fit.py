@@ -20,21 +20,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.background import Background, background_of
-from xmil.core.durable import write_atomically
+from xmil.core.durable import write_bytes
 from xmil.core.errors import FileError, InputError
 from xmil.core.pickles import check_torch_file
 from xmil.core.registry import Registry
 from xmil.core.task import TASKS, Floats
-from xmil.evaluate import balanced_accuracy, concordance, r_squared, statistics
+from xmil.evaluate import class_metrics, risk_metrics, value_metrics
 from xmil.models import MILModel, create_model, save_model
 from xmil.storage import write_table
 from xmil.training.batches import (
     Batches,
-    EqualSizes,
     Item,
     Loader,
     SiteGroups,
     TrainingBags,
+    equal_sizes,
     padded_coords,
 )
 from xmil.training.config import Config, Loss
@@ -92,8 +92,7 @@ class Fit:
     """The training of one job in a folder; `run` goes on where the last process stopped."""
 
     def __init__(self, job: Job, bags: TrainingBags, fabric: Any, folder: Path) -> None:
-        self.job, self.fabric, self.folder = job, fabric, folder
-        self.bags = bags
+        self.job, self.bags, self.fabric, self.folder = job, bags, fabric, folder
         config = job.config
         model = new_model(job, bags.bags.dim)
         rates = config.optim.model_dump(include={"name", "lr", "momentum", "weight_decay"})
@@ -104,24 +103,24 @@ class Fit:
         self.weights = bag_weights(job.goal, job.fold.train, config.loss)
         self.targets = torch.from_numpy(job.goal.values)
         self._loaders: dict[bytes, Loader] = {}
-        settings = config.train
         self.batches = Batches(
             job.fold.train,
-            settings.batch,
+            config.train.batch,
             seed=job.seed,
-            shuffle=settings.shuffle,
+            shuffle=config.train.shuffle,
             groups=job.groups,
             rank=fabric.global_rank,
             world=fabric.world_size,
         )
         drawn = bags.drawing(config.data.instances or None, seed=job.seed)
         pin = fabric.device.type == "cuda"
-        self.loader = Loader(drawn, self.batches, workers=settings.workers, pin=pin)
+        self.loader = Loader(drawn, self.batches, workers=config.train.workers, pin=pin)
 
     def run(self, on_step: OnStep | None = None) -> State:
         """Train to the end and give the last state; the best weights are in the model's file."""
-        state = self._resumed()
-        settings = self.job.config.train
+        state, settings = read_state(self.folder) or State(), self.job.config.train
+        if state.epoch:
+            self._resume(state)
         shows = settings.tensorboard and self.fabric.is_global_zero
         with _board(self.folder, shows, start=state.epoch) as add:
             while state.epoch < settings.epochs and not state.stopped:
@@ -145,7 +144,7 @@ class Fit:
         outputs = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
         key = rows.tobytes()
         if key not in self._loaders:
-            batches = EqualSizes(rows, self.bags.bags, rank=fabric.global_rank, world=fabric.world_size)
+            batches = equal_sizes(rows, self.bags.bags)[fabric.global_rank :: fabric.world_size]
             self._loaders[key] = Loader(self.bags, batches, workers=self.job.config.train.workers)
         for items in self._loaders[key]:
             x, mask, companions = self._on_device(items)
@@ -164,10 +163,7 @@ class Fit:
         loss = float((losses * weights).sum()) / total if total else float("nan")
         return {"loss": loss, **measure(outputs, rows, self.job.goal)}
 
-    def _resumed(self) -> State:
-        state = read_state(self.folder)
-        if state is None:
-            return State()
+    def _resume(self, state: State) -> None:
         logger.info("%s goes on after epoch %d", self.job.name, state.epoch)
         self.plain.load_state_dict(state.model)
         self.optimizer.load_state_dict(state.optimizer)
@@ -176,11 +172,10 @@ class Fit:
         if self.fabric.is_global_zero:
             write_log(state, self.folder)
             if state.best.epoch:
-                self._write_model(state)
-        return state
+                self._write_model(state.best)
 
     def _one_epoch(self, state: State, on_step: OnStep | None) -> State:
-        """Train, validate, and write what the next epoch needs."""
+        """Train, validate, and write what the next epoch needs; give the state after it."""
         started, rows = time.perf_counter(), self.job.fold.validation
         row = {"epoch": state.epoch + 1, "lr": self.optimizer.param_groups[0]["lr"]}
         row["train_loss"] = self._train_epoch(state, on_step)
@@ -188,7 +183,28 @@ class Fit:
         self.scheduler.step()
         row |= {f"val_{name}": value for name, value in measures.items()}
         row["seconds"] = time.perf_counter() - started
-        return self._record(state, row, measures)
+        settings, epoch, best = self.job.config.train, state.epoch + 1, state.best
+        stopping = Stopping(settings.warmup, settings.patience)
+        if stopping.counts(epoch) and self._is_better(measures, best):
+            weights = {
+                name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()
+            }
+            best = BestEpoch(epoch, measures[self.job.config.monitor], measures["loss"], weights)
+        now = State(
+            epoch,
+            self.plain.state_dict(),
+            self.optimizer.state_dict(),
+            self.scheduler.state_dict(),
+            self.fabric.strategy.precision.state_dict(),
+            best,
+            [*state.log, row],
+            stopped=stopping.is_over(epoch, best.epoch),
+        )
+        if self.fabric.is_global_zero:
+            write_state(now, self.folder)
+            if best.epoch == epoch:
+                self._write_model(best)
+        return now
 
     def _train_epoch(self, state: State, on_step: OnStep | None) -> float:
         """One pass over the training bags; the mean loss."""
@@ -241,31 +257,6 @@ class Fit:
         companions = {"coords": padded_coords(self.bags.bags, items).to(device)} if needed else {}
         return x.to(device, kind, non_blocking=True), None if mask is None else mask.to(device), companions
 
-    def _record(self, state: State, row: dict[str, float], measures: Measures) -> State:
-        """The state after an epoch, on disk."""
-        settings, epoch, best = self.job.config.train, state.epoch + 1, state.best
-        stopping = Stopping(settings.warmup, settings.patience)
-        if stopping.counts(epoch) and self._is_better(measures, best):
-            weights = {
-                name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()
-            }
-            best = BestEpoch(epoch, measures[self.job.config.monitor], measures["loss"], weights)
-        now = State(
-            epoch,
-            self.plain.state_dict(),
-            self.optimizer.state_dict(),
-            self.scheduler.state_dict(),
-            self.fabric.strategy.precision.state_dict(),
-            best,
-            [*state.log, row],
-            stopped=stopping.is_over(epoch, best.epoch),
-        )
-        if self.fabric.is_global_zero:
-            write_state(now, self.folder)
-            if best.epoch == epoch:
-                self._write_model(now)
-        return now
-
     def _is_better(self, measures: Measures, best: BestEpoch) -> bool:
         """Whether an epoch beats the best; of equal AUCs, common with few bags, the lower loss wins."""
         value = measures[self.job.config.monitor]
@@ -275,11 +266,11 @@ class Fit:
             return measures["loss"] < best.loss
         return value < best.value if self.job.config.falling else value > best.value
 
-    def _write_model(self, state: State) -> None:
+    def _write_model(self, best: BestEpoch) -> None:
         model = new_model(self.job, self.plain.in_dim)
         if next(self.plain.parameters()).dtype == torch.float64:
             model.double()
-        model.load_state_dict(state.best.weights)
+        model.load_state_dict(best.weights)
         model.background = self.background
         save_model(model, self.folder / MODEL)
 
@@ -303,21 +294,19 @@ def _board(folder: Path, on: bool, *, start: int) -> Iterator[Callable[[dict[str
             logger.warning("TensorBoard is not installed; log.csv holds the same numbers.")
         else:
             writer = SummaryWriter(str(folder), purge_step=start + 1 if start else None)
-    if writer is None:
-        yield lambda _: None
-        return
 
     def add(row: dict[str, float]) -> None:
         with suppress(OSError):  # a full disk: the training's own files say so
             for name, value in row.items():
-                if name != "epoch":
+                if writer is not None and name != "epoch":
                     writer.add_scalar(name.replace("_", "/", 1), value, int(row["epoch"]))
 
     try:
         yield add
     finally:
         with suppress(OSError):
-            writer.close()
+            if writer is not None:
+                writer.close()
 
 
 def new_model(job: Job, width: int) -> MILModel:
@@ -425,58 +414,22 @@ Measures = dict[str, float]
 
 def measure(outputs: Floats, rows: npt.NDArray[np.int64], goal: Goal) -> Measures:
     """The measures of a task from outputs (b, c) of the bags at some rows; NaN where one has no value."""
-    every = np.ones((1, len(rows)))
-    measures = _BY_TRUTH[TASKS[goal.task].truth](every, outputs.astype(np.float64), goal.truth[rows], goal)
-    return {name: float(value[0]) for name, value in measures.items()}
-
-
-def _classification(every: Floats, outputs: Floats, values: Floats, goal: Goal) -> dict[str, Floats]:
-    labels = values[:, 0].astype(np.int64)
-    odds = TASKS[goal.task].log_odds(outputs)  # rank as the probabilities do, without their rounding
-    if odds.shape[1] == 2:
-        area = statistics.auroc(every, labels == 1, odds[:, 1])
-    else:
-        areas = [statistics.auroc(every, labels == c, odds[:, c]) for c in range(odds.shape[1])]
-        area = statistics.nan_mean(areas)
-    correct = odds.argmax(axis=1) == labels
-    return {
-        "auc": area,
-        "accuracy": statistics.mean(every, correct.astype(float)),
-        "balanced_accuracy": balanced_accuracy(every, labels, correct),
-    }
-
-
-def _multilabel(every: Floats, outputs: Floats, values: Floats, goal: Goal) -> dict[str, Floats]:
-    odds = TASKS[goal.task].log_odds(outputs)
-    areas = {
-        f"auc:{name}": statistics.auroc(every, values[:, c] > 0.5, odds[:, c])
-        for c, name in enumerate(goal.class_names or ())
-    }
-    right = ((odds > 0) == (values > 0.5)).mean(axis=1)
-    return {"auc": statistics.nan_mean([*areas.values()]), "accuracy": statistics.mean(every, right), **areas}
-
-
-def _regression(every: Floats, outputs: Floats, values: Floats, goal: Goal) -> dict[str, Floats]:
-    guess, truth = TASKS[goal.task].numbers(outputs)[:, 0], values[:, 0]
-    return {
-        "mae": statistics.mean(every, np.abs(guess - truth)),
-        "rmse": np.sqrt(statistics.mean(every, (guess - truth) ** 2)),
-        "r2": r_squared(every, truth, guess),
-        "spearman": statistics.rank_correlation(every, truth, guess),
-    }
-
-
-def _survival(every: Floats, outputs: Floats, values: Floats, goal: Goal) -> dict[str, Floats]:
-    risks = TASKS[goal.task].numbers(outputs)[:, 0]
-    return {"c_index": concordance(every, values[:, 0], values[:, 1] > 0, risks)}
-
-
-_BY_TRUTH: dict[str, Callable[[Floats, Floats, Floats, Goal], dict[str, Floats]]] = {
-    "class": _classification,
-    "labels": _multilabel,
-    "values": _regression,
-    "time": _survival,
-}
+    task, truth, outputs = TASKS[goal.task], goal.truth[rows], outputs.astype(np.float64)
+    numbers, options = task.numbers(outputs), dict[str, Any](units=range(len(rows)), draws=0)
+    if task.truth == "time":
+        measures = risk_metrics(truth[:, 0], truth[:, 1], numbers[:, 0], **options)
+        names = ["c_index"]
+    elif task.truth == "values":
+        measures = value_metrics(truth[:, 0], numbers[:, 0], **options)
+        names = ["mae", "rmse", "r2", "spearman"]
+    else:  # log odds rank as the probabilities do, without their rounding
+        labels = truth[:, 0].astype(np.int64) if task.truth == "class" else truth > 0.5
+        options |= {"scores": task.log_odds(outputs), "names": goal.class_names}
+        measures = class_metrics(labels, numbers, **options)
+        names = ["auroc", "accuracy"]
+        each = [f"auroc:{name}" for name in goal.class_names or ()]
+        names += ["balanced_accuracy"] if task.truth == "class" else each
+    return {name.replace("auroc", "auc", 1): measures[name].estimate for name in names}
 
 
 LAYOUT = 1
@@ -518,14 +471,9 @@ class State:
 
 def write_state(state: State, folder: Path) -> None:
     """Write the state, then the log that belongs to it."""
-    content = {**vars(state), "best": vars(state.best), "layout": LAYOUT}
-    buffer = io.BytesIO()
-    torch.save(content, buffer)  # in memory first: a full disk is then an OSError, told in one line
-
-    def write(temporary: str) -> None:
-        Path(temporary).write_bytes(buffer.getbuffer())
-
-    write_atomically(folder / LAST, write)
+    buffer = io.BytesIO()  # in memory first: a full disk is then an OSError, told in one line
+    torch.save({**vars(state), "best": vars(state.best), "layout": LAYOUT}, buffer)
+    write_bytes(folder / LAST, buffer.getbuffer())
     write_log(state, folder)
 
 

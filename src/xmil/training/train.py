@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from xmil.core.budget import available_memory
 from xmil.core.durable import unchanged, write_text
 from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.task import TASKS, Floats
-from xmil.core.text import parse_json
+from xmil.core.text import parse_json, shorten
 from xmil.evaluate import prediction_columns
 from xmil.storage import (
     RUN,
@@ -74,11 +74,6 @@ class TrainingPlan:
     training_set: TrainingSet
     jobs: tuple[Job, ...]
 
-    @property
-    def points(self) -> list[dict[str, Any]]:
-        """The points of the grid."""
-        return grid_points(self.config)
-
 
 @dataclass
 class TrainOutcome:
@@ -100,15 +95,14 @@ def make_plan(config: Config) -> TrainingPlan:
     training_set = read_training_set(config)
     folds = make_folds(training_set, config)
     trained = np.unique(np.concatenate([fold.train for fold in folds]))
-    jobs = []
-    points = grid_points(config)
+    jobs, points = [], grid_points(config)
     for p, point in enumerate(points):
         at = at_point(config, point)
         for k, fold in enumerate(folds):
             goal = make_goal(training_set.targets, fold.train, at, run=trained)
             for r in range(config.train.repeats):
-                parts = [f"grid{p}"] * (len(points) > 1) + [fold.name] * (len(folds) > 1)
-                parts += [f"repeat{r}"] * (config.train.repeats > 1)
+                several = len(points) > 1, len(folds) > 1, config.train.repeats > 1
+                parts = compress((f"grid{p}", fold.name, f"repeat{r}"), several)
                 # the same at every point of the grid
                 seed = int(np.random.SeedSequence((config.train.seed, k, r)).generate_state(1)[0]) >> 1
                 name = "-".join(parts) or "model"
@@ -116,8 +110,8 @@ def make_plan(config: Config) -> TrainingPlan:
                 if at.train.sampling == "site_balanced":
                     sites = training_set.cohort.column(str(at.data.site))
                     groups = SiteGroups.of(fold.train, sites, training_set.targets.strata)
-                encoder, facts = training_set.encoder, training_set.facts
-                jobs.append(Job(name, at, fold, goal, seed, p, r, encoder, facts, groups))
+                features = training_set.encoder, training_set.facts
+                jobs.append(Job(name, at, fold, goal, seed, p, r, *features, groups))
     return TrainingPlan(config, training_set, tuple(jobs))
 
 
@@ -183,21 +177,20 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
     }
     folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
     full = plan.config.data.full_digests
-    slides = slide_rows(plan.training_set, parts_of(folds, len(plan.training_set)), full=full)
+    slides = slide_rows(training_set, parts_of(folds, len(training_set)), full=full)
     if (folder / RUN).is_file():
         _check_same(folder, described)
         before = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
-        digests = [(row, before.get(row["slide_id"])) for row in slides]
         changed = [
             row["slide_id"]
-            for row, digest in digests
-            if digest and not unchanged(row["path"], digest, full=full)
+            for row in slides
+            if (digest := before.get(row["slide_id"])) and not unchanged(row["path"], digest, full=full)
         ]
         if changed:
-            shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
             raise InputError(
                 f"{folder}: the feature files of {len(changed)} slides have changed since the run began "
-                f"({shown}). Put them back, choose another out=, or pass restart=True to start over."
+                f"({shorten(changed, 5)}). Put them back, choose another out=, or pass restart=True to start "
+                "over."
             )
     write_run(folder, KIND, described)
     for job in plan.jobs:
@@ -224,8 +217,7 @@ def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:
     """Predictions and measures of the best weights; the measures are written last, they say it is done."""
     fit.plain.load_state_dict(state.best.weights)
     fold, measures, rows = fit.job.fold, {}, []
-    for part in ("validation", "test"):
-        members = getattr(fold, part)
+    for part, members in (("validation", fold.validation), ("test", fold.test)):
         if len(members):
             outputs = fit.outputs(members)
             measures[part] = fit.measures(outputs, members)
@@ -252,14 +244,23 @@ def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOut
     }
     outcome.failed |= {name: done[FAILED] for name, done in results.items() if FAILED in done}
     outcome.found = [name for name in outcome.found if name not in outcome.failed]
-    outcome.best = summarise(plan.jobs, plan.points, results)
+    points = grid_points(plan.config)
+    outcome.best = summarise(plan.jobs, points, results)
     if outcome.reports:
-        rows = [_row(job, plan.points[job.point], results.get(job.name, {})) for job in plan.jobs]
+        rows = [_row(job, points[job.point], results.get(job.name, {})) for job in plan.jobs]
         write_rows(folder / "results.csv", rows)
     if outcome.reports and outcome.best:
         write_text(folder / "best.json", json.dumps(outcome.best, indent=1) + "\n")
-        chosen = [job for job in plan.jobs if job.point == outcome.best["grid"]]
-        write_rows(folder / PREDICTIONS, _predictions(chosen, folder))
+        rows = []  # each bag by the models that were not trained on it: test bags, else validation bags
+        for job in plan.jobs:
+            path = folder / job.name / PREDICTIONS
+            if job.point == outcome.best["grid"] and path.is_file():
+                with path.open(newline="", encoding="utf-8") as stream:
+                    own = list(csv.DictReader(stream))
+                tested = [row for row in own if row["subset"] == "test"] or own
+                about = {"fold": job.fold.name, "repeat": job.repeat, "model": job.name}
+                rows += [{**row, **about} for row in tested]
+        write_rows(folder / PREDICTIONS, rows)
     return outcome
 
 
@@ -288,10 +289,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def summarise(jobs: Sequence[Job], points: Sequence[Point], results: Results) -> dict[str, Any]:
-    """The point with the best mean validation measure over folds and repeats; empty where all failed.
-
-    A point with a failed model does not compete unless every point has one.
-    """
+    """The point with the best mean validation measure; one with a failed model does not compete."""
     config = jobs[0].config
     scores: dict[int, float] = {}
     for p in range(len(points)):
@@ -329,28 +327,13 @@ def _row(job: Job, point: Point, done: Mapping[str, Any]) -> dict[str, Any]:
 def _spreads(jobs: Sequence[Job], results: Results, part: str) -> dict[str, Any]:
     """Mean and standard deviation of each measure over the models that have it."""
     parts = [results.get(job.name, {}).get(part, {}) for job in jobs]
-    names = list(dict.fromkeys(name for measures in parts for name in measures))
     spreads = {}
-    for name in names:
+    for name in dict.fromkeys(name for measures in parts for name in measures):
         values = np.array([measures[name] for measures in parts if name in measures], dtype=float)
         finite = values[np.isfinite(values)]
         if len(finite):
             spreads[name] = {"mean": float(finite.mean()), "std": float(finite.std()), "models": len(finite)}
     return spreads
-
-
-def _predictions(jobs: Sequence[Job], folder: Path) -> list[dict[str, Any]]:
-    """Each bag as seen by the models that were not trained on it: test bags, else validation bags."""
-    rows: list[dict[str, Any]] = []
-    for job in jobs:
-        path = folder / job.name / PREDICTIONS
-        if not path.is_file():
-            continue
-        with path.open(newline="", encoding="utf-8") as stream:
-            own = list(csv.DictReader(stream))
-        tested = [row for row in own if row["subset"] == "test"] or own
-        rows += [{**row, "fold": job.fold.name, "repeat": job.repeat, "model": job.name} for row in tested]
-    return rows
 
 
 def prediction_rows(
@@ -378,7 +361,11 @@ def prediction_rows(
 
 def make_fabric(config: Config) -> Any:
     """A Fabric that is not launched yet: until then there is one process, or each knows its rank."""
-    make = _fabric_class()
+    try:
+        from lightning_fabric import Fabric
+    except ImportError:
+        advice = "install it with: pip install 'xmil[train]'"
+        raise UnsupportedError(f"Training needs Lightning Fabric; {advice}") from None
     settings = config.train
     accelerator, devices = _devices(settings)
     processes = settings.devices * settings.nodes
@@ -388,7 +375,7 @@ def make_fabric(config: Config) -> Any:
             "train.devices to 1."
         )
     try:
-        return make(
+        return Fabric(
             accelerator=accelerator,
             devices=devices,
             num_nodes=settings.nodes,
@@ -443,12 +430,3 @@ def _devices(settings: Train) -> tuple[str, int | list[int]]:
     if device.index is not None and settings.devices == 1:
         return device.type, [device.index]
     return device.type, settings.devices
-
-
-def _fabric_class() -> Any:
-    for name in ("lightning_fabric", "lightning.fabric"):
-        try:
-            return import_module(name).Fabric
-        except ImportError:
-            continue
-    raise UnsupportedError("Training needs Lightning Fabric; install it with: pip install 'xmil[train]'")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from xmil.core.bag import IntArray
 from xmil.core.durable import identity
 from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.registry import Registry
-from xmil.core.task import TASKS
+from xmil.core.task import LABEL_COLUMNS, TASKS, Floats
+from xmil.core.text import shorten
 from xmil.data import Cohort, group_cases, join_features, read_cohort, split_folds, split_fractions
 from xmil.data.bags import open_bag
 from xmil.data.dataset import BagDataset
@@ -44,16 +45,11 @@ class TrainingSet:
         return len(self.files)
 
     @property
-    def names(self) -> list[str]:
-        """Names of the bags: slides, or cases."""
-        return self.cohort.slides
-
-    @property
     def digest(self) -> str:
         """What tells two sets apart: names, files, targets."""
         lines = [
             f"{name}|{'|'.join(path.name for path in files)}|{target.tolist()}"
-            for name, files, target in zip(self.names, self.files, self.targets.values, strict=True)
+            for name, files, target in zip(self.cohort.slides, self.files, self.targets.values, strict=True)
         ]
         return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
@@ -61,9 +57,18 @@ class TrainingSet:
 def read_training_set(config: Config) -> TrainingSet:
     """The bags of a config, checked before anything is trained."""
     cohort, notes = _joined(config.data)
-    cohort, more = _labelled(cohort, config)
+    columns = target_columns(config)
+    cells = zip(*[cohort.column(name) for name in columns], strict=True)
+    has_target = [None not in row for row in cells]
+    if not all(has_target):
+        missing = [name for name, has in zip(cohort.slides, has_target, strict=True) if not has]
+        sentence = _list_names(f"slides have no {' and '.join(columns)}", missing)
+        if config.data.missing == "refuse" or not any(has_target):
+            way = "fill them in, or set data.missing to 'skip'"
+            raise InputError(f"{config.data.cohort}: {sentence}; {way}.")
+        cohort, notes = cohort.take(_rows(has_target).tolist()), [*notes, f"{sentence} and are left out"]
     training_set = _readable_set(cohort, config)
-    training_set = replace(training_set, notes=(*notes, *more, *training_set.notes))
+    training_set = replace(training_set, notes=(*notes, *training_set.notes))
     return _without_large(training_set, config.data.exclude_above)
 
 
@@ -128,9 +133,7 @@ def _joined(data: Data) -> tuple[Cohort, list[str]]:
     """The slides that have features in one of the folders."""
     cohort = read_cohort(data.cohort, metadata=data.metadata or None)
     folders = [data.features] if isinstance(data.features, str) else data.features
-    paths: dict[str, object] = {}
-    left = cohort
-    links: list[str] = []
+    left, paths, links = cohort, dict[str, object](), list[str]()
     for folder in folders:
         part, report = join_features(left, folder, follow_links=data.follow_links)
         links += report.not_followed
@@ -154,20 +157,6 @@ def check_columns(config: Config) -> None:
     side = [data.fold_column] if data.fold_column else [data.split] if data.folds is None else []
     for name in [*target_columns(config), *side]:
         cohort.column(name)
-
-
-def _labelled(cohort: Cohort, config: Config) -> tuple[Cohort, list[str]]:
-    """The slides that have a target; missing ones are refused unless they are to be skipped."""
-    columns = target_columns(config)
-    cells = [cohort.column(name) for name in columns]
-    labelled = [i for i in range(len(cohort)) if all(column[i] is not None for column in cells)]
-    missing = [name for i, name in enumerate(cohort.slides) if i not in set(labelled)]
-    if not missing:
-        return cohort, []
-    sentence = _list_names(f"slides have no {' and '.join(columns)}", missing)
-    if config.data.missing == "refuse" or not labelled:
-        raise InputError(f"{config.data.cohort}: {sentence}; fill them in, or set data.missing to 'skip'.")
-    return cohort.take(labelled), [f"{sentence} and are left out"]
 
 
 def _bags(cohort: Cohort, config: Config) -> tuple[Cohort, tuple[tuple[Path, ...], ...]]:
@@ -196,19 +185,16 @@ def _without_large(training_set: TrainingSet, limit: int | None) -> TrainingSet:
     keep = [i for i, n in enumerate(sizes) if n <= limit]
     if not keep:
         raise InputError(f"Every bag has more than {limit} instances (data.exclude_above); raise the limit.")
-    gone = [name for name, n in zip(training_set.names, sizes, strict=True) if n > limit]
-    files = tuple(training_set.files[i] for i in keep)
-    places = [paths if len(paths) > 1 else paths[0] for paths in files]
+    gone = [name for name, n in zip(training_set.cohort.slides, sizes, strict=True) if n > limit]
+    note = _list_names(f"bags have more than {limit} instances and are left out", gone)
+    bags, targets = training_set.bags, training_set.targets
     return replace(
         training_set,
         cohort=training_set.cohort.take(keep),
-        files=files,
-        targets=training_set.targets.take(keep),
-        bags=replace(training_set.bags, paths=places, targets=[0] * len(keep)),
-        notes=(
-            *training_set.notes,
-            _list_names(f"bags have more than {limit} instances and are left out", gone),
-        ),
+        files=tuple(training_set.files[i] for i in keep),
+        targets=replace(targets, values=targets.values[keep]),
+        bags=replace(bags, paths=[bags.paths[i] for i in keep], targets=[0] * len(keep)),
+        notes=(*training_set.notes, note),
     )
 
 
@@ -236,11 +222,10 @@ def _facts(bags: BagDataset) -> tuple[dict[str, Any], list[str]]:
 
 def bag_slides(training_set: TrainingSet) -> list[tuple[str, ...]]:
     """The slides that each bag is made of."""
+    cohort = training_set.cohort
     return [
         tuple(name if len(files) == 1 and name != case else slide_name(path) for path in files)
-        for name, case, files in zip(
-            training_set.names, training_set.cohort.cases, training_set.files, strict=True
-        )
+        for name, case, files in zip(cohort.slides, cohort.cases, training_set.files, strict=True)
     ]
 
 
@@ -248,47 +233,27 @@ def slide_rows(
     training_set: TrainingSet, parts: Sequence[str], *, full: bool = False
 ) -> list[dict[str, str]]:
     """The slides of a training set as a cohort table: the part that each plays, and what its file holds."""
+    cases, targets = training_set.cohort.cases, training_set.targets
+    truth, names = TASKS[targets.task].truth, targets.class_names or ()
+    columns = ("time", "event") if truth == "time" else names or ("value",)
     rows = []
-    for slides, case, files, part, *cells in zip(
-        bag_slides(training_set),
-        training_set.cohort.cases,
-        training_set.files,
-        parts,
-        *_target_cells(training_set),
-        strict=True,
-    ):
-        for slide, path in zip(slides, files, strict=True):
-            rows.append(
-                {
-                    "slide_id": slide,
-                    "case_id": case,
-                    **dict(cells),
-                    "split": part,
-                    "path": str(path.resolve()),
-                    "digest": identity(path, full=full),
-                }
-            )
+    for i, slides in enumerate(bag_slides(training_set)):
+        values = targets.values[i].tolist()
+        if truth == "class":
+            cells = {"label": names[int(values[0])]}
+        else:
+            cells = {name: f"{value:g}" for name, value in zip(columns, values, strict=True)}
+        for slide, path in zip(slides, training_set.files[i], strict=True):
+            row = {"slide_id": slide, "case_id": cases[i], **cells, "split": parts[i]}
+            rows.append({**row, "path": str(path.resolve()), "digest": identity(path, full=full)})
     return rows
 
 
-def _target_cells(training_set: TrainingSet) -> list[list[tuple[str, str]]]:
-    """The target columns as they stand in the table; classes by their names."""
-    targets = training_set.targets
-    truth = TASKS[targets.task].truth
-    if truth == "class":
-        names = targets.class_names or ()
-        return [[("label", names[int(value)]) for value in targets.values[:, 0]]]
-    columns = ("time", "event") if truth == "time" else tuple(targets.class_names or ("value",))
-    return [[(name, f"{value:g}") for value in targets.values[:, i]] for i, name in enumerate(columns)]
-
-
 def _list_names(what: str, names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-    return f"{len(names)} {what} ({shown})"
+    return f"{len(names)} {what} ({shorten(names, SHOWN)})"
 
 
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.int64]
+Rows = IntArray  # of the training set
 
 
 @dataclass(frozen=True)
@@ -299,19 +264,12 @@ class Targets:
     values: Floats
     class_names: tuple[str, ...] | None = None
 
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def take(self, rows: Sequence[int]) -> Targets:
-        """The targets of some bags."""
-        return replace(self, values=self.values[list(rows)])
-
     @property
     def strata(self) -> list[str]:
         """What folds spread evenly: the class, the labels together, or whether the event was seen."""
         truth = TASKS[self.task].truth
         if truth == "values":
-            return [""] * len(self)
+            return [""] * len(self.values)
         columns = self.values[:, 1:] if truth == "time" else self.values
         return ["/".join(f"{value:g}" for value in row) for row in columns]
 
@@ -344,7 +302,8 @@ def read_targets(cohort: Cohort, config: Config) -> Targets:
     """The targets of a cohort's bags for a task."""
     data, truth = config.data, TASKS[config.task].truth
     if truth == "class":
-        return replace(_classes(cohort, data.label, tuple(data.class_names)), task=config.task)
+        indices, names = _classes(cohort, data.label, tuple(data.class_names))
+        return Targets(config.task, indices.astype(float)[:, None], names)
     if truth == "labels":
         columns = [cohort.numbers(name) for name in data.labels]
         for name, values in zip(data.labels, columns, strict=True):
@@ -362,7 +321,7 @@ def read_targets(cohort: Cohort, config: Config) -> Targets:
 
 def target_columns(config: Config) -> list[str]:
     """The columns that hold the targets of a task."""
-    named = [getattr(config.data, setting) for setting in TASKS[config.task].label_columns]
+    named = [getattr(config.data, setting) for setting in LABEL_COLUMNS[TASKS[config.task].truth]]
     return named[0] if isinstance(named[0], list) else named
 
 
@@ -455,15 +414,14 @@ def time_bins(targets: Floats, bins: int) -> list[float]:
     return [float(edge) for edge in edges]
 
 
-def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> Targets:
-    """Class indices: by the given names where the labels are among them, else as numbers or by alphabet."""
+def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> tuple[Rows, tuple[str, ...]]:
+    """Class indices and names: the given names where they hold the labels, else numbers or the alphabet."""
     classes, cells = cohort.classes(column), cohort.column(column)
     values = set(map(str, cells))
     if len(values) < 2:
         raise InputError(f"Column {column!r} holds one class only ({cells[0]!r}); a classifier needs two.")
     if names and values <= set(names):
-        index = np.array([names.index(str(cell)) for cell in cells], dtype=float)
-        return Targets("classification", index[:, None], names)
+        return np.array([names.index(str(cell)) for cell in cells]), names
     numbered = classes == [str(i) for i in range(len(classes))]
     if names:
         if not numbered:
@@ -476,8 +434,7 @@ def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> Targets:
             f"Column {column!r} holds numbers but no {absent[0]}; class numbers go from 0 up and leave none "
             f"out. Where they are names, set data.class_names = [{listing}]."
         )
-    labels = cohort.labels(column).astype(float)
-    return Targets("classification", labels[:, None], names or tuple(classes))
+    return cohort.labels(column), names or tuple(classes)
 
 
 def _check_names(names: tuple[str, ...], classes: int) -> None:
@@ -509,8 +466,23 @@ def make_folds(training_set: TrainingSet, config: Config) -> list[Fold]:
     data = config.data
     by_split = data.folds is None and data.fold_column is None
     folds = [_by_split(training_set, data)] if by_split else _by_fold(training_set, data, config.train.seed)
+    targets = training_set.targets
     for fold in folds:
-        _check(fold, training_set.targets, config)
+        where = f"{fold.name}: " if fold.name else ""
+        if not len(fold.train) or not len(fold.validation):
+            raise InputError(f"{where}the training or the validation set is empty; use fewer folds.")
+        classes = np.unique(targets.values[fold.validation, 0])
+        if TASKS[targets.task].truth == "class" and config.monitor == "auc" and len(classes) < 2:
+            name = (targets.class_names or ())[int(classes[0])]
+            raise InputError(
+                f"{where}the validation set holds the class {name!r} only, so it has no AUC; "
+                "split again with both classes, or set train.monitor to 'loss'."
+            )
+        if config.monitor == "c_index" and not targets.values[fold.validation, 1].any():
+            raise InputError(
+                f"{where}the validation set has no event, so it has no C-index; split again or monitor the "
+                "loss."
+            )
     return folds
 
 
@@ -531,7 +503,7 @@ def _by_split(training_set: TrainingSet, data: Data) -> Fold:
     splits = {cell for cell in cells if cell is not None}
     parts = {}
     for part, names in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-        parts[part] = _rows([cell in names for cell in cells])
+        parts[part] = _rows(cell in names for cell in cells)
         if not len(parts[part]) and part != "test":
             error = unknown_name("split", names[0] if names else part, splits)
             raise InputError(f"Column {data.split!r} has no bag for data.{part}. {error}")
@@ -560,15 +532,14 @@ def _by_fold(training_set: TrainingSet, data: Data, seed: int) -> list[Fold]:
 def _fold(
     training_set: TrainingSet, cells: tuple[str | None, ...], names: list[str], k: int, data: Data, seed: int
 ) -> Fold:
-    test = _rows([cell == names[k] for cell in cells])
-    rest = _rows([cell is not None and cell != names[k] for cell in cells])
+    test = _rows(cell == names[k] for cell in cells)
+    rest = _rows(cell is not None and cell != names[k] for cell in cells)
     if data.scheme == "shared":
         return Fold(f"fold{k}", rest, test, test)
     if data.scheme == "next":
         if len(names) < 3:
             raise InputError("data.scheme 'next' needs three folds or more; use 'inner'.")
-        after = names[(k + 1) % len(names)]
-        validation = np.array([i for i in rest if cells[i] == after], dtype=np.int64)
+        validation = _rows(cell == names[(k + 1) % len(names)] for cell in cells)
     elif data.site_splits == "preserved":
         cohort = training_set.cohort.with_column(STRATUM, training_set.targets.strata).take(rest.tolist())
         shares = {"train": 1 - data.validation_share, "val": data.validation_share}
@@ -582,35 +553,17 @@ def _fold(
 def _held_out(training_set: TrainingSet, rows: Rows, share: float, *, seed: tuple[int, int]) -> Rows:
     """A share of the cases of each stratum, one at least."""
     rng = np.random.default_rng(seed)
-    strata: dict[str, dict[str, list[int]]] = {}
-    kinds = training_set.targets.strata
+    strata: dict[str, set[str]] = {}
+    cases, kinds = training_set.cohort.cases, training_set.targets.strata
     for i in rows.tolist():
-        strata.setdefault(kinds[i], {}).setdefault(training_set.cohort.cases[i], []).append(i)
+        strata.setdefault(kinds[i], set()).add(cases[i])
     selected: set[str] = set()
-    for _, cases in sorted(strata.items()):
-        free = [case for case in sorted(cases) if case not in selected]
+    for _, members in sorted(strata.items()):
+        free = sorted(members - selected)
         n = max(1, round(share * len(free))) if len(free) > 1 else 0
         selected.update(str(case) for case in rng.permutation(free)[:n])
-    return np.array([i for i in rows.tolist() if training_set.cohort.cases[i] in selected], dtype=np.int64)
+    return np.array([i for i in rows.tolist() if cases[i] in selected], dtype=np.int64)
 
 
-def _check(fold: Fold, targets: Targets, config: Config) -> None:
-    where = f"{fold.name}: " if fold.name else ""
-    if not len(fold.train) or not len(fold.validation):
-        raise InputError(f"{where}the training or the validation set is empty; use fewer folds.")
-    if TASKS[targets.task].truth == "class" and config.monitor == "auc":
-        classes = np.unique(targets.values[fold.validation, 0])
-        if len(classes) < 2:
-            name = (targets.class_names or ())[int(classes[0])]
-            raise InputError(
-                f"{where}the validation set holds the class {name!r} only, so it has no AUC; "
-                "split again with both classes, or set train.monitor to 'loss'."
-            )
-    if config.monitor == "c_index" and not targets.values[fold.validation, 1].any():
-        raise InputError(
-            f"{where}the validation set has no event, so it has no C-index; split again or monitor the loss."
-        )
-
-
-def _rows(mask: list[bool]) -> Rows:
-    return np.flatnonzero(np.array(mask, dtype=bool)).astype(np.int64)
+def _rows(mask: Iterable[bool]) -> Rows:
+    return np.flatnonzero(np.fromiter(mask, dtype=bool)).astype(np.int64)
