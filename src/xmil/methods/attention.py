@@ -60,8 +60,9 @@ def attention(
     """
     about: dict[str, Any] = {}
     if network.model is not None:
-        options: dict[str, Any] = {"layer": layer, "heads": heads, "normalise": normalise, "fold": fold}
-        logits, (weights,) = compute_attention(network, x, **options)
+        logits, (weights,) = compute_attention(
+            network, x, layer=layer, heads=heads, normalise=normalise, fold=fold
+        )
     else:
         if heads != "mean":
             raise bad_parameter("heads", f"attention of {network.name}", "'mean'", heads)
