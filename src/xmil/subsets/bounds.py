@@ -20,6 +20,7 @@ from torch import Tensor
 from xmil.subsets.closed_forms import Layers, MaxSubsets, PooledSubsets, affine_head
 from xmil.subsets.engine import Subsets
 
+Affine = tuple[Tensor, Tensor]  # weights (k, e, c) and constants (c,) of a head
 SLACK = 1e-6  # what rounding in the model may add to a number, as a share of the terms it is a sum of
 ROUNDS = 60  # of an iteration, before it falls back to the largest value
 
@@ -117,9 +118,7 @@ class SumBound(Bound):
 class BranchBound(Bound):
     """Several attention branches and an affine head: each branch at its best by itself."""
 
-    def __init__(
-        self, game: PooledSubsets, weights: list[Weights], h: Tensor, head: tuple[Tensor, Tensor]
-    ) -> None:
+    def __init__(self, game: PooledSubsets, weights: list[Weights], h: Tensor, head: Affine) -> None:
         super().__init__(game.n)
         matrix, self.constant = head  # (k, e, c), (c,)
         self.weights = weights
