@@ -18,7 +18,7 @@ from xmil.methods.inside_maps import (
     Tile,
     TileMap,
     average_views,
-    is_cut,
+    cuts,
     relevance,
     spatial_layers,
     turned,
@@ -56,13 +56,12 @@ def depths(net: nn.Module, pixels: Tensor) -> dict[str, str]:
     chosen: dict[str, str] = {}
     finer = sorted({edge for edge in edges if edges[-1] < edge < SEEN // 2})
     for edge in finer or [edges[-1]]:
-        cuts = (name for name in reversed(names) if found[name] == edge and is_cut(net, name, pixels))
-        layer = next(cuts, None)
+        layer = next(cuts(net, [name for name in reversed(names) if found[name] == edge], pixels), None)
         if layer is not None:
             chosen[f"{edge} x {edge}"] = layer
     if not finer:  # a transformer: one grid, stop at blocks
-        cuts = [name for name in names if name.count(".") == 1 and is_cut(net, name, pixels)]
-        chosen = {name: name for name in cuts[:-1:2]}
+        blocks = list(cuts(net, [name for name in names if name.count(".") == 1], pixels))
+        chosen = {name: name for name in blocks[:-1:2]}
     return {**chosen, "pixels": PIXELS}
 
 

@@ -15,7 +15,7 @@ from tests.encoders.torchvisions import timm_or_skip
 from tests.methods.test_inside import Convolutions, encoder_of, explained, slide  # noqa: F401 - a fixture
 from xmil.core.errors import UnsupportedError
 from xmil.encoders import load_encoder
-from xmil.methods import EncoderNetwork, MapSettings, Tile, TileMap, finer_layer, is_cut, map_tile
+from xmil.methods import EncoderNetwork, MapSettings, Tile, TileMap, cuts, finer_layer, map_tile
 from xmil.network import frozen
 from xmil.nn import ResNet
 
@@ -57,7 +57,7 @@ def test_tokens_and_lrp_of_timms_families(name: str) -> None:
         strong = map_tile("lrp", network, tile, MapSettings(gamma=1.0))
         for made in (tokens, finer, strong):
             check_adds_up(made, terms)
-        assert is_cut(net, network.layers["lrp"], tile.pixels)
+        assert list(cuts(net, [network.layers["lrp"]], tile.pixels))
     stop, edge = FAMILIES[name]
     assert finer.values.shape == (edge, edge)
     assert stop in (None, network.layers["lrp"])
@@ -68,7 +68,7 @@ def test_lrp_stops_where_everything_passes() -> None:
     net = ResNet("resnet50").eval()
     pixels = torch.randn(1, 3, 64, 64)
     assert finer_layer(net, pixels) == "layer3"
-    assert not is_cut(net, "layer4.0.conv1", pixels)
+    assert not list(cuts(net, ["layer4.0.conv1"], pixels))
 
 
 class Cancelling(nn.Module):

@@ -32,7 +32,7 @@ def test_limits_are_set_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
             assert ("mallopt", memory._M_MMAP_MAX, 0) in calls
         assert ("trim", 0, 0) not in calls
     assert calls[-3:] == [
-        *(("mallopt", option, value) for option, value in memory._AT_EASE.items()),
+        *(("mallopt", option, value) for option, value in memory._USUAL_LIMITS.items()),
         ("trim", 0, 0),
     ]
 

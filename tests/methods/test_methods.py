@@ -227,7 +227,7 @@ def test_multi_label_means_a_sigmoid_per_class() -> None:
     x = torch.randn(9, 6)
     e = xmil.explain(model, x, method="single", target=2)
     assert e.output == pytest.approx(1 / (1 + np.exp(-float(e.logits[2]))), rel=1e-5)
-    with pytest.raises(XmilError, match="multi-label"):
+    with pytest.raises(XmilError, match="multilabel"):
         xmil.explain(model, x, target=2, output="contrastive")
 
 

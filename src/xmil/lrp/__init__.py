@@ -4,7 +4,6 @@ from xmil.lrp.engine import Engine, Relevance, Trace, hooked, innermost_module, 
 from xmil.lrp.marks import part_of_bag
 from xmil.lrp.operations import (
     FUNCTION_RULES,
-    PLAIN,
     RULES,
     AffineRule,
     Composite,
@@ -18,7 +17,6 @@ from xmil.lrp import replay, rules  # isort: skip  # registers the rules, which 
 
 __all__ = [
     "FUNCTION_RULES",
-    "PLAIN",
     "RULES",
     "AffineRule",
     "Composite",

@@ -385,8 +385,7 @@ def without_recomputing() -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
-Forward = Callable[[Tensor], Tensor]
-OutputFunction = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor], Tensor]  # bags to logits, or logits to an output
 LINEAR = 1e-5  # an output that leaves less than this is linear up to rounding
 
 
@@ -438,7 +437,7 @@ class Trace:
         """Let go of the module, so that a trace that is kept does not keep it alive."""
         self._engine.module = nn.Module()
 
-    def relevance(self, output: OutputFunction, *, keep: bool = False) -> Relevance:
+    def relevance(self, output: Forward, *, keep: bool = False) -> Relevance:
         """Relevance of output(logits), a tensor (b,); `keep` leaves the graph for another output."""
         logits = self.logits.requires_grad_(True)
         with torch.enable_grad():
@@ -481,36 +480,32 @@ def trace(
             raise UnsupportedError(
                 f"The compiled module {part.original_name} hides its operations. {WAY_OUT}"
             )
-
-    def engine(own: bool) -> Engine:
-        activations = None if against is None else Secants(against)
-        return Engine(composite or Composite(), module, own=own, activations=activations)
-
-    return _with_engine(forward, x, engine, layers)
+    engine = partial(Engine, composite or Composite(), module)
+    return _with_engine(forward, x, engine, lambda: None if against is None else Secants(against), layers)
 
 
 def record(
     forward: Forward, x: Tensor, *, module: nn.Module, composite: Composite | None = None
 ) -> ReferencePass:
     """What the activations of a reference pass see, for `trace(against=)`."""
-    recorders: list[Recorder] = []
-
-    def engine(own: bool) -> Engine:
-        recorders.append(Recorder())
-        return Engine(composite or Composite(), module, own=own, activations=recorders[-1])
-
-    _with_engine(forward, x, engine, ())
-    return recorders[-1].inputs
+    engine = partial(Engine, composite or Composite(), module)
+    recorder = _with_engine(forward, x, engine, Recorder)._engine.activations
+    assert isinstance(recorder, Recorder)  # noqa: S101  # narrows the type for mypy
+    return recorder.inputs
 
 
 def _with_engine(
-    forward: Forward, x: Tensor, engine: Callable[[bool], Engine], layers: Sequence[str]
+    forward: Forward,
+    x: Tensor,
+    engine: Callable[..., Engine],
+    activations: Callable[[], Activations | None],
+    layers: Sequence[str] = (),
 ) -> Trace:
     """A pass; one that changes tensors in place is run again with tensors of its own."""
     try:
-        return _trace(forward, x, engine(False), layers)
+        return _trace(forward, x, engine(activations=activations()), layers)
     except StartOver:
-        return _trace(forward, x, engine(True), layers)
+        return _trace(forward, x, engine(activations=activations(), own=True), layers)
 
 
 def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -> Trace:

@@ -37,7 +37,7 @@ def numbers_in(values: Any) -> Iterator[float | np.floating[Any]]:
             yield from numbers_in(value)
 
 
-def _spelled_out(number: float) -> bool:
+def _is_literal(number: float) -> bool:
     """Whether the running code has this number as a literal, or a running module as an attribute."""
     for frame, _ in walk_stack(sys._getframe(1)):
         owner = frame.f_locals.get("self")
@@ -88,7 +88,7 @@ class Marks:
         if not self.left or not isinstance(number, float | np.floating):
             return False
         value = float(number)
-        return math.isfinite(value) and not value.is_integer() and not _spelled_out(value)
+        return math.isfinite(value) and not value.is_integer() and not _is_literal(value)
 
     def put(self, tensor: Tensor, mark: str) -> None:
         """Mark a tensor."""

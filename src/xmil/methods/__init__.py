@@ -2,7 +2,7 @@
 
 from xmil.methods import attention, gradients, lrp, perturbation, shapley
 from xmil.methods.explain import Bags, explain, explain_classes, explain_targets, list_methods
-from xmil.methods.inside import baseline_shift, explain_again, explain_inside
+from xmil.methods.inside import explain_inside
 from xmil.methods.inside_maps import (
     MAPS,
     VIEWS,
@@ -10,10 +10,9 @@ from xmil.methods.inside_maps import (
     MapSettings,
     Tile,
     TileMap,
+    cuts,
     finer_layer,
     fold_batch_norm,
-    grid_of,
-    is_cut,
     map_tile,
     spatial_layers,
 )
@@ -60,19 +59,16 @@ __all__ = [
     "ZeroMapError",
     "account_warnings",
     "attention",
-    "baseline_shift",
     "class_output",
+    "cuts",
     "explain",
-    "explain_again",
     "explain_classes",
     "explain_inside",
     "explain_targets",
     "finer_layer",
     "fold_batch_norm",
     "gradients",
-    "grid_of",
     "interactions",
-    "is_cut",
     "list_methods",
     "lrp",
     "map_tile",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.task import Target
 from xmil.lrp import innermost_module
 from xmil.methods.method import Attributions, Output, Question, attributions, register_method
-from xmil.network import Network, Watch
+from xmil.network import Network, Watch, attempt
 from xmil.nn import SelfAttention, row_blocks
 
 FUSIONS = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
@@ -59,8 +60,9 @@ def attention(
     """
     about: dict[str, Any] = {}
     if network.model is not None:
-        options: dict[str, Any] = {"layer": layer, "heads": heads, "normalise": normalise, "fold": fold}
-        logits, (weights,) = compute_attention(network, x, **options)
+        logits, (weights,) = compute_attention(
+            network, x, layer=layer, heads=heads, normalise=normalise, fold=fold
+        )
     else:
         if heads != "mean":
             raise bad_parameter("heads", f"attention of {network.name}", "'mean'", heads)
@@ -238,7 +240,7 @@ def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int
     It has one column, or one per class; `layer` numbers the softmaxes.
     """
     n = x.shape[1]
-    softmaxes = _used(network, x, *_over_instances(network, x))
+    softmaxes = _keep_used(network, x, *_find_instance_softmaxes(network, x))
     if not softmaxes:
         raise UnsupportedError(
             f"No softmax of {network.name} weighs the {n} instances: it has no attention to show; use lrp, "
@@ -267,7 +269,7 @@ def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int
     return softmax.received[:, None], f"{what}, what each instance receives in the mean"
 
 
-def _over_instances(network: Network, x: Tensor) -> tuple[list[Weights], list[int]]:
+def _find_instance_softmaxes(network: Network, x: Tensor) -> tuple[list[Weights], list[int]]:
     """The softmaxes of a pass, and which are over n or n + 1 things and lose one when an instance leaves.
 
     Of n + 1, the class token is last if what they receive follows the instances in turned order before it.
@@ -291,7 +293,7 @@ def _over_instances(network: Network, x: Tensor) -> tuple[list[Weights], list[in
     return every, fitting
 
 
-def _used(network: Network, x: Tensor, every: list[Weights], fitting: list[int]) -> list[Weights]:
+def _keep_used(network: Network, x: Tensor, every: list[Weights], fitting: list[int]) -> list[Weights]:
     """The fitting ones that an output depends on; rows belong to classes only if each is of one alone."""
     candidates = [every[i] for i in fitting]
     if len(candidates) < 2 and all(weights.columns is None for weights in candidates):
@@ -324,12 +326,6 @@ def _used(network: Network, x: Tensor, every: list[Weights], fitting: list[int])
 @torch.no_grad()
 def _softmaxes(network: Network, x: Tensor, rows: Tensor | None) -> list[Weights]:
     """The softmaxes of a pass over a bag; none if a module cannot run on the rows."""
-    watch = SoftmaxWatch(network.module)
-    try:
-        with watch:
-            network(x, rows)
-    except Exception:
-        if rows is None:
-            raise
-        return []
-    return watch.softmaxes
+    with SoftmaxWatch(network.module) as watch:
+        out = network(x) if rows is None else attempt(partial(network, x, rows))
+    return [] if out is None else watch.softmaxes

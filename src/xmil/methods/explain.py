@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.bag import Bag
+from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
 from xmil.core.explanation import Audit, Explanation
 from xmil.methods.lrp import check_zero_map
@@ -33,7 +33,6 @@ from xmil.methods.method import (
 )
 from xmil.methods.shapley import sure_signs
 from xmil.network import (
-    CallOptions,
     ForwardFunction,
     Network,
     as_bag,
@@ -78,8 +77,8 @@ def explain(
     >>> len(e.scores), e.method, e.target == 1
     (3, 'lrp', True)
     """
-    options = CallOptions(forward=forward, returns=returns, average=average)
-    return _explain(model, bag, [target], method=method, output=output, options=options, params=params)[0]
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, **params}
+    return explain_targets(model, bag, [target], method=method, output=output, **how)[0]
 
 
 def explain_classes(
@@ -97,25 +96,8 @@ def explain_classes(
 
     A survival model has its time bins for classes, and its risk after them.
     """
-    options = CallOptions(forward=forward, returns=returns, average=average)
-    return _explain(model, bag, None, method=method, output=output, options=options, params=params)
-
-
-def explain_targets(
-    model: nn.Module | str | PathLike[str],
-    bag: Bags,
-    targets: Sequence[Any],
-    *,
-    method: str = "lrp",
-    output: str | None = None,
-    forward: ForwardFunction | None = None,
-    returns: str | None = None,
-    average: int | None = None,
-    **params: Any,
-) -> list[Explanation]:
-    """An explanation for each of the targets, from one forward pass if the method allows it."""
-    options = CallOptions(forward=forward, returns=returns, average=average)
-    return _explain(model, bag, targets, method=method, output=output, options=options, params=params)
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, **params}
+    return explain_targets(model, bag, None, method=method, output=output, **how)
 
 
 def list_methods(model: nn.Module | str | PathLike[str] | None = None) -> list[str]:
@@ -131,23 +113,26 @@ def list_methods(model: nn.Module | str | PathLike[str] | None = None) -> list[s
     return [name for name in METHODS if METHODS[name].supports(network) is None]
 
 
-def _explain(
+def explain_targets(
     model: nn.Module | str | PathLike[str],
-    bag: Any,
+    bag: Bags,
     targets: Sequence[Any] | None,
     *,
-    method: str,
-    output: str | None,
-    options: CallOptions,
-    params: dict[str, Any],
+    method: str = "lrp",
+    output: str | None = None,
+    forward: ForwardFunction | None = None,
+    returns: str | None = None,
+    average: int | None = None,
+    **params: Any,
 ) -> list[Explanation]:
+    """An explanation for each target, or each class, from one forward pass if the method allows it."""
     entry = METHODS[method]
     entry.check_parameters(params)
     kinds = (*entry.outputs, *own_outputs())
     if output is not None and output not in kinds:
         raise unknown_name(f"output of {method}", output, kinds)
     bag = as_bag(bag)
-    network, x = open_network(model, bag, **options)
+    network, x = open_network(model, bag, forward=forward, returns=returns, average=average)
     if (reason := entry.supports(network)) is not None:
         able = [name for name in METHODS if METHODS[name].supports(network) is None]
         raise UnsupportedError(
@@ -237,8 +222,8 @@ def _array(values: Tensor | None) -> npt.NDArray[np.float32] | None:
 
 LARGE_BYTES = 1 << 26  # bags below this never meet the limit
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_AT_EASE = {_M_MMAP_MAX: 65_536, _M_TRIM_THRESHOLD: 1 << 26}  # glibc's own limits
-_BUSY = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: (1 << 31) - 1}
+_USUAL_LIMITS = {_M_MMAP_MAX: 65_536, _M_TRIM_THRESHOLD: 1 << 26}  # glibc's own limits
+_NO_LIMITS = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: (1 << 31) - 1}
 
 _lock = threading.Lock()
 _users = 0
@@ -262,7 +247,7 @@ def _count(libc: ctypes.CDLL, change: int) -> None:
     global _users
     with _lock:
         _users += change
-        for option, value in (_BUSY if _users else _AT_EASE).items():
+        for option, value in (_NO_LIMITS if _users else _USUAL_LIMITS).items():
             libc.mallopt(option, value)
         if not _users:
             libc.malloc_trim(0)
@@ -281,7 +266,6 @@ def _glibc() -> ctypes.CDLL | None:
 
 FEWEST = 2  # sub-bags that must hold an instance: one has no standard error
 SKEWED, OFTEN = 1.5, 0.1  # the skewness that few normal samples have, and the share of patches that may
-Rows = npt.NDArray[np.int64]
 
 
 def explain_contexts(
@@ -321,7 +305,7 @@ def explain_contexts(
     return Attributions(logits, attributions)
 
 
-def deal(n: int, *, contexts: int, keep: float, seed: int | Sequence[int] = 0) -> list[Rows]:
+def deal(n: int, *, contexts: int, keep: float, seed: int | Sequence[int] = 0) -> list[IntArray]:
     """The instances of each sub-bag, ascending: ceil(keep n) of n, dealt from shuffled decks.
 
     >>> [rows.tolist() for rows in deal(4, contexts=4, keep=0.5)]
@@ -351,7 +335,7 @@ def deal(n: int, *, contexts: int, keep: float, seed: int | Sequence[int] = 0) -
     return hands
 
 
-def _average(parts: Sequence[Attribution], hands: Sequence[Rows], x: Tensor) -> Attribution:
+def _average(parts: Sequence[Attribution], hands: Sequence[IntArray], x: Tensor) -> Attribution:
     """Mean and standard error over the sub-bags that hold each instance."""
     counts, total, squares = (torch.zeros(x.shape[1], dtype=torch.float64, device=x.device) for _ in range(3))
     rows = torch.from_numpy(np.concatenate(hands)).to(x.device)

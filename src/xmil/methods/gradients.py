@@ -34,12 +34,10 @@ INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middl
 Score = Callable[[Tensor, Tensor], Tensor]  # gradients and bags (b, n, d) to scores (b, n)
 
 
-def _times_input(gradient: Tensor, x: Tensor) -> Tensor:
-    return (gradient * x).sum(dim=-1)
-
-
-def _squared(gradient: Tensor, _: Tensor) -> Tensor:
-    return gradient.square().sum(dim=-1)
+SCORES: dict[str, Score] = {
+    "gxi": lambda gradient, x: (gradient * x).sum(dim=-1),
+    "grad2": lambda gradient, _: gradient.square().sum(dim=-1),
+}
 
 
 def _score_bags(network: Network, x: Tensor, outputs: Sequence[Output], score: Score) -> Tensor:
@@ -61,24 +59,23 @@ def _scores(logits: Tensor, x: Tensor, outputs: Sequence[Output], score: Score) 
 
 
 @register_method(
-    "gxi", signed=True, cost="about 3", contexts=True, batch=partial(_score_bags, score=_times_input)
+    "gxi", signed=True, cost="about 3", contexts=True, batch=partial(_score_bags, score=SCORES["gxi"])
 )
 def gradient_times_input(network: Network, x: Tensor, question: Question) -> Attributions:
     """Sum over features of gradient * input."""
-    return _from_gradients(network, x, question, _times_input)
+    return _from_gradients(network, x, question, SCORES["gxi"])
 
 
-@register_method("grad2", signed=False, cost="about 3", batch=partial(_score_bags, score=_squared))
+@register_method("grad2", signed=False, cost="about 3", batch=partial(_score_bags, score=SCORES["grad2"]))
 def squared_gradient(network: Network, x: Tensor, question: Question) -> Attributions:
     """Sum over features of the squared gradient."""
-    return _from_gradients(network, x, question, _squared)
+    return _from_gradients(network, x, question, SCORES["grad2"])
 
 
 def integrated_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
     """Scores (b, outputs, n) of many bags from bags of zeros, all steps of the path at once."""
     start = torch.zeros_like(x)
-    paths = [_path(network, x, start, output, at_once=None) for output in outputs]
-    return torch.stack(paths, dim=1)
+    return torch.stack([_path(network, x, start, output, at_once=None) for output in outputs], dim=1)
 
 
 def _path(

@@ -34,7 +34,6 @@ PIXELS = 256  # of a patch, if nothing says how many the encoder got
 ALIKE, REFUSED = 0.995, 0.9  # cosine of a patch's features in the bag and those the encoder gives now
 SAME = 1e-3  # of the largest score: explanations that differ by more are not one
 RULES = ("preset", "epsilon", "gamma", "bias", "gates")
-Features = Callable[[IntArray], Tensor]  # of rows of the bag, read and encoded now
 
 
 def explain_inside(
@@ -199,7 +198,7 @@ def _find_worth(
     e: Explanation,
     rows: IntArray,
     *,
-    read: Features,
+    read: Callable[[IntArray], Tensor],  # features of rows of the bag, encoded now
     features: Any,
     background: Background | None,
 ) -> _Worth:

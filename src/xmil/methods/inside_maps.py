@@ -137,8 +137,9 @@ class EncoderNetwork:
         return self.copies["folded"]
 
 
-MapMethod = Callable[[EncoderNetwork, Tile, MapSettings], TileMap]
-MAPS: Registry[MapMethod] = Registry("map inside a patch", group="xmil.maps")
+MAPS: Registry[Callable[[EncoderNetwork, Tile, MapSettings], TileMap]] = Registry(
+    "map inside a patch", group="xmil.maps"
+)
 
 
 def map_tile(method: str, network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
@@ -383,11 +384,6 @@ def _run_with(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> tuple
 
     with hooked(module, layers, note), torch.no_grad():
         return module(pixels), outputs
-
-
-def is_cut(module: nn.Module, layer: str, pixels: Tensor) -> bool:
-    """Whether all that the network reads from a picture goes through this layer, none of it around."""
-    return next(cuts(module, [layer], pixels), None) is not None
 
 
 def cuts(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> Iterator[str]:

@@ -11,7 +11,7 @@ of the chosen instances the other way round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -29,7 +29,14 @@ from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
 from xmil.methods.explain import Bags, explain
 from xmil.methods.method import Output, Question, seed_words
-from xmil.methods.shapley import LARGEST, bits_of, check_sampling, is_precise, warn_of_shortfall
+from xmil.methods.shapley import (
+    LARGEST,
+    Progress,
+    bits_of,
+    check_sampling,
+    is_precise,
+    warn_of_shortfall,
+)
 from xmil.network import CallOptions, as_bag, check_same_bag, frozen, open_network
 from xmil.subsets import Subsets, open_subsets
 
@@ -47,7 +54,6 @@ FITTED = 4, 8  # coalitions per column of a surrogate: the fewest, and the most 
 POWERS = 3  # of the size, in the slopes of a surrogate's members
 RIDGE = 1e-9  # in shares of the mean square of the columns, some of which depend on each other
 PATTERNS = ((1, 1), (1, 0), (0, 1), (0, 0))
-Progress = Callable[[int, int], None]
 Runs = tuple[Tensor, Tensor]  # coalitions (b, n) and their values (b,)
 
 
@@ -338,9 +344,9 @@ class Strata:
 
     def estimate(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Interaction indices and standard errors (k, k) of the chosen players."""
-        mean, variance = self._sum(_joined([self.full]), None, chosen)
+        mean, variance = self._sum(_concatenate([self.full]), None, chosen)
         if self.shares:
-            halves, most = [_joined(half) for half in self.halves], FITTED[1] * self.columns
+            halves, most = [_concatenate(half) for half in self.halves], FITTED[1] * self.columns
             parts = [
                 self._sum(half, Surrogate.fit(masks[:most], values[:most]), chosen)
                 for half, (masks, values) in zip(halves, halves[::-1], strict=True)
@@ -373,7 +379,7 @@ class Strata:
         return torch.zeros(len(members), self.n, dtype=torch.bool).scatter_(1, members, True)
 
 
-def _joined(runs: Sequence[Runs | None]) -> Runs:
+def _concatenate(runs: Sequence[Runs | None]) -> Runs:
     masks, values = zip(*filter(None, runs), strict=True)
     return torch.cat(masks), torch.cat(values).double()
 

@@ -362,7 +362,7 @@ def check_zero_map(network: Network, x: Tensor, attribution: Attribution) -> Non
     """
     audit = attribution.audit
     reached = float(attribution.scores.abs().sum()) + (0.0 if audit is None else abs(audit.baseline))
-    if reached <= NOTHING * abs(attribution.value) and _changes(network, x, attribution.output):
+    if reached <= NOTHING * abs(attribution.value) and _output_changes(network, x, attribution.output):
         raise ZeroMapError(
             "Every score is zero, yet the output changes when patches leave the bag: the evidence switches "
             "units of the model off, as in relu(1 - x), or passes a threshold, and relevance cannot flow "
@@ -371,7 +371,7 @@ def check_zero_map(network: Network, x: Tensor, attribution: Attribution) -> Non
 
 
 @torch.no_grad()
-def _changes(network: Network, x: Tensor, output: Output) -> bool:
+def _output_changes(network: Network, x: Tensor, output: Output) -> bool:
     """Whether the output of the empty bag, or of half of the bag, differs beyond rounding.
 
     If the model does not run on a half, zero vectors take the place of the other half.

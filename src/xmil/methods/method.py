@@ -25,7 +25,7 @@ from torch import Tensor
 from xmil.core.background import Background
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
-from xmil.core.explanation import Audit, MethodCard, card_of
+from xmil.core.explanation import Audit
 from xmil.core.registry import Registry
 from xmil.core.task import TASKS, Target
 from xmil.network import Network
@@ -155,17 +155,12 @@ def _classification(request: OutputRequest) -> Output:
     return Output(request.target, kind, lambda logits: _class_value(kind, logits, c, against))
 
 
-@TASK_OUTPUTS.register("multilabel")
-def _multilabel(request: OutputRequest) -> Output:
-    return _sigmoids(request, "A multi-label")
-
-
 @TASK_OUTPUTS.register("survival")
 def _survival(request: OutputRequest) -> Output:
     """A time bin, or the risk: not linear, so shared out along the path from zero logits."""
     risk, kind = request.n_outputs, request.kind
     if risk not in (request.cls, request.against):
-        return _sigmoids(request, "A survival")
+        return _sigmoids(request)
     if kind not in (None, "risk") or request.against is not None:
         what = "contrast" if request.against is not None else kind
         raise UnsupportedError(f"The risk of a survival model has no {what}; name a time bin as the target.")
@@ -196,11 +191,12 @@ def _shared_risk(logits: Tensor) -> Tensor:
     return survival_risk(logits.detach()) + moved
 
 
-def _sigmoids(request: OutputRequest, who: str) -> Output:
+@TASK_OUTPUTS.register("multilabel")
+def _sigmoids(request: OutputRequest) -> Output:
     """Outputs with a chance of their own each: labels, hazards."""
     kind, c, against = request.kind_among(OUTPUTS), request.cls, request.against
     if kind == "contrastive":
-        raise UnsupportedError(f"{who} model has no contrast between classes; use output='logit'.")
+        raise UnsupportedError(f"A {request.task} model has no contrast between classes; use output='logit'.")
     return Output(
         request.target,
         kind,
@@ -379,7 +375,7 @@ class Method:
 
     `run(network, x, question, **parameters)` explains one bag (1, n, d). `supports` says why a model cannot
     be explained, or None. `outputs` are the explained numbers it takes, its default first. `cost` is in
-    forward passes over a bag of n instances. `card` has its titles. `contexts`: whether its scores can be
+    forward passes over a bag of n instances. `contexts`: whether its scores can be
     averaged over sub-bags. If the method can, `batch(network, x, outputs, **parameters)` scores many bags
     (b, n, d) of one size together, (b, k, n).
     """
@@ -391,7 +387,6 @@ class Method:
     cost: str
     outputs: tuple[str, ...]
     supports: Support
-    card: MethodCard
     contexts: bool = False
     batch: Batch | None = None
 
@@ -438,19 +433,13 @@ def register_method(
     conserves: bool = False,
     outputs: tuple[str, ...] = OUTPUTS,
     supports: Support = lambda _: None,
-    card: MethodCard | None = None,
     contexts: bool = False,
     batch: Batch | None = None,
 ) -> Callable[[Explain], Explain]:
-    """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method.
-
-    `card` is how it is named and coloured; without one it goes by its name.
-    """
+    """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method."""
 
     def add(run: Explain) -> Explain:
-        title = card or card_of(name)
-        method = Method(name, run, signed, conserves, cost, outputs, supports, title, contexts, batch)
-        METHODS.add(name, method)
+        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports, contexts, batch))
         return run
 
     return add

@@ -29,7 +29,6 @@ from xmil.network import Network
 from xmil.subsets import open_subsets
 
 OUTPUTS = ("probability", "logit", "log_odds", "contrastive")
-Floats = npt.NDArray[np.float64]
 
 
 @torch.no_grad()
@@ -56,12 +55,6 @@ def removed_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Ten
         logits = network.aggregate(h)
         without = torch.stack([network.aggregate(rest) for rest in rests], dim=1).flatten(0, 1)
     return torch.stack([o(logits).unsqueeze(1) - o(without).view(x.shape[:2]) for o in outputs], dim=1)
-
-
-@torch.no_grad()
-def combined_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
-    """Scores (b, outputs, n) of many bags."""
-    return 0.5 * (single_batch(network, x, outputs) + removed_batch(network, x, outputs))
 
 
 @register_method(
@@ -91,7 +84,7 @@ def one_removed(network: Network, x: Tensor, question: Question) -> Attributions
     signed=False,
     cost="as single and one_removed together",
     outputs=OUTPUTS,
-    batch=combined_batch,
+    batch=lambda *bags: 0.5 * (single_batch(*bags) + removed_batch(*bags)),
 )
 @torch.no_grad()
 def combined(network: Network, x: Tensor, question: Question) -> Attributions:
@@ -145,7 +138,7 @@ def milli(
     return attributions(bag.logits, question, score)
 
 
-def inclusion_chances(n: int, *, alpha: float, beta: float) -> Floats:
+def inclusion_chances(n: int, *, alpha: float, beta: float) -> npt.NDArray[np.float64]:
     """The chance of each rank 0..n-1 to be in a sub-bag.
 
     >>> inclusion_chances(3, alpha=0.2, beta=0.0).round(2).tolist()

@@ -193,7 +193,7 @@ class _Orders:
     ) -> Estimate:
         logger.info(
             "shapley: %d instances on %s, %s",
-            self.game.n, self.game.network.name, _LazyText(partial(self._ahead, precision)),
+            self.game.n, self.game.network.name, _LazyText(partial(self._describe_cost, precision)),
         )  # fmt: skip
         total = squares = torch.zeros(len(outputs), self.game.n, device=self.game.x.device).double()
         done, start = 0, perf_counter()
@@ -224,7 +224,7 @@ class _Orders:
         both: Tensor = gains.unflatten(1, (2, pairs))
         return both.mean(dim=1)
 
-    def _ahead(self, precision: float | None) -> str:
+    def _describe_cost(self, precision: float | None) -> str:
         """How many permutations are ahead and how long they take, from the time of a few sub-bags."""
         drawn = min(self.chunk, self.pairs)
         pair = measure_prefixes(self.game, 2 * drawn) / drawn

@@ -166,7 +166,6 @@ class PooledMIL(MILModel):
         """Outputs from the weighted means."""
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) from embedded instances (b, n, e)."""
         return self.pool_weighted(h, self.attend(h), mask)
 
     def pool_weighted(self, h: Tensor, attention: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,8 @@ class Chain(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The probe's outputs for the embedding of one bag."""
-        if self.caller is None:
-            embedding = self._embedding(self.encoder(*args, **kwargs))
-        else:
-            embedding = self._embedding(self.caller(self.encoder, *args, **kwargs))
+        call = self.encoder if self.caller is None else partial(self.caller, self.encoder)
+        embedding = self._embedding(call(*args, **kwargs))
         return self.probe(embedding.unsqueeze(1) if isinstance(self.probe, MILModel) else embedding)
 
     def _embedding(self, output: Any) -> Tensor:
@@ -145,15 +144,15 @@ class AffineProbe(nn.Module):
 def convert_probe(probe: Any, *, task: str | None = None) -> AffineProbe:
     """A fitted probe as an affine map whose outputs are its logits, values or log risk."""
     steps = [step for _, step in probe.steps] if hasattr(probe, "steps") else [probe]
-    last = _last(steps[-1], task)
+    last = _convert_last(steps[-1], task)
     weight, bias = last.weight.detach().numpy(), last.bias.detach().numpy()
     for step in reversed(steps[:-1]):
-        scale, shift = _affine(step, weight.shape[1])
+        scale, shift = _convert_step(step, weight.shape[1])
         weight, bias = weight @ scale, bias + weight @ shift
     return AffineProbe(weight, bias, task=last.task, class_names=last.class_names)
 
 
-def _last(probe: Any, task: str | None) -> AffineProbe:
+def _convert_last(probe: Any, task: str | None) -> AffineProbe:
     if isinstance(probe, np.ndarray | list | tuple):
         if task != "cox":
             raise InputError(
@@ -200,7 +199,7 @@ def _cox(coefficients: Floats, offset: Any) -> AffineProbe:
     return AffineProbe(np.atleast_2d(coefficients), bias, task="cox")
 
 
-def _affine(step: Any, width: int) -> tuple[Floats, Floats]:
+def _convert_step(step: Any, width: int) -> tuple[Floats, Floats]:
     """A step before the last as x -> scale x + shift, `width` being what the next step takes."""
     if step is None or step == "passthrough":
         return np.eye(width), np.zeros(width)

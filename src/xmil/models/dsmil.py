@@ -57,11 +57,9 @@ class DSMIL(MILModel):
         self.bag_classifier = nn.Conv1d(n_classes, n_classes, kernel_size=width)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Instances, each by itself."""
         return self.instance(x)
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) from embedded instances (b, n, e)."""
         scores = self.instance_classifier(h)  # (b, n, c)
         if mask is not None:
             scores = scores.masked_fill(~mask.unsqueeze(-1), float("-inf"))

@@ -74,7 +74,6 @@ class MambaMIL(MILModel):
         self.classifier = nn.Linear(dim, n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Instances, each by itself."""
         return self.feature_dropout(self.instance(x))
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None, *, coords: Tensor | None = None) -> Tensor:

@@ -23,7 +23,6 @@ class _LinearPooling(MILModel):
         self.classifier = nn.Linear(dim if n_layers else in_dim, n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Instances, each by itself."""
         return self.instance(self.dropout(x))
 
     def head(self, z: Tensor) -> Tensor:
@@ -49,7 +48,6 @@ class MaxPool(_LinearPooling):
     pooling = "max"
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) from embedded instances (b, n, e)."""
         if mask is not None:
             h = h.masked_fill(~mask.unsqueeze(-1), float("-inf"))
         return self.head(h.amax(dim=1))
@@ -91,11 +89,9 @@ class AttnMIL(PooledMIL):
         self.classifier = nn.Linear(widths[-1], n_classes, bias=bias)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Instances, each by itself."""
         return self.instance_dropout(self.instance(self.feature_dropout(x)))
 
     def head(self, z: Tensor) -> Tensor:
-        """Outputs from the weighted means."""
         return self.classifier(self.bag_dropout(self.out(z.flatten(1))))
 
 
@@ -128,11 +124,9 @@ class ClamSB(PooledMIL):
             self.classifier = nn.Linear(dim, n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Instances, each by itself."""
         return self.instance_dropout(self.instance(x))
 
     def head(self, z: Tensor) -> Tensor:
-        """Outputs from the weighted mean."""
         return self.classifier(z.squeeze(1))
 
 
@@ -180,7 +174,6 @@ class AddMIL(MILModel):
         )
 
     def embed(self, x: Tensor) -> Tensor:
-        """Instances as they are."""
         return self.dropout(x)
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -71,7 +71,6 @@ class StampViT(MILModel):
         self.classifier = nn.Linear(dim, n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Instances, each by itself."""
         return self.instance(x)
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None, *, microns: Tensor | None = None) -> Tensor:
@@ -94,5 +93,4 @@ class StampViT(MILModel):
         return self.classifier(self.norm(h[:, 0]))
 
     def attention_layers(self) -> list[SelfAttention]:
-        """The attention of each layer."""
         return [] if self.alibi else [layer.attn for layer in self.layers if isinstance(layer, VitLayer)]

@@ -92,7 +92,6 @@ class TransMIL(MILModel):
         self.classifier = nn.Linear(dim, n_classes, bias=bias)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Instances, each by itself: (b, n, d) to (b, n, e)."""
         return self.feature_dropout(self.instance(x))
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -116,5 +115,4 @@ class TransMIL(MILModel):
         return self.classifier(self.bag_dropout(self.out(self.norm(tokens)))).sum(dim=1)
 
     def attention_layers(self) -> list[SelfAttention]:
-        """The attention of each layer."""
         return [layer.attn for layer in self.layers if isinstance(layer, TransLayer)]

@@ -366,15 +366,14 @@ def _sparse(matrix: Any, rows: Tensor, like: Tensor) -> Tensor:
 
 DEPTH = 3  # of dicts, lists and objects within each other
 LONGEST_LIST = 16  # a longer list has numbers, or a row per instance itself
-ValuesPerInstance = dict[str, tuple[int, str]]  # by name: identity and shape
 LIBRARIES = ("torch", "numpy", "scipy", "sklearn", "xmil.")
 ARRAYS = (Tensor, np.ndarray, Mapping, list, tuple)  # and what may contain some
 
 
 def find_values_per_instance(
     function: Callable[..., Any] | None, module: nn.Module, n: int
-) -> ValuesPerInstance:
-    """Values with a row for each of n instances that a function and the module it calls keep."""
+) -> dict[str, tuple[int, str]]:
+    """Values with a row for each of n instances that a function and its module keep: identity and shape."""
     values = [] if function is None else list(_outside_values(function))
     for path, part in module.named_modules():
         own = {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "caller"}
@@ -433,26 +432,23 @@ def _global_names(code: CodeType) -> Iterator[str]:
             yield from _global_names(constant)
 
 
-def _with_contents(values: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
+def _with_contents(values: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, Any]]:
     """The values, and those within dicts, plain objects and functions among them."""
     for name, value in values.items():
         yield name, value
+        within: Mapping[Any, Any] = {}
         if depth >= DEPTH or isinstance(value, Tensor | np.ndarray | Bag | str):
             continue
         if isinstance(value, list | tuple):
-            items = {str(i): v for i, v in enumerate(value)} if len(value) <= LONGEST_LIST else {}
-            yield from _prefixed(name, items, depth)
+            within = dict(enumerate(value)) if len(value) <= LONGEST_LIST else {}
         elif isinstance(value, Mapping):
-            yield from _prefixed(name, {str(key): v for key, v in value.items()}, depth)
+            within = value
         elif isinstance(value, FunctionType | MethodType | partial):
             if not str(getattr(value, "__module__", "")).startswith(LIBRARIES):
                 yield from _outside_values(value, depth + 1)
         elif hasattr(value, "__dict__") and not isinstance(value, type | ModuleType | nn.Module):
-            yield from _prefixed(name, vars(value), depth)
-
-
-def _prefixed(name: str, values: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
-    return ((f"{name}.{key}", value) for key, value in _with_contents(values, depth + 1))
+            within = vars(value)
+        yield from ((f"{name}.{key}", inner) for key, inner in _with_contents(within, depth + 1))
 
 
 def _shape_per_instance(value: Any, n: int) -> str | None:

@@ -183,26 +183,24 @@ class ProbabilityWatch(Watch):
 
     def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:
         """Note the tensors among the results."""
-        first = args[0] if args else options.get("input")
+        name = getattr(function, "__name__", "")
+        first, rest = args[0] if args else options.get("input"), args[1:]
         for part in out if isinstance(out, list | tuple) else (out,):
-            if isinstance(part, Tensor):
-                name = getattr(function, "__name__", "")
-                self._note(part, name, first, (function, args[1:], options))
-
-    def _note(self, out: Tensor, name: str, first: Any, operation: tuple[Any, Any, Any]) -> None:
-        if name in _SQUASH and isinstance(first, Tensor):
-            small = first.numel() <= MOST_LOGITS and not name.endswith("_")
-            self._sources[out] = first if small else None  # large ones are attention: not to be kept alive
-        elif name in _SAME and isinstance(first, Tensor) and first in self._sources:
-            function, rest, options = operation
-            source = self._sources[first]
-            self._sources[out] = None if source is None else function(source, *rest, **options)
-        elif name in ("clamp", "clip") and isinstance(first, Tensor) and first in self._sources:
-            self._sources[out] = self._sources[first] if _to_unit(*operation[1:]) else None
-        elif name in _SIGNED:
-            self._signed[out] = None
-        elif self._makes_probabilities(name, first, *operation[1:]):
-            self._sources[out] = None
+            if not isinstance(part, Tensor):
+                continue
+            follows = isinstance(first, Tensor) and first in self._sources
+            if name in _SQUASH and isinstance(first, Tensor):
+                small = first.numel() <= MOST_LOGITS and not name.endswith("_")
+                self._sources[part] = first if small else None  # not to be kept alive if it is attention
+            elif name in _SAME and follows:
+                source = self._sources[first]
+                self._sources[part] = None if source is None else function(source, *rest, **options)
+            elif name in ("clamp", "clip") and follows:
+                self._sources[part] = self._sources[first] if _to_unit(rest, options) else None
+            elif name in _SIGNED:
+                self._signed[part] = None
+            elif self._makes_probabilities(name, first, rest, options):
+                self._sources[part] = None
 
     def _makes_probabilities(self, name: str, first: Any, rest: Any, options: Any) -> bool:
         """Whether an operation makes probabilities, if not by a sigmoid or softmax."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,30 +44,13 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return F.softmax(scores, dim=1)
 
 
-class AttentionMatrix(Protocol):
-    """An attention matrix that is not written out; the first `skip` tokens are padding."""
-
-    @property
-    def skip(self) -> int:
-        """Number of padding tokens in front."""
-
-    def left(self, u: Tensor) -> Tensor:
-        """A row vector (b, h, skip + n) times the matrix."""
-
-    def rows(self, block: slice) -> Tensor:
-        """Rows of the matrix, (b, h, rows, skip + n)."""
-
-    def row_sums(self) -> Tensor:
-        """Sums of the rows, (b, h, skip + n)."""
-
-
 @dataclass(frozen=True)
 class DenseAttention:
     """softmax(q k) of queries and keys (b, h, n, e), worked through in blocks of rows."""
 
     q: Tensor
     k: Tensor
-    skip: int = 0  # no padding
+    skip: int = 0  # padding tokens in front: none
 
     def left(self, u: Tensor) -> Tensor:
         """A row vector (b, h, n) times the attention matrix, (b, h, n)."""
@@ -119,8 +102,8 @@ class SelfAttention(nn.Module):
         bias = None if self.to_qkv.bias is None else self.to_qkv.bias.chunk(3)[part]
         return F.linear(x, weight, bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def attention(self, x: Tensor, rows: int | None = None) -> AttentionMatrix:
-        """The attention matrix that a forward pass over x uses, or its first rows."""
+    def attention(self, x: Tensor, rows: int | None = None) -> Any:
+        """The matrix of a forward pass over x, or its first rows, not written out; see `DenseAttention`."""
         raise NotImplementedError
 
     def finish(self, out: Tensor, v: Tensor) -> Tensor:
@@ -168,9 +151,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
-def row_blocks(n: int, *, width: int) -> Iterator[slice]:
-    """Slices of range(n) whose temporaries of `width` numbers per row stay small."""
-    step = max(1, BLOCK_ELEMENTS // max(1, width))
+def row_blocks(n: int, *, width: int, most: int | None = None) -> Iterator[slice]:
+    """Slices of range(n) whose temporaries of `width` numbers per row stay below `most` numbers."""
+    step = max(1, (most or BLOCK_ELEMENTS) // max(1, width))
     return (slice(start, start + step) for start in range(0, n, step))
 
 

@@ -18,7 +18,7 @@ from xmil.lrp.marks import CUT
 from xmil.lrp.operations import Gradients, register_function, register_rule
 from xmil.lrp.rules.linear import apply_affine
 from xmil.lrp.values import ruled, with_gradient_of
-from xmil.nn import normalised_attention, scan_adjoint, transposed_attention
+from xmil.nn import normalised_attention, row_blocks, scan_adjoint, transposed_attention
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -100,7 +100,8 @@ def _as_bias(mask: Tensor | None) -> Tensor | None:
 def _by_queries(query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor) -> Tensor:
     """P^T g over blocks of queries, for few keys."""
     total = torch.zeros((), dtype=gradient.dtype, device=gradient.device)
-    for block in _blocks(query.shape[-2], query.shape[:-2].numel() * key.shape[-2]):
+    width = query.shape[:-2].numel() * key.shape[-2]
+    for block in row_blocks(query.shape[-2], width=width, most=BLOCK_ELEMENTS):
         weights = F.softmax(_masked(query[..., block, :] @ key.mT, mask), dim=-1)
         total = total + weights.mT @ gradient[..., block, :]
     return total
@@ -110,7 +111,8 @@ def _by_keys(
     query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor, sums: Tensor | None
 ) -> Tensor:
     """P^T g over blocks of keys, for few queries; the normalisers come first if they are unknown."""
-    blocks = _blocks(key.shape[-2], query.shape[:-2].numel() * query.shape[-2])
+    width = query.shape[:-1].numel()
+    blocks = list(row_blocks(key.shape[-2], width=width, most=BLOCK_ELEMENTS))
     masks = [None if mask is None else mask[..., block] for block in blocks]
     if sums is None:
         parts = [
@@ -130,11 +132,6 @@ def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return scores
     return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-
-
-def _blocks(n: int, width: int) -> list[slice]:
-    step = max(1, BLOCK_ELEMENTS // max(1, width))
-    return [slice(start, start + step) for start in range(0, n, step)]
 
 
 @register_rule("multi_head_attention_forward")

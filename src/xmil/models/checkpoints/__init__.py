@@ -19,16 +19,16 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from xmil._version import __version__
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import CheckpointError, XmilError, bad_parameter, not_made
-from xmil.core.text import markdown_table
+from xmil.core.text import markdown_table, shorten
 from xmil.models.base import MODELS, MILModel, ModelSpec, build
 from xmil.models.checkpoints import published
 from xmil.models.checkpoints.families import (
     FAMILIES,
+    KNOWN,
     PREFIXES,
     Converted,
     Family,
-    advice_for,
-    stamps_advice,
+    stamp_advice,
     under_prefix,
 )
 from xmil.models.checkpoints.files import (
@@ -36,7 +36,6 @@ from xmil.models.checkpoints.files import (
     BACKGROUND_KEY,
     SPEC_KEY,
     StoredWeights,
-    listed,
     outputs_beside,
     read_weights,
 )
@@ -113,7 +112,7 @@ def _load(path: Path, options: Mapping[str, Any], head: int | None) -> tuple[MIL
         if head is not None:
             converted = one_output(converted, head)
             says = {name: value for name, value in says.items() if name not in ("class_names", "time_bins")}
-        with no_larger_than(converted.state):
+        with limit_size(converted.state):
             sizes = {"in_dim": converted.in_dim, "n_classes": converted.n_classes}
             own = {"name": converted.model, **sizes, "params": converted.params}
             model = build(ModelSpec(**{**own, **says, **overrides}))
@@ -158,15 +157,16 @@ def _recognise(weights: StoredWeights, overrides: Mapping[str, Any]) -> tuple[st
 def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, Tensor], list[str]]:
     """The family, its keys without prefixes, and a note on keys that had to be left out to find it."""
     stored = weights.state
-    if (advice := advice_for(stored)) is not None:
-        raise CheckpointError(advice)
+    for network in KNOWN:
+        if network.fits(stored):
+            raise CheckpointError(network.advice())
     for prefix in ("", *PREFIXES):
         state, others = under_prefix(stored, prefix)
         for name in FAMILIES:
             if not FAMILIES[name].missing(state):
-                note = f"dropped {listed(others)}: not under {prefix!r}, where the model is"
+                note = f"dropped {shorten(others, 6)}: not under {prefix!r}, where the model is"
                 return FAMILIES[name], state, [note] if others else []
-    if (advice := stamps_advice(weights.settings)) is not None:
+    if (advice := stamp_advice(weights.settings)) is not None:
         raise CheckpointError(advice)
     state, _ = under_prefix(stored, "")
     keys = ", ".join(list(state)[:6]) + (", ..." if len(state) > 6 else "")
@@ -212,7 +212,7 @@ _SLACK = 1 << 20
 
 
 @contextmanager
-def no_larger_than(state: Mapping[str, Tensor]) -> Iterator[None]:
+def limit_size(state: Mapping[str, Tensor]) -> Iterator[None]:
     """Stop the building as soon as its parameters outgrow the stored ones; they are not filled by then."""
     room = _SLACK + _WIDER * sum(value.numel() * value.element_size() for value in state.values())
     most, here = 64 + 4 * len(state), threading.get_ident()

@@ -171,7 +171,7 @@ class Foreign:
         )
 
 
-KNOWN = (
+KNOWN = (  # networks that are not rebuilt here
     Foreign("MIL-Lab", "src.models.ilra.ILRAModel", (r"gab_blocks\.0\.latent", r"pooling\.S"), RESULTS),
     Foreign("MIL-Lab", "src.models.wikg.WIKGMILModel", (r"W_head\.weight", r"W_tail\.weight"), RESULTS),
     Foreign("MIL-Lab", "src.models.dftd.DFTDModel", (r"attCls\..*weight", r"patch_embed\.fc1.*"), RESULTS),
@@ -212,12 +212,7 @@ KNOWN = (
 )
 
 
-def advice_for(state: State) -> str | None:
-    """What to do with a checkpoint whose keys are those of a network that is known but not rebuilt."""
-    return next((network.advice() for network in KNOWN if network.fits(state)), None)
-
-
-def stamps_advice(settings: Mapping[str, Any]) -> str | None:
+def stamp_advice(settings: Mapping[str, Any]) -> str | None:
     """What to do with a model of STAMP's that no family of ours fits."""
     hyper = settings.get(HYPER_PARAMETERS, {})
     if "stamp_version" not in hyper or not isinstance(hyper.get("model_name"), str):

@@ -25,7 +25,7 @@ from xmil.core.background import Background
 from xmil.core.budget import allowance, check_budget
 from xmil.core.errors import CheckpointError, FileError, absent, unreadable
 from xmil.core.pickles import PurePickle, check_torch_file
-from xmil.core.text import parse_json
+from xmil.core.text import parse_json, shorten
 
 SPEC_KEY = "xmil"
 HYPER_PARAMETERS = "hyper_parameters"  # where Lightning keeps the settings of a model
@@ -127,7 +127,10 @@ def _read_safetensors(path: Path) -> StoredWeights:
             metadata = file.metadata() or {}
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
         spec = dict(parse_json(metadata[SPEC_KEY])) if SPEC_KEY in metadata else None
-        background = _background(state, metadata)
+        background = None
+        if BACKGROUND_KEY in metadata and set(BACKGROUND.values()) <= state.keys():
+            arrays = {name: state.pop(key).float().numpy() for name, key in BACKGROUND.items()}
+            background = Background(n=int(parse_json(metadata[BACKGROUND_KEY])["n"]), **arrays)
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         reason = _first_line(error)
         raise CheckpointError(f"{path}: not a readable safetensors file ({reason}); {AGAIN}.") from None
@@ -135,14 +138,6 @@ def _read_safetensors(path: Path) -> StoredWeights:
     if spec is None and isinstance(settings.get(SPEC_KEY), Mapping):
         spec = settings[SPEC_KEY]  # the folder's config.json: another tool has written the weights anew
     return StoredWeights(path, state, settings, spec, background=background)
-
-
-def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Background | None:
-    """The background of a model of ours, taken out of the weights."""
-    if BACKGROUND_KEY not in metadata or not set(BACKGROUND.values()) <= state.keys():
-        return None
-    arrays = {name: state.pop(key).float().numpy() for name, key in BACKGROUND.items()}
-    return Background(n=int(parse_json(metadata[BACKGROUND_KEY])["n"]), **arrays)
 
 
 def _load_tensors(path: Path) -> Any:
@@ -185,7 +180,7 @@ def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]
             if key != name and values and all(isinstance(value, Tensor) for value in values.values())
         ]
         if others:
-            notes = [f"left out {listed(others)}: other weights beside {name!r}, which was taken"]
+            notes = [f"left out {shorten(others, 6)}: other weights beside {name!r}, which was taken"]
         content = content[name]
     state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if not state:
@@ -193,16 +188,7 @@ def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]
             f"{path}: holds no tensors; keys: {', '.join(map(str, list(content)[:8])) or 'none'}."
         )
     foreign = [str(key) for key in content if str(key) not in state]
-    return state, notes + ([f"left out {listed(foreign)}: not tensors"] if foreign else [])
-
-
-def listed(names: list[str], most: int = 6) -> str:
-    """Names in one line, the first few of them.
-
-    >>> listed(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return state, notes + ([f"left out {shorten(foreign, 6)}: not tensors"] if foreign else [])
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.errors import CheckpointError
+from xmil.core.text import shorten
 from xmil.models.checkpoints.families import (
     Converted,
     State,
@@ -22,10 +23,10 @@ from xmil.models.checkpoints.families import (
     rename,
     transmil_of,
 )
-from xmil.models.checkpoints.files import HYPER_PARAMETERS, listed
+from xmil.models.checkpoints.files import HYPER_PARAMETERS
 
 # settings of both codes that say nothing of a loaded model, or that shapes and `convert` have answered
-_TRAINING = """
+_SETTINGS = """
 mode split_path metadata_dirs patches_dirs features_dirs results_dir train_subsets val_subsets test_subsets
 balance_key sampler drop_duplicates patch_filters train_bag_size sort_sampled_patches test_bag_sampling
 test_repetitions max_bag_size min_bag_size preload_data targets metric_name train_batch_size val_batch_size
@@ -33,14 +34,12 @@ learning_rate weight_decay schedule_lr loss_type objective num_epochs val_interv
 stop_criterion optimizer grad_clip warmup test_checkpoint device num_workers seed batch_size patience
 tolerance sampling dataset dataset_type noise groups logging_backend logging_project logging_entity
 logging_name wandb_project wandb_entity num_repetitions
-"""
-_MODEL = """
 aggregation_model input_dim head_dim num_classes features_dim num_features inner_attention_dim
 dropout dropout_strategy dropout_att dropout_class dropout_feat num_layers n_layers n_out_layers no_bias
 attention no_attn_residual pool_method no_ppeg pe_position pos_embed scan num_encoders head_type ref_value
 class_names
 """
-KNOWN_SETTINGS = frozenset((_TRAINING + _MODEL).split())
+KNOWN_SETTINGS = frozenset(_SETTINGS.split())
 INSTANCE_LOSS = (r"instance_loss_fn\.", r"instance_classifiers\.")  # of CLAM
 OF_INSTANCE_LOSS = "ignored {count} keys of the instance loss"
 
@@ -53,7 +52,7 @@ def notes_on(settings: Mapping[str, Any]) -> list[str]:
             "network with its own code and give it to xmil.explain(net, bag)."
         )
     unknown = sorted(set(settings) - KNOWN_SETTINGS) if "aggregation_model" in settings else []
-    return [f"args.json has settings of unknown meaning: {listed(unknown)}"] if unknown else []
+    return [f"args.json has settings of unknown meaning: {shorten(unknown, 6)}"] if unknown else []
 
 
 def attention_model(
