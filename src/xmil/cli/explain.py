@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from xmil.cli._command import command
 from xmil.cli._screen import Screen, as_flags, command_line, costs_said, finished
@@ -79,13 +79,13 @@ def explain_one(request: ExplainRequest, *, as_json: bool) -> int:
     from xmil.runs.explain import explain_slides
     from xmil.storage import read_explanations
 
-    slide = request.slides
     with TemporaryDirectory() as folder:
         run = explain_slides.run(replace(request, out=Path(folder) / "run"), listener=OneSlide())
         (name,) = run.slides
         explanations = read_explanations(run.file(name))
         together = [Interactions.load(path) for path in run.find_interactions(name)]
         picture = Path(f"{'_'.join(name.split())}.heatmap.png")
+        slide = None if request.slides is None else _slide_of(name, request)
         fault = _draw_picture(explanations, slide, picture, run, pairs=together)
         report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
         notes = dict.fromkeys([*run.warnings, *(line for e in explanations for line in e.warnings)])
@@ -167,6 +167,21 @@ def _facts(e: Explanation) -> dict[str, Any]:
         "top": top,
         "bottom": [row for row in low if row["score"] < 0],
     }
+
+
+def _slide_of(name: str, request: ExplainRequest) -> Path:
+    """The slide to draw over: the file itself, or the one of this name in a folder of slides."""
+    from xmil.runs.inputs import named_slides
+
+    path = cast(Path, request.slides)
+    if not path.is_dir():
+        return path
+    listing = named_slides(path, follow_links=request.follow_links)
+    if path in listing.slides.values():  # a folder of DICOM files
+        return path
+    if name not in listing.slides:
+        raise InputError(f"slides={path}: holds no slide named {name}; name the slide's file.")
+    return listing.slides[name]
 
 
 def _draw_picture(

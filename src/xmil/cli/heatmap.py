@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from xmil.cli._command import command
 from xmil.cli._screen import Screen, command_line, finished
 from xmil.runs.requests import DrawRequest
@@ -14,4 +16,5 @@ def heatmap(request: DrawRequest, screen: Screen) -> int:
 
     drawn = draw_slides.run(request, listener=screen)
     slides = ("--slides", request.slides) if request.slides is not None else ()
-    return finished(drawn, screen, then=command_line("xmil", "view", request.run, *slides))
+    view = command_line("xmil", "view", request.run, *slides)
+    return finished(drawn, screen, then="" if Path(request.run).is_file() else view)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
@@ -138,10 +139,16 @@ def pop_old(values: dict[str, Any], name: str, advice: str) -> Any:
     """Take a parameter of the version before out of the values, with a warning; None if it is not there."""
     if name not in values:
         return None
-    warnings.warn(
-        f"The parameter {name!r} goes in the next version: {advice}", DeprecationWarning, stacklevel=5
-    )
+    _warn_caller(f"The parameter {name!r} goes in the next version: {advice}")
     return values.pop(name)
+
+
+def _warn_caller(text: str) -> None:
+    """Warn at the line outside this package, where Python shows deprecations."""
+    frame, level, package = inspect.currentframe(), 1, __name__.partition(".")[0]
+    while frame is not None and frame.f_globals["__name__"].partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, DeprecationWarning, stacklevel=level)
 
 
 def owner(request: type[Request]) -> str:
@@ -207,10 +214,10 @@ def _convert(wanted: Any, value: Any, name: str, request: type[Request]) -> Any:
         return _tuple(get_args(kind)[0], value, name, request)
     accepted: dict[Any, Any] = {
         Path: (str, PathLike),
-        str: (str, PathLike, int),
+        str: (str, PathLike, SupportsIndex),
         bool: bool,
         int: SupportsIndex,
-        float: (int, float, SupportsIndex),
+        float: Real,
     }
     if kind not in accepted:
         return value
@@ -223,7 +230,7 @@ def _tuple(kind: Any, value: Any, name: str, request: type[Request]) -> tuple[An
     """Several values from one or from a list; text with commas, as on the command line, warns."""
     if isinstance(value, str) and kind is str and "," in value:
         text = f"{name}={value!r}: pass a list, such as {[part.strip() for part in value.split(',')]}."
-        warnings.warn(text, DeprecationWarning, stacklevel=5)
+        _warn_caller(text)
         value = [part.strip() for part in value.split(",") if part.strip()]
     if kind is str and value in ("", "none"):
         return ()

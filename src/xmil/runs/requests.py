@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import InputError, bad_parameter
-from xmil.core.request import Request, option, owner, pop_old
+from xmil.core.request import Request, field_types, option, owner, pop_old
 from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Workers
 
@@ -110,6 +110,10 @@ class RunRequest(Request):
         advice = "set the environment variable XMIL_FULL_DIGESTS=1."
         if pop_old(values, "full_digests", advice):
             os.environ["XMIL_FULL_DIGESTS"] = "1"
+        if isinstance(values.get("workers"), Workers):
+            old = pop_old(values, "workers", "pass workers= as a number, and engine='ray:ADDRESS'.")
+            address = f":{old.address}" if old.address else ""
+            values |= {"workers": old.workers, "engine": f"{old.kind}{address}"}
         return values
 
     def as_dict(self) -> dict[str, Any]:
@@ -320,6 +324,13 @@ class EvaluateRequest(CohortRequest):
     )
     mask_downsample: float = option("Level-0 pixels per pixel of the masks.", 1.0, panel=INPUT)
 
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """A tenth of the instances is always the top; the best method is always named."""
+        pop_old(values, "top", "sufficiency and necessity use a tenth of the instances.")
+        pop_old(values, "best", "the best method is always named.")
+        return super().upgrade(values)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRequest(CohortRequest):
@@ -415,9 +426,13 @@ class EmbedRequest(DeviceRequest):
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Mean and standard deviation are given together; threads follow the cores."""
         pop_old(values, "threads", "there are as many as cores, at most 16.")
+        pop_old(values, "decode", "JPEG tiles are decoded by the CPU.")
+        values["readers"] = -1 if values.get("readers") is None else values["readers"]
         mean = pop_old(values, "mean", "pass normalise=[*mean, *std].")
         std = pop_old(values, "std", "pass normalise=[*mean, *std].")
-        if mean is not None and std is not None:
+        if (mean is None) != (std is None):
+            raise InputError("mean= and std= go together: pass normalise=[*mean, *std].")
+        if mean is not None:
             values["normalise"] = [*mean, *std]
         return super().upgrade(values)
 
@@ -482,14 +497,14 @@ class DrawRequest(RunRequest):
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
         """The looks of pictures are options of their own; all files are named by `to`."""
         look = pop_old(values, "look", "pass clip=, alpha=, size= and the like by themselves.")
-        values = {**(vars(look) if look is not None else {}), **values}
+        if look is not None:
+            own = field_types(cls)
+            values = {**{name: value for name, value in vars(look).items() if name in own}, **values}
         formats = pop_old(values, "formats", 'pass to=["png", "geojson"].')
         exports = pop_old(values, "exports", 'pass to=["png", "geojson"].')
         if formats is not None or exports is not None:
-            values["to"] = [
-                *(("png",) if formats is None else formats),
-                *(("geojson",) if exports is None else exports),
-            ]
+            several = [("png",) if formats is None else formats, ("geojson",) if exports is None else exports]
+            values["to"] = [one for few in several for one in ([few] if isinstance(few, str) else few)]
         percentile = (
             values.pop("percentile", 99.0)
             if look is not None

@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -362,7 +364,7 @@ def prediction_rows(
 def make_fabric(config: Config) -> Any:
     """A Fabric that is not launched yet: until then there is one process, or each knows its rank."""
     try:
-        from lightning_fabric import Fabric
+        fabric = import_module("lightning_fabric" if find_spec("lightning_fabric") else "lightning.fabric")
     except ImportError:
         advice = "install it with: pip install 'xmil[train]'"
         raise UnsupportedError(f"Training needs Lightning Fabric; {advice}") from None
@@ -375,7 +377,7 @@ def make_fabric(config: Config) -> Any:
             "train.devices to 1."
         )
     try:
-        return Fabric(
+        return fabric.Fabric(
             accelerator=accelerator,
             devices=devices,
             num_nodes=settings.nodes,
