@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.errors import InputError, StopError, WriteError, XmilError
+from xmil.core.errors import FileError, InputError, StopError, WriteError, XmilError
 from xmil.core.task import TASKS, Task, references
 from xmil.data.bags import Case
 from xmil.runs.requests import Listener, RunRequest
@@ -92,6 +92,10 @@ class CohortRun(ABC, Generic[Item, Result]):
         """The result of an item that is done, None where it is to be done."""
         return None
 
+    def earlier_rows(self, item: Item) -> list[TableRow]:  # noqa: ARG002 - for subclasses
+        """The rows of an item that is to be done, but whose files of earlier runs hold until then."""
+        return []
+
     def rows_of(self, item: Item, result: Result) -> list[TableRow]:  # noqa: ARG002 - for subclasses
         """The rows of slides.csv that an item gives."""
         return []
@@ -150,7 +154,7 @@ class CohortRun(ABC, Generic[Item, Result]):
         what = "cases" if getattr(self.request, "by", "slide") == "case" else "slides"
         with folder.open(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
             self.begin(again=again)
-            tally: Tally[Result] = Tally(failed=dict(refused or {}))
+            tally: Tally[Result] = Tally(failed=dict(refused or {}), rows=self._rows_before(items))
             with self._tables(folder, items, tally) as save, listener.counting(what, len(items)) as advance:
                 waiting = list(self._waiting(items, tally, advance))
                 for outcome in self.outcomes(waiting):
@@ -176,13 +180,29 @@ class CohortRun(ABC, Generic[Item, Result]):
         with ThreadPoolExecutor(LOOKING) as threads:
             for start in range(0, len(items), AT_A_TIME):
                 some = items[start : start + AT_A_TIME]
-                for item, result in zip(some, threads.map(self.find_result, some), strict=True):
+                for item, (result, rows) in zip(some, threads.map(self._look, some), strict=True):
                     if result is None:
+                        for slide in self.slides_of(item):
+                            tally.rows.pop(slide, None)
+                        tally.rows |= {row["slide_id"]: row for row in rows}
                         yield item
                         continue
                     tally.found += self.slides_of(item)
                     self._take(item, result, tally)
                     advance()
+
+    def _look(self, item: Item) -> tuple[Result | None, list[TableRow]]:
+        """The result of an item; where it is to be done, the rows that hold until then."""
+        result = self.find_result(item)
+        return result, self.earlier_rows(item) if result is None else []
+
+    def _rows_before(self, items: Sequence[Item]) -> dict[str, TableRow]:
+        """The rows that slides.csv has of these items: an interruption may come before they are looked at."""
+        try:
+            before = self.before
+        except FileError:  # damaged: it is written anew
+            return {}
+        return {slide: before[slide] for item in items for slide in self.slides_of(item) if slide in before}
 
     def _note(self, outcome: Outcome[Item, Result], tally: Tally[Result]) -> None:
         slides = self.slides_of(outcome.item)
