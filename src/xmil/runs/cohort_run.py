@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -69,7 +69,10 @@ class CohortRun(ABC, Generic[Item, Result]):
 
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
-        """What decides the results: another run in the folder must have the same."""
+        """What decides the results: another run in the folder must have the same.
+
+        Options of the request declared with `decides=True` that are not among them are compared as well.
+        """
 
     def slides_of(self, item: Item) -> Sequence[str]:
         """The slides of an item: by default the one whose name it is, or begins with."""
@@ -130,8 +133,16 @@ class CohortRun(ABC, Generic[Item, Result]):
 
     @property
     def folder(self) -> RunFolder:
-        """The folder, known by the settings."""
-        return RunFolder(self.out, self.kind, self.settings(), self.marks, grows=self.grows)
+        """The folder, known by the settings and by the options that decide results beside them."""
+        own, request = self.settings(), self.request
+        covered = {*own, *own.get("reading", ())}  # options for reading files are in a group of their own
+        defaults = {f.name: f.default for f in fields(request)}
+        more = {  # without defaults, so that a new option leaves the folders of earlier versions as they are
+            name: value
+            for name, value in request.settings().items()
+            if name not in covered and getattr(request, name) != defaults[name]
+        }
+        return RunFolder(self.out, self.kind, {**own, **more}, self.marks, grows=self.grows)
 
     @cached_property
     def fingerprint(self) -> str:
