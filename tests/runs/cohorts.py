@@ -75,7 +75,7 @@ def scores(out: Path) -> dict[tuple[str, str], np.ndarray]:
     """Every score of a run, by slide and column."""
     return {
         (path.name, e.column): e.scores
-        for path in sorted((out / "slides").iterdir())
+        for path in sorted((out / "slides").glob("*.parquet"))  # a kill may leave half a file beside them
         for e in read_explanations(path)
     }
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.errors import InputError, StopError, WriteError, XmilError
+from xmil.core.errors import FileError, InputError, StopError, WriteError, XmilError
 from xmil.core.task import TASKS, Task, references
 from xmil.data.bags import Case
 from xmil.runs.requests import Listener, RunRequest
@@ -69,7 +69,10 @@ class CohortRun(ABC, Generic[Item, Result]):
 
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
-        """What decides the results: another run in the folder must have the same."""
+        """What decides the results: another run in the folder must have the same.
+
+        Options of the request declared with `decides=True` that are not among them are compared as well.
+        """
 
     def slides_of(self, item: Item) -> Sequence[str]:
         """The slides of an item: by default the one whose name it is, or begins with."""
@@ -91,6 +94,10 @@ class CohortRun(ABC, Generic[Item, Result]):
     def find_result(self, item: Item) -> Result | None:  # noqa: ARG002 - for subclasses
         """The result of an item that is done, None where it is to be done."""
         return None
+
+    def earlier_rows(self, item: Item) -> list[TableRow]:  # noqa: ARG002 - for subclasses
+        """The rows of an item that is to be done, but whose files of earlier runs hold until then."""
+        return []
 
     def rows_of(self, item: Item, result: Result) -> list[TableRow]:  # noqa: ARG002 - for subclasses
         """The rows of slides.csv that an item gives."""
@@ -126,8 +133,16 @@ class CohortRun(ABC, Generic[Item, Result]):
 
     @property
     def folder(self) -> RunFolder:
-        """The folder, known by the settings."""
-        return RunFolder(self.out, self.kind, self.settings(), self.marks, grows=self.grows)
+        """The folder, known by the settings and by the options that decide results beside them."""
+        own, request = self.settings(), self.request
+        covered = {*own, *own.get("reading", ())}  # options for reading files are in a group of their own
+        defaults = {f.name: f.default for f in fields(request)}
+        more = {  # without defaults, so that a new option leaves the folders of earlier versions as they are
+            name: value
+            for name, value in request.settings().items()
+            if name not in covered and getattr(request, name) != defaults[name]
+        }
+        return RunFolder(self.out, self.kind, {**own, **more}, self.marks, grows=self.grows)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -150,7 +165,7 @@ class CohortRun(ABC, Generic[Item, Result]):
         what = "cases" if getattr(self.request, "by", "slide") == "case" else "slides"
         with folder.open(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
             self.begin(again=again)
-            tally: Tally[Result] = Tally(failed=dict(refused or {}))
+            tally: Tally[Result] = Tally(failed=dict(refused or {}), rows=self._rows_before(items))
             with self._tables(folder, items, tally) as save, listener.counting(what, len(items)) as advance:
                 waiting = list(self._waiting(items, tally, advance))
                 for outcome in self.outcomes(waiting):
@@ -176,13 +191,29 @@ class CohortRun(ABC, Generic[Item, Result]):
         with ThreadPoolExecutor(LOOKING) as threads:
             for start in range(0, len(items), AT_A_TIME):
                 some = items[start : start + AT_A_TIME]
-                for item, result in zip(some, threads.map(self.find_result, some), strict=True):
+                for item, (result, rows) in zip(some, threads.map(self._look, some), strict=True):
                     if result is None:
+                        for slide in self.slides_of(item):
+                            tally.rows.pop(slide, None)
+                        tally.rows |= {row["slide_id"]: row for row in rows}
                         yield item
                         continue
                     tally.found += self.slides_of(item)
                     self._take(item, result, tally)
                     advance()
+
+    def _look(self, item: Item) -> tuple[Result | None, list[TableRow]]:
+        """The result of an item; where it is to be done, the rows that hold until then."""
+        result = self.find_result(item)
+        return result, self.earlier_rows(item) if result is None else []
+
+    def _rows_before(self, items: Sequence[Item]) -> dict[str, TableRow]:
+        """The rows that slides.csv has of these items: an interruption may come before they are looked at."""
+        try:
+            before = self.before
+        except FileError:  # damaged: it is written anew
+            return {}
+        return {slide: before[slide] for item in items for slide in self.slides_of(item) if slide in before}
 
     def _note(self, outcome: Outcome[Item, Result], tally: Tally[Result]) -> None:
         slides = self.slides_of(outcome.item)

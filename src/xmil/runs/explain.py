@@ -72,6 +72,7 @@ from xmil.storage import (
 from xmil.subsets import memory_budget
 
 PREDICTED, LABEL, ALL = "predicted", "label", "all"
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)  # what odd headers raise
 KEEP = 0.5  # share of the patches in each sub-bag of contexts
 LEAST_MEMORY = 1 << 24  # below this a smaller budget no longer helps
 Parameters = Mapping[str, Mapping[str, Any]]  # a method's own, by its name
@@ -136,18 +137,37 @@ def method_parameters(request: ExplainRequest) -> Parameters:
 def earlier_methods(request: ExplainRequest, out: Path, before: Mapping[str, Any]) -> Parameters:
     """The methods that the run in a folder has, with their own parameters; others can be added to them.
 
-    A method that the run has with other parameters is refused.
+    A method that the run has with other parameters is refused. One that run.json names and no slide's file
+    has, since adding it failed, does not count.
     """
-    stored = before.get("settings", {})
-    if before.get("kind") != ExplainRun.kind or not any((out / "slides").glob("*.parquet")):
+    if before.get("kind") != ExplainRun.kind:
         return {}
-    own = method_parameters(request)
-    earlier = {name: stored.get("params", {}).get(name, {}) for name in stored.get("methods", ())}
+    own, stored = method_parameters(request), before.get("settings", {})
+    methods = stored_methods(out, before.get("fingerprint"), stored.get("methods", ()))
+    earlier = {name: stored.get("params", {}).get(name, {}) for name in methods}
     again = [name for name in request.methods if name in earlier]
     old, new = {name: earlier[name] for name in again}, {name: own.get(name, {}) for name in again}
     if old != json.loads(json.dumps(new, default=str)):
         raise other_settings(out, {"params": old}, {"params": new})
     return earlier
+
+
+def stored_methods(out: Path, fingerprint: str | None, names: Sequence[str]) -> list[str]:
+    """Those of the methods that files of a run's slides have; where all were added, the first file tells."""
+    missing = set(names)
+    for path in (out / "slides").glob("*.parquet"):
+        if not missing:
+            break
+        with suppress(FileError, OSError, *DAMAGED):
+            header, _ = read_provenance(path)
+            if header.get("provenance", {}).get("fingerprint") == fingerprint:
+                missing -= methods_of(header)
+    return [name for name in names if name not in missing]
+
+
+def methods_of(header: Mapping[str, Any]) -> set[str]:
+    """The methods that a slide's file has, from its header."""
+    return {column["method"] for column in header["columns"].values()}
 
 
 def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
@@ -333,16 +353,24 @@ class ExplainRun(ModelRun[Explained]):
         return result.rows
 
     def find_result(self, item: Case) -> Explained | None:
-        """The rows of a case whose files are all there, of these settings and of these feature files."""
+        """The rows of a case whose files have all methods of the request."""
+        rows = self._stored_rows(item, self.request.methods)
+        return Explained(rows) if rows else None
+
+    def earlier_rows(self, item: Case) -> list[TableRow]:
+        """The rows of a case whose files lack methods of the request, but hold of others."""
+        return self._stored_rows(item)
+
+    def _stored_rows(self, case: Case, methods: Sequence[str] = ()) -> list[TableRow]:
+        """The rows of a case whose files are all there, of these settings, feature files and methods."""
         try:
-            stored = [read_provenance(slide_file(self.out, slide)) for slide in item.slides]
+            stored = [read_provenance(slide_file(self.out, slide)) for slide in case.slides]
             for place, (header, _) in enumerate(stored):
-                methods = {column["method"] for column in header["columns"].values()}
-                if not (methods.issuperset(self.request.methods) and self.has_made(item, place, header)):
-                    return None
-            return Explained([self._row(item, i, *header) for i, header in enumerate(stored)])
-        except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
-            return None  # not there, or damaged: it is explained again
+                if not (methods_of(header).issuperset(methods) and self.has_made(case, place, header)):
+                    return []
+            return [self._row(case, i, *header) for i, header in enumerate(stored)]
+        except (FileError, OSError, *DAMAGED):
+            return []  # not there, or damaged: it is explained again
 
     def finish(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any]:
         """The cohort at a glance; a warning where a slide's file, found done, cannot be read."""
@@ -456,7 +484,7 @@ class Explainer:
         try:
             ours = self.run.has_made(case, place, read_provenance(path)[0])
             return read_explanations(path) if ours else []
-        except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (FileError, OSError, *DAMAGED):
             return []  # damaged: it is explained again
 
     def work(self, case: Case, read: Read) -> ExplainedCase:
