@@ -309,8 +309,8 @@ class EvaluateRequest(CohortRequest):
     modes: tuple[str, ...] = option(
         "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), panel=WHAT
     )
-    steps: int = option("Steps per curve.", 100, panel=WHAT)
-    orders: int = option("Random orders for the band.", 20, panel=WHAT)
+    steps: int = option("Steps per curve.", 100, panel=WHAT, least=1)
+    orders: int = option("Random orders for the band.", 20, panel=WHAT, least=2)
     background: str = option(BACKGROUND, "auto", panel=WHAT)
     truth: Path | None = option(
         "Ground truth: a folder of GeoJSON, masks or instance labels.", None, panel=INPUT
@@ -564,7 +564,9 @@ class InsideRequest(DeviceRequest):
     )
     out: Path | None = option("Folder for the maps; RUN/inside by default.", None, panel=OUTPUT)
     patches: int = option("Number of strongest patches per slide.", 16, panel=WHAT)
-    map: str = option(f"{', '.join(INSIDE_MAPS[:-1])} or {INSIDE_MAPS[-1]}.", "turned", panel=WHAT)
+    map: str = option(
+        f"{', '.join(INSIDE_MAPS[:-1])} or {INSIDE_MAPS[-1]}.", "turned", panel=WHAT, choices=INSIDE_MAPS
+    )
     target: str | None = option("Explained class, if the run has several.", None, panel=WHAT)
     patch_px: int | None = option("Patch size in pixels, as given to the encoder.", None, panel=INPUT)
     format: str = option("Layout of the feature files, if it cannot be recognised.", "auto", panel=INPUT)
