@@ -192,7 +192,7 @@ def test_the_route_of_explain(tmp_path: Path) -> None:
         threading.setprofile(None)
     ours = [path for path in files if Path(path).is_relative_to(root / "cli") or "/xmil/runs/" in path]
     assert len(ours) <= 15, sorted(ours)
-    assert calls.count(("identity", "file_digest")) == 2
+    assert calls.count(("durable", "file_digest")) == 2
     assert calls.count(("ensemble", "_load")) == 2
     assert calls.count(("files", "read_weights")) == 2
 
