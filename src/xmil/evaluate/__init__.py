@@ -72,11 +72,13 @@ from xmil.evaluate.predictions import (
     write_predictions,
 )
 from xmil.evaluate.report import FORMATS, as_text, draw_certificate, draw_summary, statistics_csv, summarise
+from xmil.evaluate.verdict import KINDS, Judge, Verdict, judge
 
 __all__ = [
     "ACTIONS",
     "DEFAULT_METHODS",
     "FORMATS",
+    "KINDS",
     "LIMIT",
     "MEASURES",
     "ORDERS",
@@ -86,11 +88,13 @@ __all__ = [
     "Curve",
     "FaithfulnessSettings",
     "Flips",
+    "Judge",
     "MinimalSet",
     "Predictions",
     "Row",
     "SlideResult",
     "Truth",
+    "Verdict",
     "as_text",
     "audit_summary",
     "auprc2",
@@ -114,6 +118,7 @@ __all__ = [
     "evaluate_slide",
     "flip",
     "flip_order",
+    "judge",
     "marked_by_geojson",
     "marked_by_mask",
     "minimal_set",
