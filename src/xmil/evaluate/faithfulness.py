@@ -30,7 +30,8 @@ from xmil.evaluate.curves import (
     step_counts,
     top_instances,
 )
-from xmil.evaluate.evidence import average_precision, pointing_game, relevance_mass, score_bag
+from xmil.evaluate.evidence import average_precision, score_bag
+from xmil.evaluate.marks import pointing_game, relevance_mass
 from xmil.evaluate.minimal import MinimalSet, minimal_set
 from xmil.evaluate.statistics import spearman
 from xmil.methods import explain, list_methods, seeds
