@@ -335,7 +335,9 @@ class EvaluateRequest(CohortRequest):
         "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), panel=WHAT
     )
     steps: int = option("Steps per curve.", 100, panel=WHAT, least=1)
-    orders: int = option("Random orders for the band.", 20, panel=WHAT, least=2)
+    orders: int = option(
+        "Random orders for the band of pictures; verdicts have 200.", 20, panel=WHAT, least=2
+    )
     background: str = option(BACKGROUND, "auto", panel=WHAT)
     truth: Path | None = option(
         "Ground truth: a folder of GeoJSON, masks or instance labels.", None, panel=INPUT
