@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         statistics_csv,
         summarise,
     )
+    from xmil.evaluate.verdict import KINDS, Judge, Verdict, judge
 
 _NAMES = {
     "curves": "ACTIONS ORDERS Band Curve Flips flip flip_order necessity random_band random_draws srg "
@@ -102,16 +103,18 @@ _NAMES = {
     "class_metrics concordance draw_calibration draw_figures draw_roc draw_survival draw_values "
     "prediction_columns r_squared risk_metrics value_metrics write_predictions",
     "report": "FORMATS as_text draw_certificate draw_summary statistics_csv summarise",
+    "verdict": "KINDS Judge Verdict judge",
 }
 _HOME = {name: f"xmil.evaluate.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "ACTIONS", "DEFAULT_METHODS", "FORMATS", "LIMIT", "MEASURES", "ORDERS", "Answer", "Band", "Certificate",
-    "Curve", "FaithfulnessSettings", "Flips", "MinimalSet", "Predictions", "Row", "SlideResult", "Truth",
-    "as_text", "audit_summary", "auprc2", "auroc", "average_precision", "balanced_accuracy", "c_index",
-    "calibration_bins", "calibration_error", "class_metrics", "concordance", "correlation",
-    "covered_by_polygons", "draw_calibration", "draw_certificate", "draw_figures", "draw_roc",
-    "draw_summary", "draw_survival", "draw_values", "evaluate_slide", "flip", "flip_order",
+    "ACTIONS", "DEFAULT_METHODS", "FORMATS", "KINDS", "LIMIT", "MEASURES", "ORDERS", "Answer",
+    "Band", "Certificate", "Curve", "FaithfulnessSettings", "Flips", "Judge", "MinimalSet",
+    "Predictions", "Row", "SlideResult", "Truth", "Verdict", "as_text", "audit_summary", "auprc2",
+    "auroc", "average_precision", "balanced_accuracy", "c_index", "calibration_bins",
+    "calibration_error", "class_metrics", "concordance", "correlation", "covered_by_polygons",
+    "draw_calibration", "draw_certificate", "draw_figures", "draw_roc", "draw_summary",
+    "draw_survival", "draw_values", "evaluate_slide", "flip", "flip_order", "judge",
     "marked_by_geojson", "marked_by_mask", "minimal_set", "necessity", "pointing_game",
     "prediction_columns", "r_squared", "random_band", "random_draws", "randomisation", "ranks",
     "read_polygons", "redrawn", "relevance_mass", "risk_metrics", "score_bag", "score_evidence",
