@@ -63,7 +63,7 @@ def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"readers": ["../x"]}, "../x"),
         ({"readers": 2, "colour": 1}, "colour"),
         ({"readers": 2, "arms": [{"name": "a"}, {"name": "a"}]}, "arms"),
-        ({"readers": 2, "arms": [{"name": "a", "metod": "lrp"}]}, "metod"),
+        ({"readers": 2, "arms": [{"name": "a", "how": "lrp"}]}, "how"),
         ({"readers": 2, "questions": []}, "diagnosis"),
         ({"readers": 2, "questions": [{"id": "x", "text": "?", "options": ["one"]}]}, "'x'"),
         ({"readers": 2, "washout_days": -1}, "washout_days"),
