@@ -1,6 +1,6 @@
 """What a model learned over a cohort: concepts, strategies, shortcuts, biomarkers, and its report.
 
-The verb is `xmil.insight_slides(run, ...)`, also called `xmil.insight`. The room is not called `insight`, too:
+The verb is `xmil.insight_slides(run, ...)`, also called `xmil.insight`. The room is not called `insight`:
 importing a package `xmil.insight` would put the module in the place of the function.
 """
 
