@@ -143,8 +143,10 @@ def _models(run: Run) -> Iterator[Fault]:
     """The faults of the run's models, by where they lay and the digests they had."""
     for row, digest in _model_rows(run):
         path = str(row.get("path") or "")
-        place = _find_model(run, Path(path)) if path else None
-        if place is None and path and Path(path).is_absolute():
+        if not path or is_function_name(path):  # which is not called to see what it builds
+            continue
+        place = _find_model(run, Path(path))
+        if place is None and Path(path).is_absolute():
             yield Fault(path[:300], "the model is no longer there")
         elif place is not None and (why := _model_fault(place, digest)):
             yield Fault(path[:300], why)
