@@ -81,7 +81,7 @@ def _parse(content: bytes, path: Path) -> Manifest:
     try:
         header = parse_json(head)
         count, digest, layout = header["files"], header["sha256"], header["layout"]
-        lines = rest.split(b"\n")
+        lines = rest.removesuffix(b"\n").split(b"\n") if rest else []
         listed = lines[:count]
         if not head.startswith(MARK) or layout != LAYOUT or _list_digest(listed) != digest:
             raise ValueError
@@ -92,7 +92,7 @@ def _parse(content: bytes, path: Path) -> Manifest:
         raise FileError(
             f"{path}: damaged; copy the run again, or run its command again: files are then known by size."
         ) from None
-    _replay(manifest, [line for line in lines[count:] if line])
+    _replay(manifest, lines[count:])
     return manifest
 
 
