@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from benchmarks.killed.commands import COMMANDS, prepare
 
 from tests.bench.runs import NET, OWN
@@ -74,7 +74,7 @@ class Damage:
         """Damage the file; gives what puts it back."""
         content = self.path.read_bytes()
         other = self.path.with_name(f"stranger{self.path.suffix}")
-        place = random.Random(self.seed).randrange(len(content) or 1)
+        place = int(np.random.default_rng(self.seed).integers(len(content) or 1))
 
         def restore() -> None:
             self.path.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class Damage:
 
 def damages(runs: dict[str, Path], count: int, *, seed: int = 0) -> list[Damage]:
     """As many damages, drawn so that every kind of file of every run comes first, in every way by turns."""
-    draw = random.Random(seed)
+    draw = np.random.default_rng(seed)
     ways = ["remove", "flip", "cut", "extra", "grow", "link"]
     kinds: dict[tuple[str, str, str], list[Path]] = {}
     for name, folder in runs.items():
@@ -109,7 +109,9 @@ def damages(runs: dict[str, Path], count: int, *, seed: int = 0) -> list[Damage]
     while len(chosen) < count:
         for number, ((name, _, _), paths) in enumerate(kinds.items()):
             way = ways[(len(chosen) + number) % len(ways)]
-            chosen.append(Damage(runs[name], draw.choice(paths), way, draw.randrange(1 << 30)))
+            chosen.append(
+                Damage(runs[name], paths[draw.integers(len(paths))], way, int(draw.integers(1 << 30)))
+            )
     return chosen[:count] if len(kinds) <= count else chosen
 
 

@@ -19,7 +19,16 @@ from os import PathLike
 from pathlib import Path
 
 from xmil.core.errors import FileError, WriteError, absent, unreadable
-from xmil.core.journal import UNABLE, note_done, note_file, note_removal, owning_run, sync_handle, syncs
+from xmil.core.journal import (
+    UNABLE,
+    note_done,
+    note_failure,
+    note_file,
+    note_removal,
+    owning_run,
+    sync_handle,
+    syncs,
+)
 
 OPEN_FILES = (errno.EMFILE, errno.ENFILE)  # too many of them
 
@@ -44,7 +53,7 @@ def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) ->
         if syncs():
             _sync(temporary, os.O_RDWR)
         note_file(run, target, Path(temporary))
-        os.replace(temporary, target)
+        _replace(run, temporary, target)
         sync_folder(target.parent)
         note_done(run, target)
     except OSError as error:
@@ -73,14 +82,22 @@ def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> No
             sync_folder(Path(inner))
         note_file(run, target, aside / "new")
         if target.exists():
-            os.replace(target, aside / "old")
-        os.replace(aside / "new", target)
+            _replace(run, target, aside / "old")
+        _replace(run, aside / "new", target)
         sync_folder(target.parent)
         note_done(run, target)
     except OSError as error:
         raise _not_written(target, error) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _replace(run: Path | None, source: str | Path, target: Path) -> None:
+    try:
+        os.replace(source, target)
+    except OSError:
+        note_failure(run, target)
+        raise
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:

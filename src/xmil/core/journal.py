@@ -62,6 +62,12 @@ def note_removal(run: Path | None, target: Path) -> None:
     _note(run, target, lambda: {"removed": True})
 
 
+def note_failure(run: Path | None, target: Path) -> None:
+    """Note that what this writer noted last, of `target`, did not take place."""
+    with suppress(OSError):  # a full disk: then the writer's last line stays in doubt
+        _note(run, target, lambda: {"failed": True})
+
+
 def note_done(run: Path | None, target: Path) -> None:
     """Note that what this writer noted last, of `target`, has taken place."""
     if run is not None and target.name != MANIFEST and is_manifest(run / MANIFEST):

@@ -133,6 +133,12 @@ def _replay(manifest: Manifest, journal: list[bytes]) -> None:
         try:
             line = parse_json(text)
             by, path = str(line["by"]), line.get("path")
+            if line.get("failed"):
+                manifest.entries.pop(path, None)
+                noted, last[by] = last.get(by), None
+                if noted is not None and noted[1] is not None:
+                    manifest.entries[path] = noted[1]
+                continue
             last[by] = None if path is None else (path, manifest.entries.get(path))
             if path is not None:
                 writer_of[path] = by
