@@ -31,7 +31,7 @@ PART_ELEMENTS = 1 << 20  # numbers of the sequence (b, n, e) in one part
 
 @dataclass
 class Carry:
-    """What the parts of a sequence hand on: the state (b, s, e) to the next, its adjoint to the one before."""
+    """What parts of a sequence hand on: the state (b, s, e) to the next, its adjoint to the one before."""
 
     state: Tensor
     adjoint: Tensor | None = None
@@ -42,7 +42,7 @@ def selective_scan(
 ) -> Tensor:
     """y (b, n, e) of x and dt (b, n, e), A (e, s), B and C (b, n, s), D (e,).
 
-    With a `carry`, a part of a sequence without gradients: it starts from the state there, and leaves its own.
+    With a `carry`, a part of a sequence without gradients: it starts from that state, and leaves its own.
 
     >>> one = torch.ones(1, 3, 1)
     >>> selective_scan(one, one, torch.zeros(1, 1), one, one, torch.zeros(1)).flatten()
@@ -223,7 +223,7 @@ class Branch(nn.Module):
         self.dt_proj.bias.data.copy_(steps + torch.log(-torch.expm1(-steps)))  # their softplus are the steps
 
     def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
-        """(b, n, e) to (b, n, e); with a carry, a part (b, before + n, e) with the rows the kernel looks back on."""
+        """(b, n, e) to (b, n, e); with a carry, a part with the rows that the kernel looks back on."""
         conv = self.conv
         if carry is None:
             made = conv(x.transpose(1, 2))[..., : x.shape[1]]
@@ -243,7 +243,7 @@ class Mamba(nn.Module):
     ) -> None:
         super().__init__()
         width, rank = expand * dim, math.ceil(dim / 16)
-        self.before = kernel - 1  # rows that the convolution looks back on
+        self.n_states, self.before = n_states, kernel - 1  # rows that the convolution looks back on
         self.in_proj = nn.Linear(dim, 2 * width, bias=False)
         self.branches = nn.ModuleList(
             Branch(width, rank=rank, n_states=n_states, kernel=kernel) for _ in range(n_branches)
@@ -278,7 +278,7 @@ class Mamba(nn.Module):
         out = h.new_zeros(*h.shape[:2], self.out_proj.in_features)
         states = []
         for branch, order in zip(self.branches, orders, strict=True):
-            carry = Carry(h.new_zeros(len(h), branch.n_states, out.shape[2]))  # type: ignore[arg-type]
+            carry = Carry(h.new_zeros(len(h), self.n_states, out.shape[2]))
             starts = []
             for part in self.parts(h, order):
                 starts.append(carry.state)
