@@ -1,7 +1,7 @@
 """Activations and norms.
 
-Relevance passes each neuron unchanged, less the share of the constant f(0); logarithms are measured from where
-they are zero. LN-rule: the standard deviation is a constant, the mean is not.
+Relevance passes each neuron unchanged, less the share of the constant f(0); logarithms are measured from
+where they are zero. LN-rule: the standard deviation is a constant, the mean is not.
 """
 
 from __future__ import annotations
