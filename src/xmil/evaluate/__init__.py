@@ -3,7 +3,7 @@
 `statistics` is the one module that draws, permutes and tests; its unit is an argument.
 """
 
-from xmil.evaluate import statistics
+from xmil.evaluate import statistics, survival
 from xmil.evaluate.curves import (
     ACTIONS,
     ORDERS,
@@ -59,7 +59,6 @@ from xmil.evaluate.predictions import (
     calibration_bins,
     calibration_error,
     class_metrics,
-    concordance,
     draw_calibration,
     draw_figures,
     draw_roc,
@@ -72,6 +71,7 @@ from xmil.evaluate.predictions import (
     write_predictions,
 )
 from xmil.evaluate.report import FORMATS, as_text, draw_certificate, draw_summary, statistics_csv, summarise
+from xmil.evaluate.survival import SurvivalCurve, concordance, median_halves
 
 __all__ = [
     "ACTIONS",
@@ -90,6 +90,7 @@ __all__ = [
     "Predictions",
     "Row",
     "SlideResult",
+    "SurvivalCurve",
     "Truth",
     "as_text",
     "audit_summary",
@@ -116,6 +117,7 @@ __all__ = [
     "flip_order",
     "marked_by_geojson",
     "marked_by_mask",
+    "median_halves",
     "minimal_set",
     "necessity",
     "pointing_game",
@@ -138,6 +140,7 @@ __all__ = [
     "step_counts",
     "sufficiency",
     "summarise",
+    "survival",
     "top_instances",
     "value_metrics",
     "write_predictions",
