@@ -112,7 +112,7 @@ def test_survival_curves_are_those_of_lifelines(rng: np.random.Generator) -> Non
         inside = (share > 0) & (share < 1)
         np.testing.assert_allclose(np.stack([curve.low, curve.high], axis=1)[inside], band[inside], atol=1e-9)
     few, _ = median_halves(risks[:14], times[:14], events[:14], units=range(14))
-    assert np.isnan([c.low for c in few]).all()  # seven cases have no interval
+    assert np.isnan(np.concatenate([c.low for c in few])).all()  # seven cases have no interval
 
 
 def test_calibration_bars_count_cases(rng: np.random.Generator) -> None:

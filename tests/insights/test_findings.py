@@ -99,14 +99,14 @@ def test_a_site_with_more_cases_is_no_shortcut_and_one_the_model_uses_is() -> No
 
 
 def test_a_column_that_repeats_the_label_is_no_shortcut() -> None:
-    """Any model that is right goes with it; a column that nearly repeats it is named as such."""
+    """Any model that is right goes with it; a column that the label determines is named as such."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 200)
     output, told = labels * 4 + rng.normal(size=200), labels.tolist()
     diagnosis = ["normal" if label == 0 else "tumour" for label in told]
     assert ask(output, {"diagnosis": diagnosis}, labels=told) == []
-    nearly = [*diagnosis[:195], *(["tumour"] * 5)]
-    (found,) = ask(output, {"clinic": nearly}, labels=told)
+    three = [label if i % 2 else 2 * label for i, label in enumerate(told)]  # 0, 1 and 2; a clinic has 1 and 2
+    (found,) = ask(output, {"clinic": diagnosis}, labels=three)
     assert (found.confounded, found.is_shortcut) == (True, False)
     assert found.corrected < 0.01
     assert found.measure.endswith("label not held fixed")
