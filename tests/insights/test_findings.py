@@ -105,7 +105,9 @@ def test_a_column_that_repeats_the_label_is_no_shortcut() -> None:
     output, told = labels * 4 + rng.normal(size=200), labels.tolist()
     diagnosis = ["normal" if label == 0 else "tumour" for label in told]
     assert ask(output, {"diagnosis": diagnosis}, labels=told) == []
-    three = [label if i % 2 else 2 * label for i, label in enumerate(told)]  # 0, 1 and 2; a clinic has 1 and 2
+    three = [
+        label if i % 2 else 2 * label for i, label in enumerate(told)
+    ]  # 0, 1 and 2; a clinic has 1 and 2
     (found,) = ask(output, {"clinic": diagnosis}, labels=three)
     assert (found.confounded, found.is_shortcut) == (True, False)
     assert found.corrected < 0.01

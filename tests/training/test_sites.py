@@ -63,7 +63,9 @@ def test_what_is_never_drawn_is_said_by_the_run(tmp_path: Path) -> None:
     for row in cells:
         if row["label"] == cells[0]["label"] and row["site"] == "a":
             row["site"] = "b"
-    (folder / "cohort.csv").write_text("\n".join([lines[0], *(",".join(row.values()) for row in cells)]) + "\n")
+    (folder / "cohort.csv").write_text(
+        "\n".join([lines[0], *(",".join(row.values()) for row in cells)]) + "\n"
+    )
     base = settings(folder)
     content = {
         **base,

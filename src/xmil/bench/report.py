@@ -98,9 +98,10 @@ def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
     script = files("xmil.bench").joinpath("page.js").read_text(encoding="utf-8")
     intro = Html(
         "Means with 95 % intervals, bags and repetitions drawn with replacement; on tissue whole patients. "
-        f"Fewer than {FEWEST} have none. Green: the highest mean of a column, which may be no better than the "
-        f"next: differences below {SMALLEST:g} count as none. The oracle and the rows that are wrong on purpose (random, constant, lrp_flipped) cannot "
-        'win. Click a heading to sort. Download: <a id="save" href="#" download="results.json">these '
+        f"Fewer than {FEWEST} units have none. Green: the highest mean of a column, which may be no better "
+        f"than the next: differences below {SMALLEST:g} count as none. The oracle and the rows that are wrong "
+        "on purpose (random, constant, lrp_flipped) cannot win. Click a heading to sort. Download: "
+        '<a id="save" href="#" download="results.json">these '
         f"figures</a>{FILES if beside else ''}."
     )
     return page(

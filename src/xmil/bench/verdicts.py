@@ -93,7 +93,7 @@ def cases_of(unit: Unit, repetitions: Sequence[int]) -> list[str] | None:
 
     Tissue that was measured before patients were noted counts by repetition.
     """
-    cases = []
+    cases: list[str] = []
     for r in repetitions:
         facts = unit.facts[r]
         own = facts.get("cases")
@@ -115,7 +115,7 @@ def _redraw_bags(grids: Sequence[Floats], draws: int, seed: int) -> Floats:
 
 
 def _redraw_cases(grids: Sequence[Floats], cases: Sequence[str], draws: int, seed: int) -> Floats:
-    """Means (draws, m * k) over cases drawn with replacement, with all their bags; repetitions weigh alike."""
+    """Means (draws, m * k) over cases drawn with replacement, with all bags; repetitions weigh alike."""
     grid = np.concatenate(grids)
     finite = np.isfinite(grid)
     counts = [np.isfinite(own).sum(axis=0, keepdims=True) for own in grids]
@@ -178,7 +178,9 @@ class Verdict:
         if not self.lead.exists:
             sure = why_no_interval(self.units, self.unit) or "no interval: too few values"
         level = f"not told apart from {', '.join(self.level)}" if self.level else "ahead of every other row"
-        tests = f"paired t-tests over {counted(self.n, self.unit)}, Holm; differences from {self.smallest:g} on"
+        tests = (
+            f"paired t-tests over {counted(self.n, self.unit)}, Holm; differences from {self.smallest:g} on"
+        )
         return f"{self.best} has the best mean, {self.mean:.3f}, {lead} ({sure}); {level} ({tests})."
 
 
@@ -262,7 +264,8 @@ class Column:
             "settings": unit.settings,
             "rows": [self._row(m) for m in unit.methods],
             "verdicts": [
-                {**asdict(v), "lead": v.lead and _bounds(v.lead), "sentence": v.sentence} for v in self.verdicts
+                {**asdict(v), "lead": v.lead and _bounds(v.lead), "sentence": v.sentence}
+                for v in self.verdicts
             ],
         }
 

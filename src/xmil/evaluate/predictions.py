@@ -392,8 +392,8 @@ def draw_roc(
                     redrawn.append(np.interp(grid, false, true))
             if redrawn:
                 low, high = np.quantile(redrawn, (0.025, 0.975), axis=0)
-                band = {"color": colour, "alpha": 0.2, "lw": 0, "label": "95 % of redrawn cases"}
-                axis.fill_between(grid, low, high, **band)
+                label = "95 % of redrawn cases"
+                axis.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0, label=label)
         false, true, _ = roc_curve(positive, scores)
         axis.plot(false, true, color=colour, ls=style, lw=1.8, label=f"{name}: AUROC {areas[name]}")
     axis.set(xlabel="1 - specificity (false positive rate)", ylabel="sensitivity (true positive rate)")
@@ -509,7 +509,8 @@ def _check_finite(what: str, *arrays: Floats) -> None:
         if bad := np.flatnonzero(~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))).tolist():
             raise InputError(
                 f"Measures need finite {what}; {counted(len(bad), 'row')} of {len(array)} "
-                f"{'is' if len(bad) == 1 else 'are'} not, the first {bad[0]}. Leave these out, or check the model."
+                f"{'is' if len(bad) == 1 else 'are'} not, the first {bad[0]}. Leave them out, or check the "
+                "model."
             )
 
 

@@ -447,7 +447,8 @@ class BestMethod:
         if few := why_no_interval(self.units, "case" if "case" in self.over else "slide"):
             return f"{first}; {self.runner_up} is {self.lead.estimate:.3f} higher ({few} to call one better)."
         if self.better:
-            return f"{first}, better than every other; {self.runner_up}, the next, is {self.lead} higher ({test})."
+            next_ = f"{self.runner_up}, the next, is {self.lead} higher"
+            return f"{first}, better than every other; {next_} ({test})."
         why = f"below the smallest difference that counts, {self.smallest:g}"
         why = why if self.lead.estimate < self.smallest else "which may be chance"
         return f"{first}; not better than {self.runner_up}, which is {self.lead} higher, {why} ({test})."

@@ -325,9 +325,9 @@ def _shortcuts(findings: Findings) -> Html:
     if confounded:
         parts.append(
             _small(
-                f"Cannot be told from the label, and so never called a shortcut: {', '.join(confounded)}. A model "
-                "that is right goes with them, whether it uses them or not; slides of one label that differ in "
-                "them would tell."
+                f"Cannot be told from the label, and so never called a shortcut: {', '.join(confounded)}. "
+                "A model that is right goes with them, whether it uses them or not; slides of one label that "
+                "differ in them would tell."
             )
         )
     if tissue:

@@ -355,9 +355,7 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
     )
 
 
-def _find_labels(
-    columns: Mapping[str, Column], label: str, explained: Run
-) -> tuple[str, Column, list[str]]:
+def _find_labels(columns: Mapping[str, Column], label: str, explained: Run) -> tuple[str, Column, list[str]]:
     """The label's column and cells, and a note if they are not where they were looked for.
 
     Without that column: what the run noted, else the column that holds the model's classes.

@@ -129,7 +129,8 @@ class Association:
 
     `effect` is in the range [-1, 1] for numbers (rank correlation) and [0, 1] for groups (share of rank
     variance). `slides` are those that show it most. `tissue` says that tissue has the property, too;
-    `confounded` that too few slides of one label differ in it, so that the label was not held fixed. `cases` is the number of patients behind the `n` slides; None if slides were taken as independent.
+    `confounded` that too few slides of one label differ in it, so that the label was not held fixed.
+    `cases` is the number of patients behind the `n` slides; None if slides were taken as independent.
     """
 
     cause: str
@@ -179,8 +180,9 @@ def slide_associations(
     `cases` names the patient of each slide; None takes slides as independent. With `labels` only slides of
     one label are compared, so that a site with more cases is not a shortcut by itself; slides without a label
     are left out. A column that repeats the label is not tested; one that hardly differs among slides of one
-    label is tested over all, and `confounded`. Cells are words, numbers, or tuples of numbers, which are tested together. `beside` holds numbers by cause that
-    may explain its effect, such as the amount of stain for the light: what they explain is taken out first.
+    label is tested over all, and `confounded`. Cells are words, numbers, or tuples of numbers, which are
+    tested together. `beside` holds numbers by cause that may explain its effect, such as the amount of stain
+    for the light: what they explain is taken out first.
 
     >>> site, names = ["a"] * 10 + ["b"] * 10, [str(i) for i in range(20)]
     >>> (site,) = slide_associations(range(20), {"site": site}, names, cases=None)
@@ -235,7 +237,9 @@ def why_untested(
     if values == 1:
         return "the same on all slides"
     if labels is not None:
-        pairs = {(str(a), str(b)) for a, b in zip(cells, labels, strict=True) if _has_value(a) and _has_value(b)}
+        pairs = {
+            (str(a), str(b)) for a, b in zip(cells, labels, strict=True) if _has_value(a) and _has_value(b)
+        }
         if 1 < len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
             return "repeats the label"
     if _as_numbers(filled) is None and values - 1 > units // 2:
@@ -303,7 +307,8 @@ def rank_associations(associations: Sequence[Association]) -> list[Association]:
         adjusted = holm([a.p for a in own])
         corrected += [replace(a, corrected=float(p)) for a, p in zip(own, adjusted, strict=True)]
     return sorted(
-        corrected, key=lambda a: (not a.is_shortcut, a.tissue, a.confounded, -abs(a.effect), a.corrected, a.cause)
+        corrected,
+        key=lambda a: (not a.is_shortcut, a.tissue, a.confounded, -abs(a.effect), a.corrected, a.cause),
     )
 
 

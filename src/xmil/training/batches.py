@@ -201,7 +201,9 @@ class SiteGroups:
             for by_label in mixed
         )
         bags = sum(len(members) for site in alone for members in by_site[site].values())
-        note = f"site-balanced sampling never draws the {counted(bags, 'bag')} of {counted(len(alone), 'site')} "
+        note = (
+            f"site-balanced sampling never draws the {counted(bags, 'bag')} of {counted(len(alone), 'site')} "
+        )
         note += f"with one label ({_count_sites({site: counts[site] for site in alone})})"
         return cls(groups, weights / weights.sum(), len(rows), (note,) if alone else ())
 
@@ -222,9 +224,9 @@ def _check_classes(counts: Mapping[str, Counter[str]], alone: Sequence[str]) -> 
     if lost := sorted(every - drawn):
         where = [site for site in alone if any(name in counts[site] for name in lost)]
         raise InputError(
-            f"Site-balanced sampling would never draw {', '.join(map(repr, lost))}: only sites without another "
-            f"label have it ({', '.join(where)}). Bags by site: {_count_sites(counts)}. Set train.sampling to "
-            "'shuffled', or add bags of other labels at these sites."
+            f"Site-balanced sampling would never draw {', '.join(map(repr, lost))}: only sites without "
+            f"another label have it ({', '.join(where)}). Bags by site: {_count_sites(counts)}. Set "
+            "train.sampling to 'shuffled', or add bags of other labels at these sites."
         )
 
 

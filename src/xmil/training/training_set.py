@@ -281,7 +281,9 @@ class Targets:
             return [(names[int(value)],) for value in self.values[:, 0]]
         if truth == "time":
             return [("event",) if event else ("censored",) for event in self.values[:, 1]]
-        return [tuple(name for name, value in zip(names, row, strict=True) if value > 0.5) for row in self.values]
+        return [
+            tuple(name for name, value in zip(names, row, strict=True) if value > 0.5) for row in self.values
+        ]
 
 
 @dataclass(frozen=True)
