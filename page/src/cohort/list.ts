@@ -148,7 +148,7 @@ export class Cohort {
       el("td", {}, slide.predicted ?? "–"),
       el("td", { class: "number column-probability" }, slide.probability === null ? "–" : formatPercent(slide.probability)),
       el("td", {}, correctLabel(slide.correct)),
-      el("td", {}, verdictLabel(slide.verdict, slide.verdict_method)),
+      el("td", {}, verdictLabel(slide.verdict, slide.verdict_method, slide.verdict_orders)),
       el("td", { class: "number column-n" }, slide.n === null ? "–" : slide.n.toLocaleString("en")),
     );
   }

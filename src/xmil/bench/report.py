@@ -99,8 +99,8 @@ def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
     intro = Html(
         "Means with 95 % intervals, bags and repetitions drawn with replacement; on tissue whole patients. "
         f"Fewer than {FEWEST} units have none. Green: the highest mean of a column, which may be no better "
-        f"than the next: differences below {SMALLEST:g} count as none. The oracle and the rows that are wrong "
-        "on purpose (random, constant, lrp_flipped) cannot win. Click a heading to sort. Download: "
+        f"than the next: differences below {SMALLEST:g} count as none. The oracle and the rows that are "
+        "wrong on purpose (random, constant, lrp_flipped) cannot win. Click a heading to sort. Download: "
         '<a id="save" href="#" download="results.json">these '
         f"figures</a>{FILES if beside else ''}."
     )
