@@ -110,8 +110,8 @@ _HOME = {name: f"xmil.evaluate.{module}" for module, names in _NAMES.items() for
 __all__ = [
     "ACTIONS", "DEFAULT_METHODS", "FORMATS", "KINDS", "LIMIT", "MEASURES", "ORDERS", "Answer",
     "Band", "Certificate", "Curve", "FaithfulnessSettings", "Flips", "Judge", "MinimalSet",
-    "Predictions", "Row", "SlideResult", "SurvivalCurve", "Truth", "Verdict", "as_text", "audit_summary", "auprc2",
-    "auroc", "average_precision", "balanced_accuracy", "c_index", "calibration_bins",
+    "Predictions", "Row", "SlideResult", "SurvivalCurve", "Truth", "Verdict", "as_text",
+    "audit_summary", "auprc2", "auroc", "average_precision", "balanced_accuracy", "c_index", "calibration_bins",
     "calibration_error", "class_metrics", "concordance", "correlation", "covered_by_polygons",
     "draw_calibration", "draw_certificate", "draw_figures", "draw_roc", "draw_summary",
     "draw_survival", "draw_values", "evaluate_slide", "flip", "flip_order", "judge",
