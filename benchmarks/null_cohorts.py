@@ -115,11 +115,13 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cohorts", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first cohort; slices add up")
     parser.add_argument("--patients", type=int, nargs="+", choices=(100, 50, 20), default=(100, 50, 20))
     parser.add_argument("--units", nargs="+", choices=("case", "slide"), default=("case", "slide"))
     args = parser.parse_args()
+    seeds = range(args.first, args.first + args.cohorts)
     rows = [
-        [f"{n} x {SLIDES // n}", unit, *map(str, measure(n, range(args.cohorts), by_case=unit == "case"))]
+        [f"{n} x {SLIDES // n}", unit, *map(str, measure(n, seeds, by_case=unit == "case"))]
         for n in args.patients
         for unit in args.units
     ]

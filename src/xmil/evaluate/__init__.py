@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         pointing_game,
         read_polygons,
         relevance_mass,
+        score_regions,
     )
     from xmil.evaluate.minimal import MinimalSet, minimal_set
     from xmil.evaluate.predictions import (
@@ -96,7 +97,7 @@ _NAMES = {
     "faithfulness": "DEFAULT_METHODS LIMIT Certificate FaithfulnessSettings Row SlideResult audit_summary "
     "evaluate_slide randomisation redrawn stability",
     "marks": "Truth covered_by_polygons marked_by_geojson marked_by_mask pointing_game read_polygons "
-    "relevance_mass",
+    "relevance_mass score_regions",
     "minimal": "MinimalSet minimal_set",
     "predictions": "Answer Predictions balanced_accuracy c_index calibration_bins calibration_error "
     "class_metrics draw_calibration draw_figures draw_roc draw_survival draw_values "
@@ -111,14 +112,14 @@ __all__ = [
     "ACTIONS", "DEFAULT_METHODS", "FORMATS", "KINDS", "LIMIT", "MEASURES", "ORDERS", "Answer",
     "Band", "Certificate", "Curve", "FaithfulnessSettings", "Flips", "Judge", "MinimalSet",
     "Predictions", "Row", "SlideResult", "SurvivalCurve", "Truth", "Verdict", "as_text",
-    "audit_summary", "auprc2", "auroc", "average_precision", "balanced_accuracy", "c_index", "calibration_bins",
-    "calibration_error", "class_metrics", "concordance", "correlation", "covered_by_polygons",
+    "audit_summary", "auprc2", "auroc", "average_precision", "balanced_accuracy", "c_index",
+    "calibration_bins", "calibration_error", "class_metrics", "concordance", "correlation", "covered_by_polygons",
     "draw_calibration", "draw_certificate", "draw_figures", "draw_roc", "draw_summary",
     "draw_survival", "draw_values", "evaluate_slide", "flip", "flip_order", "judge",
     "marked_by_geojson", "marked_by_mask", "median_halves", "minimal_set", "necessity", "pointing_game",
     "prediction_columns", "r_squared", "random_band", "random_draws", "randomisation", "ranks",
     "read_polygons", "redrawn", "relevance_mass", "risk_metrics", "score_bag", "score_evidence",
-    "srg", "stability", "statistics_csv", "step_counts", "sufficiency", "summarise",
+    "score_regions", "srg", "stability", "statistics_csv", "step_counts", "sufficiency", "summarise",
     "top_instances", "value_metrics", "write_predictions",
 ]  # fmt: skip
 
