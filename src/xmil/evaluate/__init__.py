@@ -113,14 +113,15 @@ __all__ = [
     "Band", "Certificate", "Curve", "FaithfulnessSettings", "Flips", "Judge", "MinimalSet",
     "Predictions", "Row", "SlideResult", "SurvivalCurve", "Truth", "Verdict", "as_text",
     "audit_summary", "auprc2", "auroc", "average_precision", "balanced_accuracy", "c_index",
-    "calibration_bins", "calibration_error", "class_metrics", "concordance", "correlation", "covered_by_polygons",
-    "draw_calibration", "draw_certificate", "draw_figures", "draw_roc", "draw_summary",
-    "draw_survival", "draw_values", "evaluate_slide", "flip", "flip_order", "judge",
-    "marked_by_geojson", "marked_by_mask", "median_halves", "minimal_set", "necessity", "pointing_game",
-    "prediction_columns", "r_squared", "random_band", "random_draws", "randomisation", "ranks",
-    "read_polygons", "redrawn", "relevance_mass", "risk_metrics", "score_bag", "score_evidence",
-    "score_regions", "srg", "stability", "statistics_csv", "step_counts", "sufficiency", "summarise",
-    "top_instances", "value_metrics", "write_predictions",
+    "calibration_bins", "calibration_error", "class_metrics", "concordance", "correlation",
+    "covered_by_polygons", "draw_calibration", "draw_certificate", "draw_figures", "draw_roc",
+    "draw_summary", "draw_survival", "draw_values", "evaluate_slide", "flip", "flip_order", "judge",
+    "marked_by_geojson", "marked_by_mask", "median_halves", "minimal_set", "necessity",
+    "pointing_game", "prediction_columns", "r_squared", "random_band", "random_draws",
+    "randomisation", "ranks", "read_polygons", "redrawn", "relevance_mass", "risk_metrics",
+    "score_bag", "score_evidence", "score_regions", "srg", "stability", "statistics_csv",
+    "step_counts", "sufficiency", "summarise", "top_instances", "value_metrics",
+    "write_predictions",
 ]  # fmt: skip
 
 
