@@ -167,8 +167,8 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
     yield tag("h2", "Right answers")
     yield tag(
         "p",
-        f"Intervals hold 95 % and are over patients; fewer than {FEWEST} have none. Lines below an arm are its "
-        "readers.",
+        f"Intervals hold 95 % and are over patients; fewer than {FEWEST} have none. Lines below an arm are "
+        "its readers.",
         kind="small",
     )
     yield _plot([e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
