@@ -155,6 +155,7 @@ class Site(PageSite):
             get("/api/openapi.json", self.describe),
             get("/api/columns-{run:int}.json", self.wall.columns),
             get("/api/wall-{run:int}-{column:int}.json", self.wall.wall),
+            get("/api/agreement-{run:int}.json", self.agreement),
             draw(f"{slide}/small-{{run:int}}-{{column:int}}.png", self.wall.small),
             get(f"{slide}/slide.json", shown.describe),
             get(f"{slide}/evidence-{{run:int}}.bin", shown.scores),
@@ -213,6 +214,17 @@ class Site(PageSite):
     def overview(self) -> dict[str, Any]:
         """The runs and their slides."""
         return {**self.collection.overview(), "whatif": self.whatif is not None}
+
+    def agreement(self, run: int) -> dict[str, Any]:
+        """What readers have drawn against a run's evidence: by slide, and overall."""
+        from xmil.runs.agreement import FOLDER, compare_annotations
+
+        shown, place = self.collection.run(run), self.collection.runs[0].path / FOLDER
+        if not place.is_dir():
+            raise MissingError("Nobody has drawn a region on a slide of this run yet.")
+        found = compare_annotations(shown, place)
+        reasons = {slide: reason.replace(str(place.parent), "") for slide, reason in found.left_out.items()}
+        return {"rows": found.rows, "summary": found.summary, "left_out": reasons}
 
     def decide(self, key: int, run: int) -> dict[str, Any]:
         """The smallest set of patches found whose removal changes the prediction."""
