@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
 from xmil.core.explanation import Audit, Explanation
+from xmil.methods.check import check_attributions
 from xmil.methods.lrp import check_zero_map
 from xmil.methods.method import (
     CONTEXTS,
@@ -56,6 +57,7 @@ def explain(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    check: bool = True,
     **params: Any,
 ) -> Explanation:
     """One score per instance for one target.
@@ -69,7 +71,8 @@ def explain(
     `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
     gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
     travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
-    takes the mean of K seeded draws of one that is random in eval mode.
+    takes the mean of K seeded draws of one that is random in eval mode. Signed scores are checked (`check`):
+    `e.warnings` says so if the half of the patches with the lower scores gives the higher output.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -77,7 +80,7 @@ def explain(
     >>> len(e.scores), e.method, e.target == 1
     (3, 'lrp', True)
     """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, **params}
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "check": check, **params}
     return explain_targets(model, bag, [target], method=method, output=output, **how)[0]
 
 
@@ -90,13 +93,14 @@ def explain_classes(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    check: bool = True,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each class, from one forward pass if the method allows it.
 
     A survival model has its time bins for classes, and its risk after them.
     """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, **params}
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "check": check, **params}
     return explain_targets(model, bag, None, method=method, output=output, **how)
 
 
@@ -123,6 +127,7 @@ def explain_targets(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    check: bool = True,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each target, or each class, from one forward pass if the method allows it."""
@@ -146,6 +151,8 @@ def explain_targets(
         result = _run(entry, network, x, question, params)
         for attribution in result.of if entry.name == "lrp" else ():  # others say themselves why all is zero
             check_zero_map(network, x, attribution)
+        if check:
+            result = check_attributions(entry, network, x, result)
     logits = result.logits.detach()[0].float().cpu().numpy()
     return [_explanation(a, entry, bag, logits, network, params) for a in result.of]
 
