@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         Flips,
         MinimalSet,
         auprc2,
+        choose_method,
+        explain,
         flip,
         minimal_set,
         necessity,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     )
     from xmil.heatmaps import heatmap
     from xmil.insights import insight
-    from xmil.methods import explain, explain_classes, explain_inside, interactions, list_methods
+    from xmil.methods import explain_classes, explain_inside, interactions, list_methods
     from xmil.models import chain, create_model, list_models, load_model, save_model
     from xmil.runs.embed import embed_slides
     from xmil.runs.evaluate import evaluate_slides
@@ -62,10 +64,11 @@ _NAMES = {
     "core.task": "Target",
     "data": "Cohort background list_formats open_bag read_bag read_cohort write_bag",
     "encoders": "list_encoders load_encoder",
-    "evaluate": "Flips MinimalSet auprc2 flip minimal_set necessity random_band srg sufficiency",
+    "evaluate": "Flips MinimalSet auprc2 choose_method explain flip minimal_set necessity random_band srg "
+    "sufficiency",
     "heatmaps": "heatmap",
     "insights": "insight",
-    "methods": "explain explain_classes explain_inside interactions list_methods",
+    "methods": "explain_classes explain_inside interactions list_methods",
     "models": "chain create_model list_models load_model save_model",
     "runs.embed": "embed_slides",
     "runs.evaluate": "evaluate_slides",
@@ -84,13 +87,13 @@ _HOME = {name: f"xmil.{module}" for module, names in _NAMES.items() for name in 
 
 __all__ = [
     "Audit", "Background", "Bag", "Cohort", "Explanation", "Flips", "Interactions", "MinimalSet", "Run",
-    "Target", "XmilError", "__version__", "auprc2", "background", "chain", "create_model", "draw_slides",
-    "embed_slides", "evaluate_slides", "explain", "explain_classes", "explain_inside", "explain_slides",
-    "find_slides", "flip", "heatmap", "inside_slides", "insight", "interactions", "list_encoders",
-    "list_formats", "list_methods", "list_models", "load_config", "load_encoder", "load_model",
-    "minimal_set", "necessity", "open_bag", "open_run", "open_slide", "predict_slides", "random_band",
-    "read_bag", "read_cohort", "save_model", "srg", "sufficiency", "tile_slides", "train", "view",
-    "write_bag",
+    "Target", "XmilError", "__version__", "auprc2", "background", "chain", "choose_method",
+    "create_model", "draw_slides", "embed_slides", "evaluate_slides", "explain", "explain_classes",
+    "explain_inside", "explain_slides", "find_slides", "flip", "heatmap", "inside_slides", "insight",
+    "interactions", "list_encoders", "list_formats", "list_methods", "list_models", "load_config",
+    "load_encoder", "load_model", "minimal_set", "necessity", "open_bag", "open_run", "open_slide",
+    "predict_slides", "random_band", "read_bag", "read_cohort", "save_model", "srg", "sufficiency",
+    "tile_slides", "train", "view", "write_bag",
 ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def check_attributions(method: Method, network: Network, x: Tensor, result: Attr
 def _check(
     a: Attribution, network: Network, x: Tensor, drawn: Tensor, none: Tensor | None, other: str
 ) -> Attribution:
-    """Compare the halves; and, of methods that account for the output, the scores with what all patches do."""
+    """Compare the halves, and the scores of methods that account for the output with what all patches do."""
     scores = a.scores.detach().double()
     ranked = drawn[scores[drawn].argsort(descending=True, stable=True)]
     first, last = ranked[: len(ranked) // 2].sort().values, ranked[-(len(ranked) // 2) :].sort().values
@@ -55,15 +55,15 @@ def _check(
     if low - high > MARGIN * max(abs(low), abs(high)):
         return _warned(
             a,
-            f"The scores contradict the model: the half of the patches with the lower scores gives the higher "
-            f"output ({low:.3g} against {high:.3g}); {advice}.",
+            "The scores contradict the model: the half of the patches with the lower scores gives the "
+            f"higher output ({low:.3g} against {high:.3g}); {advice}.",
         )
     change = 0.0 if none is None else abs(a.value - float(a.output(none.double())))
     if a.audit is not None and float(scores.abs().sum()) < LITTLE * change:
         return _warned(
             a,
-            f"The scores miss what the patches do: in all they amount to {float(scores.abs().sum()):.3g}, but "
-            f"the output changes by {change:.3g} when the patches are zeroed; {advice}.",
+            f"The scores miss what the patches do: they amount to {float(scores.abs().sum()):.3g} in all, "
+            f"but the output changes by {change:.3g} when the patches are zeroed; {advice}.",
         )
     return a
 

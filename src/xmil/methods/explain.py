@@ -60,27 +60,14 @@ def explain(
     check: bool = True,
     **params: Any,
 ) -> Explanation:
-    """One score per instance for one target.
-
-    `target` is a class index or name, a Target, or None for the predicted class; for models without classes
-    None is the value or the risk. `output` is the explained number: "logit", "contrastive", "log_odds" or
-    "probability" of a class, "value" (minus its reference) of a regression, "risk" of a survival model; each
-    method has its own default. `params` are the method's own.
-
-    Model and bag may be paths. A trial call settles how to call a module of your own and records it in
-    `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
-    gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
-    travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
-    takes the mean of K seeded draws of one that is random in eval mode. Signed scores are checked (`check`):
-    `e.warnings` says so if the half of the patches with the lower scores gives the higher output.
-
-    >>> import torch, xmil
-    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
-    >>> e = explain(net, torch.ones(3, 4), method="lrp", target=1)
-    >>> len(e.scores), e.method, e.target == 1
-    (3, 'lrp', True)
-    """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "check": check, **params}
+    """One score per instance for one target, by a named method; parameters as for `xmil.explain`."""
+    how: dict[str, Any] = {
+        "forward": forward,
+        "returns": returns,
+        "average": average,
+        "check": check,
+        **params,
+    }
     return explain_targets(model, bag, [target], method=method, output=output, **how)[0]
 
 
@@ -100,7 +87,13 @@ def explain_classes(
 
     A survival model has its time bins for classes, and its risk after them.
     """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "check": check, **params}
+    how: dict[str, Any] = {
+        "forward": forward,
+        "returns": returns,
+        "average": average,
+        "check": check,
+        **params,
+    }
     return explain_targets(model, bag, None, method=method, output=output, **how)
 
 
