@@ -18,6 +18,7 @@ from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Workers
 
 INPUT, WHAT, OUTPUT, COMPUTE, ADVANCED = "Input", "What to explain", "Output", "Compute", "Advanced"
+SLIDES = "Slides without features"
 COMPUTING = ("out", "engine", "workers", "device", "memory", "restart")  # changes no result
 PICTURES, WRITTEN = ("panel", "overlay", "patches"), ("png", "geojson")
 
@@ -252,14 +253,34 @@ BACKGROUND = (
 class ExplainRequest(CohortRequest):
     """Explain every slide: which instances speak for a class, and which against it.
 
-    Without --out one feature file is explained: verdict, account and strongest patches are printed, and a
-    picture is left in the current folder.
+    Without --out one feature file or slide is explained: verdict, account and strongest patches are printed,
+    and a picture is left in the current folder.
     """
 
+    features: Path | None = option(  # type: ignore[assignment]  # filled in before it is read
+        "Folder of feature files, or a single file; without it, slides are tiled and encoded first, into "
+        "OUT/tiles and OUT/features.",
+        None, panel=INPUT,
+    )  # fmt: skip
     out: Path | None = option(f"{RESULTS} Optional for one slide.", None, panel=OUTPUT)
     slides: Path | None = option(
-        "Folder of slides: draw heatmaps as well, into OUT/heatmaps; without OUT, the slide to draw over.",
+        "Folder of slides, or one: heatmaps are drawn as well, into OUT/heatmaps; without OUT, one picture.",
         None, panel=INPUT,
+    )  # fmt: skip
+    encoder: str | None = option(
+        "Without features: the encoder, if the model does not name the one it was trained on; see xmil "
+        "embed.",
+        None, panel=SLIDES,
+    )  # fmt: skip
+    weights: Path | None = option("Weights of the encoder instead of the published ones.", None, panel=SLIDES)
+    random: bool = option("Use an untrained encoder, for testing.", False, panel=SLIDES)
+    tile_mpp: float | None = option(
+        "Microns per pixel of a patch; by default what the model was trained on, else 0.5.",
+        None, panel=SLIDES, least=0,
+    )  # fmt: skip
+    tile_size: int | None = option(
+        "Patch size in pixels; by default what the model was trained on, else 256.", None, panel=SLIDES,
+        least=8,
     )  # fmt: skip
     methods: tuple[str, ...] = option("Explanation methods.", ("lrp",), panel=WHAT)
     target: tuple[str, ...] = option(
@@ -289,7 +310,11 @@ class ExplainRequest(CohortRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Rare parameters of methods go through `params`."""
+        """Rare parameters of methods go through `params`; features that are there are not made."""
+        made = ("encoder", "weights", "random", "tile_mpp", "tile_size")
+        extra = next((name for name in made if values.get(name)), None)
+        if extra is not None and values.get("features") is not None:
+            raise InputError(f"{extra}= is for slides without features; leave out features=, or {extra}=.")
         params = {name: dict(own) for name, own in (values.get("params") or {}).items()}
         old = {"keep": pop_old(values, "keep", 'pass params={"lrp": {"keep": ...}}.')}
         if pop_old(values, "save_vectors", 'pass params={"lrp": {"feature_level": True}}.'):
