@@ -23,7 +23,7 @@ from xmil.evaluate import CANDIDATES, Flips, Judge, choose
 from xmil.methods import explain
 
 COMPARED = {**CANDIDATES, "single": ("single", {}), "one_removed": ("one_removed", {})}
-CHOOSING, TESTED = 16, 24  # bags of each net
+CHOOSING, TESTED = 12, 16  # bags of each net
 KEYS = ["data", "task", "net", "seed"]
 
 

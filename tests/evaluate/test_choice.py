@@ -38,12 +38,12 @@ def bags(n: int = 6) -> list[Tensor]:
 
 
 def test_lrp_stays_where_it_is_right() -> None:
-    model = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=8, seed=0)
+    model = xmil.create_model("attnmil", in_dim=D, n_classes=1, dim=8, seed=0)
     choice = xmil.choose_method(model, bags())
     assert (choice.method, choice.bags) == ("lrp", [str(i) for i in range(6)])
     assert choice.table.index[0] == "lrp"
     assert {"srg", "interval", "p"} <= set(choice.table.columns)
-    assert choice.table["srg"]["lrp"] > 0.05
+    assert choice.table["srg"]["lrp"] > 0.02
 
 
 def test_a_method_that_the_model_confirms_wins_where_lrp_fails() -> None:

@@ -1,4 +1,4 @@
-"""The check of signed scores in every explanation: it warns, never changes scores, and says when it is skipped."""
+"""The check of signed scores in every explanation: it warns, changes no score, and says why it is skipped."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_evidence_that_switches_a_unit_off_is_refused_or_warned_about(seed: int,
     np.testing.assert_array_equal(e.scores, plain.scores)
 
 
-@pytest.mark.parametrize("name", ["attnmil", "meanpool", "transmil"])
-def test_right_scores_pass_and_their_opposite_is_warned_about(name: str) -> None:
+@pytest.mark.parametrize("name", ["attnmil", "meanpool"])
+def test_right_scores_pass(name: str) -> None:
     model = xmil.create_model(name, in_dim=D, n_classes=2, seed=1)
     net = nn.Sequential(model)
     for seed in range(5):

@@ -21,14 +21,13 @@ class RunVerdict:
     share of the best SRG. `cases` are those that were measured, `slides` how many slides they have.
     """
 
-    kind: str
-    sentence: str
-    method: str
+    kind: str = KINDS[-1]
+    sentence: str = ""
+    method: str = ""
     methods: list[dict[str, Any]] = field(default_factory=list)
     cases: list[str] = field(default_factory=list)
     slides: int = 0
     orders: int = 0
-    held_out: bool = True  # whether the method was chosen without these cases, or not chosen at all
 
     @property
     def table(self) -> pd.DataFrame:

@@ -100,7 +100,7 @@ def choose_method(
     patches as many are drawn. `how` are `forward`, `returns` and `average`, as for `explain`.
 
     >>> import torch, xmil
-    >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=2, seed=0)
+    >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=1, seed=0)
     >>> bags = [torch.randn(20, 8, generator=torch.Generator().manual_seed(i)) for i in range(6)]
     >>> choice = choose_method(net, bags)
     >>> choice.method, len(choice.bags), list(choice.table.columns)
@@ -109,7 +109,7 @@ def choose_method(
     if isinstance(bags, Bag | str | PathLike) or not len(bags):
         raise bad_parameter("bags", "choose_method", "a list of bags", type(bags).__name__)
     net = as_model(model)
-    read = [_part(as_bag(bag), seed) for bag in bags]
+    read = [draw_part(as_bag(bag), seed) for bag in bags]
     names = [str(getattr(bag, "slide_id", None) or i) for i, bag in enumerate(read)]
     tried = find_candidates(net, candidates, n=int(np.median([len(bag) for bag in read])), **how)
     measured = [measure_bag(net, bag, tried, target=target, seed=seed, **how) for bag in read]
@@ -256,7 +256,7 @@ def explain(
     )
 
 
-def _part(bag: Any, seed: int) -> Any:
+def draw_part(bag: Any, seed: int) -> Any:
     """At most 2,048 patches of a bag."""
     if len(bag) <= MOST:
         return bag

@@ -156,7 +156,6 @@ def judge_cohort(
     srgs: Mapping[str, npt.ArrayLike],
     *,
     units: Sequence[Any],
-    held_out: bool = True,
     seed: int = 0,
 ) -> RunVerdict:
     """Judge the SRGs (slides,) of each method over cases; the first method's is the verdict.
@@ -167,7 +166,7 @@ def judge_cohort(
 
     >>> verdict = judge_cohort({"lrp": [0.4, 0.5, 0.3, 0.4, 0.6, 0.5, 0.4, 0.3]}, units=range(8))
     >>> print(verdict.sentence)
-    LRP finds what the model uses: SRG 0.42 [0.36, 0.49] over 8 cases, random order 0.00.
+    xMIL-LRP finds what the model uses: SRG 0.43 [0.36, 0.50] over 8 cases, random order 0.00.
     """
     first = next(iter(srgs))
     rows = [
@@ -185,7 +184,6 @@ def judge_cohort(
         cases=list(dict.fromkeys(map(str, units))),
         slides=len(units),
         orders=COHORT_ORDERS,
-        held_out=held_out,
     )
 
 

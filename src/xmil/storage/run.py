@@ -39,6 +39,7 @@ from xmil.core.errors import FileError, InputError, XmilError, absent, not_made,
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
 from xmil.core.text import counted, csv_text, is_plain, parse_json
+from xmil.core.verdict import RunVerdict
 from xmil.storage.explanations import read_explanation, read_interactions, read_provenance
 
 if TYPE_CHECKING:
@@ -126,6 +127,12 @@ class Run:
     def warnings(self) -> list[str]:
         """What is doubtful about the run, in sentences."""
         return [str(text) for text in self.about.get("warnings") or ()]
+
+    @property
+    def verdict(self) -> RunVerdict | None:
+        """Whether the run's maps show what the model uses; None if that was not measured."""
+        stored = self.about.get("verdict")
+        return RunVerdict.from_dict(stored) if isinstance(stored, dict) else None
 
     @property
     def task(self) -> str:
