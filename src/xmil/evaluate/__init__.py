@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         pointing_game,
         read_polygons,
         relevance_mass,
+        score_regions,
     )
     from xmil.evaluate.minimal import MinimalSet, minimal_set
     from xmil.evaluate.predictions import (
@@ -99,7 +100,7 @@ _NAMES = {
     "faithfulness": "DEFAULT_METHODS LIMIT Certificate FaithfulnessSettings Row SlideResult audit_summary "
     "evaluate_slide randomisation redrawn stability",
     "marks": "Truth covered_by_polygons marked_by_geojson marked_by_mask pointing_game read_polygons "
-    "relevance_mass",
+    "relevance_mass score_regions",
     "minimal": "MinimalSet minimal_set",
     "predictions": "Answer Predictions balanced_accuracy c_index calibration_bins calibration_error "
     "class_metrics concordance draw_calibration draw_figures draw_roc draw_survival draw_values "
@@ -120,9 +121,9 @@ __all__ = [
     "explain", "flip", "flip_order", "judge", "judge_cohort", "marked_by_geojson", "marked_by_mask",
     "measure_bag", "minimal_set", "necessity", "pointing_game", "prediction_columns", "r_squared",
     "random_band", "random_draws", "randomisation", "ranks", "read_polygons", "redrawn",
-    "relevance_mass", "risk_metrics", "score_bag", "score_evidence", "srg", "stability",
-    "statistics_csv", "step_counts", "sufficiency", "summarise", "top_instances", "value_metrics",
-    "write_predictions",
+    "relevance_mass", "risk_metrics", "score_bag", "score_evidence", "score_regions", "srg",
+    "stability", "statistics_csv", "step_counts", "sufficiency", "summarise", "top_instances",
+    "value_metrics", "write_predictions",
 ]  # fmt: skip
 
 

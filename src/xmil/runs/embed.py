@@ -26,8 +26,9 @@ import numpy.typing as npt
 import torch
 
 from xmil._version import __version__
-from xmil.core.durable import file_digest, identity, syncs, unchanged, write_atomically
+from xmil.core.durable import file_digest, identity, unchanged, write_atomically
 from xmil.core.errors import FileError, InputError, StopError, XmilError, absent
+from xmil.core.journal import syncs
 from xmil.core.request import takes
 from xmil.core.text import counted
 from xmil.data import Header, feature_files, open_bag

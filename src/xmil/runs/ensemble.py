@@ -130,7 +130,11 @@ class Ensemble:
     def about(self) -> dict[str, Any]:
         """What run.json says of the models."""
         every = [
-            {"path": str(path), "digest": digest, "spec": asdict(spec)}
+            {
+                "path": str(path.absolute() if isinstance(path, Path) else path),
+                "digest": digest,
+                "spec": asdict(spec),
+            }
             for path, digest, spec in zip(self.paths, self.digests, self.specs, strict=True)
         ]
         shared = self.spec

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from xmil.core.bag import Bag
-from xmil.core.durable import identity
+from xmil.core.durable import identity, remove_file
 from xmil.core.errors import UnsupportedError
 from xmil.core.request import takes
 from xmil.core.text import counted, text_table
@@ -133,7 +133,7 @@ class PredictRun(ModelRun[Answer]):
     def begin(self, *, again: bool) -> None:
         """Remove the tables of the earlier run: every case is predicted again."""
         for path in self.outputs(()) if again else ():
-            path.unlink(missing_ok=True)
+            remove_file(path)
 
     def finish(self, items: Sequence[Case], tally: Tally[Answer]) -> Mapping[str, Any]:
         """Write the tables, the measures and the figures."""

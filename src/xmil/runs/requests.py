@@ -615,6 +615,26 @@ class InsideRequest(DeviceRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StudyRequest(Request):
+    """Make a reading study from runs and a plan: cases, arms, an order for each reader."""
+
+    runs: tuple[Path, ...] = option("Folders of `xmil explain` or `xmil evaluate`.", argument=True)
+    slides: Path = option("Folder of slides.", panel=INPUT)
+    plan: Path = option(
+        "TOML file: readers, cases, arms, questions, blinding; docs/howto/study.md.", panel=INPUT
+    )
+    out: Path = option("Folder for the study; it must not be there yet.", panel=OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyReportRequest(Request):
+    """Write what the readers of a study found: one HTML page, and tables for R."""
+
+    study: Path = option("Folder of `xmil study init`.", argument=True)
+    out: Path | None = option("Folder for the report; STUDY/report by default.", None, panel=OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
 class InsightRequest(RunRequest):
     """Find concepts, strategies, shortcuts and biomarkers over a run; write a report and a card."""
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from xmil.core.budget import available_memory
-from xmil.core.durable import unchanged, write_text
+from xmil.core.durable import remove_file, unchanged, write_text
 from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.task import TASKS, Floats
 from xmil.core.text import parse_json, shorten
@@ -31,6 +31,7 @@ from xmil.storage import (
     make_folder,
     read_rows,
     read_run,
+    start_manifest,
     sweep_folder,
     write_run,
 )
@@ -194,6 +195,7 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
                 f"({shorten(changed, 5)}). Put them back, choose another out=, or pass restart=True to start "
                 "over."
             )
+    start_manifest(folder, KIND)
     write_run(folder, KIND, described)
     for job in plan.jobs:
         make_folder(folder / job.name)
@@ -207,12 +209,12 @@ def clear(folder: Path) -> None:
     for part in sorted(folder.iterdir()) if folder.is_dir() else []:
         if part.is_dir() and any((part / name).exists() for name in (LAST, LOG, METRICS)):
             for path in [*(part / name for name in JOB_FILES), *part.glob("events.out.tfevents.*")]:
-                path.unlink(missing_ok=True)
+                remove_file(path)
             sweep_folder(part)
             if not any(part.iterdir()):
                 part.rmdir()
     for name in ROOT_FILES:
-        (folder / name).unlink(missing_ok=True)
+        remove_file(folder / name)
 
 
 def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:
