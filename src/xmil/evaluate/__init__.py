@@ -70,7 +70,6 @@ if TYPE_CHECKING:
         calibration_bins,
         calibration_error,
         class_metrics,
-        concordance,
         draw_calibration,
         draw_figures,
         draw_roc,
@@ -90,6 +89,7 @@ if TYPE_CHECKING:
         statistics_csv,
         summarise,
     )
+    from xmil.evaluate.survival import SurvivalCurve, concordance, median_halves
     from xmil.evaluate.verdict import Judge, Verdict, judge, judge_cohort
 
 _NAMES = {
@@ -103,9 +103,10 @@ _NAMES = {
     "relevance_mass score_regions",
     "minimal": "MinimalSet minimal_set",
     "predictions": "Answer Predictions balanced_accuracy c_index calibration_bins calibration_error "
-    "class_metrics concordance draw_calibration draw_figures draw_roc draw_survival draw_values "
+    "class_metrics draw_calibration draw_figures draw_roc draw_survival draw_values "
     "prediction_columns r_squared risk_metrics value_metrics write_predictions",
     "report": "FORMATS as_text draw_certificate draw_summary statistics_csv summarise",
+    "survival": "SurvivalCurve concordance median_halves",
     "verdict": "KINDS Judge Verdict judge judge_cohort",
 }
 _HOME = {name: f"xmil.evaluate.{module}" for module, names in _NAMES.items() for name in names.split()}
@@ -113,17 +114,17 @@ _HOME = {name: f"xmil.evaluate.{module}" for module, names in _NAMES.items() for
 __all__ = [
     "ACTIONS", "CANDIDATES", "DEFAULT_METHODS", "FORMATS", "KINDS", "LIMIT", "MEASURES", "ORDERS",
     "Answer", "Band", "Certificate", "Choice", "Curve", "FaithfulnessSettings", "Flips", "Judge",
-    "MinimalSet", "Predictions", "Row", "SlideResult", "Truth", "Verdict", "as_text",
-    "audit_summary", "auprc2", "auroc", "average_precision", "balanced_accuracy", "c_index",
-    "calibration_bins", "calibration_error", "choose", "choose_method", "class_metrics",
+    "MinimalSet", "Predictions", "Row", "SlideResult", "SurvivalCurve", "Truth", "Verdict",
+    "as_text", "audit_summary", "auprc2", "auroc", "average_precision", "balanced_accuracy",
+    "c_index", "calibration_bins", "calibration_error", "choose", "choose_method", "class_metrics",
     "concordance", "correlation", "covered_by_polygons", "draw_calibration", "draw_certificate",
     "draw_figures", "draw_roc", "draw_summary", "draw_survival", "draw_values", "evaluate_slide",
     "explain", "flip", "flip_order", "judge", "judge_cohort", "marked_by_geojson", "marked_by_mask",
-    "measure_bag", "minimal_set", "necessity", "pointing_game", "prediction_columns", "r_squared",
-    "random_band", "random_draws", "randomisation", "ranks", "read_polygons", "redrawn",
-    "relevance_mass", "risk_metrics", "score_bag", "score_evidence", "score_regions", "srg",
-    "stability", "statistics_csv", "step_counts", "sufficiency", "summarise", "top_instances",
-    "value_metrics", "write_predictions",
+    "measure_bag", "median_halves", "minimal_set", "necessity", "pointing_game",
+    "prediction_columns", "r_squared", "random_band", "random_draws", "randomisation", "ranks",
+    "read_polygons", "redrawn", "relevance_mass", "risk_metrics", "score_bag", "score_evidence",
+    "score_regions", "srg", "stability", "statistics_csv", "step_counts", "sufficiency",
+    "summarise", "top_instances", "value_metrics", "write_predictions",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -203,6 +203,16 @@ def _is_better(gains: Floats, gain: float, p: float | None) -> bool:
     return p <= LEVEL and gain >= SMALLEST
 
 
+@overload
+def explain(
+    model: nn.Module | str | PathLike[str], bag: Bags, *, target: Literal["all"], **options: Any
+) -> list[Explanation]: ...
+
+
+@overload
+def explain(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> Explanation: ...
+
+
 def explain(
     model: nn.Module | str | PathLike[str],
     bag: Bags,
@@ -213,24 +223,27 @@ def explain(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
     check: bool = True,
     like: Sequence[Bags] | None = None,
     **params: Any,
-) -> Explanation:
+) -> Explanation | list[Explanation]:
     """One score per instance for one target.
 
     `target` is a class index or name, a Target, or None for the predicted class; for models without classes
-    None is the value or the risk. `output` is the explained number: "logit", "contrastive", "log_odds" or
-    "probability" of a class, "value" (minus its reference) of a regression, "risk" of a survival model; each
-    method has its own default. `params` are the method's own. `method="auto"` takes the one that
-    `choose_method` chooses on the bags `like`, without them on the bag itself.
+    None is the value or the risk. "all" gives a list of explanations, as `explain_classes` does. `output` is
+    the explained number: "logit", "contrastive", "log_odds" or "probability" of a class, "value" (minus its
+    reference) of a regression, "risk" of a survival model; each method has its own default. `params` are the
+    method's own. `method="auto"` takes the method that `choose_method` chooses on the bags `like`, without
+    them on the bag itself.
 
     Model and bag may be paths. A trial call settles how to call a module of your own and records it in
     `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
     gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
     travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
-    takes the mean of K seeded draws of one that is random in eval mode. Signed scores are checked (`check`):
-    `e.warnings` says so if the half of the patches with the lower scores gives the higher output.
+    takes the mean of K seeded draws of one that is random in eval mode. `device` is where to compute, such as
+    "cuda"; the model goes back to where it was. Signed scores are checked (`check`): `e.warnings`
+    says so if the half of the patches with the lower scores gives the higher output.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -239,21 +252,23 @@ def explain(
     (3, 'lrp', True)
     """
     how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average}
-    options: dict[str, Any] = {"target": target, "output": output, "check": check, **how}
+    options: dict[str, Any] = {"target": target, "output": output, "device": device, "check": check, **how}
     if method != AUTO:
         if like is not None:
             raise InputError("like= is for method='auto', which chooses the method by these bags.")
-        return explain_by(model, bag, method=method, **options, **params)
+        found: Explanation | list[Explanation] = explain_by(model, bag, method=method, **options, **params)
+        return found
     model, bag = as_model(model), as_bag(bag)
-    choice = choose_method(
-        model, [bag] if like is None else like, target=target if like is None else None, **how
-    )
-    e = explain_by(model, bag, method=choice.method, **options, **{**choice.params, **params})
-    note = choice.sentence if like is not None else f"{choice.sentence[:-1]}; {LITTLE}."
-    chosen = {"chosen_by": AUTO, "chosen_on": len(choice.bags)}
-    return replace(
-        e, params={**e.params, **chosen}, warnings=(*e.warnings, *([note] if like is None else []))
-    )
+    own = target if like is None and target != "all" else None
+    choice = choose_method(model, [bag] if like is None else like, target=own, **how)
+    found = explain_by(model, bag, method=choice.method, **options, **{**choice.params, **params})
+    notes = (f"{choice.sentence[:-1]}; {LITTLE}.",) if like is None else ()
+    about = {"chosen_by": AUTO, "chosen_on": len(choice.bags)}
+    each = [
+        replace(e, params={**e.params, **about}, warnings=(*e.warnings, *notes))
+        for e in (found if isinstance(found, list) else [found])
+    ]
+    return each if isinstance(found, list) else each[0]
 
 
 def draw_part(bag: Any, seed: int) -> Any:

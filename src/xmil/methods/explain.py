@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
 from os import PathLike
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,23 @@ from xmil.network import (
     as_model,
     first_line,
     frozen,
+    on_device,
     open_network,
 )
 
+ALL, PREDICTED = "all", "predicted"
 PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
+
+
+@overload
+def explain(
+    model: nn.Module | str | PathLike[str], bag: Bags, *, target: Literal["all"], **options: Any
+) -> list[Explanation]: ...
+
+
+@overload
+def explain(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> Explanation: ...
 
 
 def explain(
@@ -57,18 +69,16 @@ def explain(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
     check: bool = True,
     **params: Any,
-) -> Explanation:
+) -> Explanation | list[Explanation]:
     """One score per instance for one target, by a named method; parameters as for `xmil.explain`."""
-    how: dict[str, Any] = {
-        "forward": forward,
-        "returns": returns,
-        "average": average,
-        "check": check,
-        **params,
-    }
-    return explain_targets(model, bag, [target], method=method, output=output, **how)[0]
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
+    how["check"] = check
+    targets = None if isinstance(target, str) and target == ALL else [_named_target(target)]
+    found = explain_targets(model, bag, targets, method=method, output=output, **how, **params)
+    return found if targets is None else found[0]
 
 
 def explain_classes(
@@ -80,6 +90,7 @@ def explain_classes(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
     check: bool = True,
     **params: Any,
 ) -> list[Explanation]:
@@ -87,14 +98,26 @@ def explain_classes(
 
     A survival model has its time bins for classes, and its risk after them.
     """
-    how: dict[str, Any] = {
-        "forward": forward,
-        "returns": returns,
-        "average": average,
-        "check": check,
-        **params,
-    }
-    return explain_targets(model, bag, None, method=method, output=output, **how)
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
+    how["check"] = check
+    return explain_targets(model, bag, None, method=method, output=output, **how, **params)
+
+
+def _named_target(target: Any) -> Any:
+    """The target as users of the command line name it: "predicted" is None."""
+    return None if isinstance(target, str) and target == PREDICTED else target
+
+
+def one_method(method: Any, params: dict[str, Any]) -> str:
+    """The method that is meant by `method` or `methods`, which is taken out of the parameters."""
+    named = params.pop("methods", method)
+    several = [named] if isinstance(named, str) else list(named)
+    if len(several) != 1:
+        raise InputError(
+            f"explain takes one method at a time. Got {several} instead; call it once for each, or explain a "
+            "folder of slides by explain_slides(methods=[...])."
+        )
+    return str(several[0])
 
 
 def list_methods(model: nn.Module | str | PathLike[str] | None = None) -> list[str]:
@@ -120,10 +143,19 @@ def explain_targets(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
     check: bool = True,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each target, or each class, from one forward pass if the method allows it."""
+    if device is not None:
+        model, bag = as_model(model), as_bag(bag)
+        how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "output": output}
+        how["check"] = check
+        with on_device(model, device) as place:
+            bag = bag.to(place) if isinstance(bag, Tensor) else bag
+            return explain_targets(model, bag, targets, method=method, **how, **params)
+    method = one_method(method, params)
     entry = METHODS[method]
     entry.check_parameters(params)
     kinds = (*entry.outputs, *own_outputs())
