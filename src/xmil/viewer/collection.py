@@ -226,11 +226,7 @@ class Collection:
 
     def scores(self, key: int, number: int) -> bytes:
         """Little endian: int32 x0[n] and y0[n] where placed, then float32[n] for each column."""
-        evidence = self.evidence(key, number)
-        scores = evidence.scores.astype("<f4", copy=False).tobytes()
-        if evidence.coords is None or not evidence.placed:
-            return scores
-        return evidence.coords.T.astype("<i4").tobytes() + scores
+        return self.evidence(key, number).as_bytes()
 
     def patch(self, key: int, number: int, index: int) -> bytes:
         """A patch, at most 512 px."""
