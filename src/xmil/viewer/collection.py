@@ -107,7 +107,7 @@ class ShownRun(Run):
         except XmilError:
             return None
 
-    def verdict(self, slide_id: str) -> dict[str, Any]:
+    def slide_verdict(self, slide_id: str) -> dict[str, Any]:
         """What a slide's certificate says in short: label, predicted, correct, its headline's verdict."""
         try:
             path = self.find("certificate", slide_id)
@@ -410,7 +410,7 @@ class Collection:
         image, image_error = self.pictures.look(slide_id)
         run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
         row = run.rows.get(slide_id, {})
-        verdicts = (same.verdict(slide_id) for run in self.runs for same in self._of_same_models(run))
+        verdicts = (same.slide_verdict(slide_id) for run in self.runs for same in self._of_same_models(run))
         certificate: dict[str, Any] = next((verdict for verdict in verdicts if verdict), {})
         n, error = self._count(slide_id)
         label, predicted = (_shown(row.get(k) or certificate.get(k), run) for k in ("label", "predicted"))
