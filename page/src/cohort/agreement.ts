@@ -35,7 +35,7 @@ export class AgreementView {
       const own = summary.filter((line) => `${line.method}\n${line.target}` === group);
       const cells = MEASURES.map(([name]) => own.find((line) => line.measure === name)!);
       const { method, target, chance } = own.find((line) => line.measure === "dice")!;
-      return [method, target, ...cells.map((line) => `${share(line.mean)} [${share(line.low)}, ${share(line.high)}]`), share(chance), String(cells[0].cases)];
+      return [method, target, ...cells.map((line) => (line.low === null ? share(line.mean) : `${share(line.mean)} [${share(line.low)}, ${share(line.high)}]`)), share(chance), String(cells[0].cases)];
     });
     const each = rows.map((row) => [link(row.slide_id), row.reader || "–", row.method, row.target, ...MEASURES.map(([name]) => share(row[name])), share(row.chance), `${row.marked} of ${row.patches}`]);
     const titles = MEASURES.map(([, title]) => title);

@@ -52,7 +52,7 @@ class Agreement:
                 for row in self.summary
                 if (row["method"], row["target"]) == (method, target)
             }
-            cells = [f"{own[m]['mean']:.2f} [{own[m]['low']:.2f}, {own[m]['high']:.2f}]" for m in MEASURES]
+            cells = [_interval(own[measure]) for measure in MEASURES]
             first = own["dice"]
             lines.append(
                 [method, target, *cells, f"{first['chance']:.2f}", str(first["n"]), str(first["cases"])]
@@ -174,6 +174,12 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     for row, corrected in zip(summary, holm([row["p"] for row in summary]), strict=True):
         row["p_holm"] = float(corrected)
     return summary
+
+
+def _interval(row: Row) -> str:
+    """A mean with its interval, where there are cases enough for one."""
+    known = bool(np.isfinite(row["low"]))
+    return f"{row['mean']:.2f}" + (f" [{row['low']:.2f}, {row['high']:.2f}]" if known else "")
 
 
 def _cell(value: object) -> object:
