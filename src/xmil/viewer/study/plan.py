@@ -97,7 +97,7 @@ class Question(Section):
             else range(1, self.steps + 1)
         )
         if self.kind == "text":
-            if not isinstance(answer, str) or len(answer) > 2000:
+            if not isinstance(answer, str) or len(answer) > 2000 or not is_text(answer):
                 raise InputError(f"The answer to {self.id!r} must be a text of at most 2000 letters.")
             return answer
         if isinstance(answer, bool) or not isinstance(answer, str | int) or answer not in possible:
@@ -226,6 +226,11 @@ class Plan(Section):
             shown = ", ".join(options)
             raise InputError(f"positive = {unknown[0]!r} is none of the diagnoses: {shown}.")
         return self.model_copy(update={"questions": tuple(questions), "positive": positive})
+
+
+def is_text(answer: str) -> bool:
+    """Whether a text can be written down: no halves of characters."""
+    return answer == answer.encode(errors="ignore").decode()
 
 
 def read_plan(path: str | PathLike[str]) -> Plan:
