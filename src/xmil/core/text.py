@@ -35,6 +35,15 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("its brackets are nested too deeply") from None
 
 
+def is_utf8(name: str) -> bool:
+    """Whether a name can be written down; those of files may hold any bytes.
+
+    >>> is_utf8("Ärzte"), is_utf8(b"s\\xff".decode(errors="surrogateescape"))
+    (True, False)
+    """
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
     """What a file of settings says; ValueError for whatever is wrong with it, OSError where there is none."""
     check_regular(path)

@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from xmil._version import __version__
 from xmil.core.budget import check_regular, parquet_rows
-from xmil.core.durable import remove_file, sync_folder, write_text
-from xmil.core.errors import FileError, InputError, XmilError, absent, not_made, unknown_name
+from xmil.core.durable import FULL, remove_file, sync_folder, write_text
+from xmil.core.errors import FileError, InputError, WriteError, XmilError, absent, not_made, unknown_name
 from xmil.core.interactions import Interactions
 from xmil.core.journal import MANIFEST, is_manifest, owning_run
 from xmil.core.journal import RUN as RUN
@@ -651,7 +651,8 @@ def make_folder(folder: Path) -> None:
         for place in missing:
             sync_folder(place.parent)
     except OSError as error:
-        raise InputError(not_made(folder, error)) from None
+        kind = WriteError if error.errno in FULL else InputError
+        raise kind(not_made(folder, error)) from None
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,9 +149,13 @@ def _load_tensors(path: Path) -> Any:
     except FileError as error:
         raise CheckpointError(str(error)) from None
     except pickle.UnpicklingError as error:
-        with suppress(CheckpointError):  # a Lightning checkpoint, with stubs for the classes it names
+        try:  # a Lightning checkpoint, with stubs for the classes it names
             if zipfile.is_zipfile(path) and (content := read_lightning(path)) is not None:
                 return content
+        except CheckpointError:
+            pass  # what it holds beside tensors is named below
+        except FileError as bomb:
+            raise CheckpointError(str(bomb)) from None
         match = _REFUSED.search(str(error))
         if match is None and not _begins_as_checkpoint(path):
             raise _damaged(path, error) from None
@@ -275,7 +278,7 @@ def read_lightning(path: Path) -> dict[str, Any] | None:
             if len(names) != 1 or any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist()):
                 return None  # torch.save never compresses
             content = _Reader(archive, names[0].removesuffix("data.pkl"), path).load()
-    except CheckpointError:
+    except FileError:
         raise
     except Exception as error:  # a crafted pickle can fail in any way; none of them may pass as success
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}).") from None
@@ -325,10 +328,7 @@ class _Reader(PurePickle):
         """
         view = storage.as_strided(tuple(size), tuple(stride), int(offset))
         self._total += view.numel() * view.element_size()
-        try:
-            check_budget(self._total, "the weights", self._path)
-        except FileError as error:
-            raise CheckpointError(str(error)) from None
+        check_budget(self._total, "the weights", self._path)
         return view.clone()
 
 
