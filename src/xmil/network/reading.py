@@ -60,8 +60,12 @@ def as_logits(value: Any) -> Tensor | None:
     return None
 
 
-def find_logits(raw: Any, n: int, *, name: str) -> LogitsPath:
-    """Find the one tensor that can be the logits of a bag of n instances; refuse several."""
+def find_logits(raw: Any, n: int, *, name: str, other: Any = None) -> LogitsPath:
+    """Find the one tensor that can be the logits of a bag of n instances; refuse several.
+
+    `other` is what the module returns for a bag of another size: what has another shape there has a number
+    per instance. Without it, what has n numbers.
+    """
     if isinstance(raw, Tensor):
         if as_logits(raw) is None:
             raise _no_logits(raw, name)
@@ -71,7 +75,13 @@ def find_logits(raw: Any, n: int, *, name: str) -> LogitsPath:
     if len(named) == 1:
         return LogitsPath(named[0])
     # without a number per instance, losses beside longer ones, and what follows from another of them
-    leaves = [(path, value) for path, value in leaves if value.shape[1] != n] or leaves
+    shapes = {path: value.shape for path, value in _leaves(other)}
+    found = dict(_leaves(raw))
+
+    def is_per_instance(path: Path, value: Tensor) -> bool:
+        return shapes[path] != found[path].shape if path in shapes else value.shape[1] == n
+
+    leaves = [(path, value) for path, value in leaves if not is_per_instance(path, value)] or leaves
     longer = [(path, value) for path, value in leaves if value.shape[1] > 1]
     losses = all("loss" in str(path[-1]).lower() for path, value in leaves if value.shape[1] == 1)
     leaves = longer if longer and losses else leaves

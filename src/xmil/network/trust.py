@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import random
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
 from xmil.core.task import TASKS
@@ -39,6 +40,7 @@ from xmil.network.reading import (
     AmbiguousError,
     ProbabilityWatch,
     UnreadableError,
+    Watch,
     check_probabilities,
     find_logits,
     look_like_probabilities,
@@ -53,6 +55,7 @@ logger = logging.getLogger(__name__)
 ROUNDING = 1e-5  # of the logits: what rounding on parallel devices may change between two passes
 MASK_ROUNDING = 1e-3  # of the logits: between a masked bag and the bag of what the mask keeps
 FEW_INSTANCES = 64  # on which the two shapes of a bag are compared
+OTHER_SIZE = 61  # instances of a second bag, if there are many: no usual width of a layer
 MOST_WIDTHS, MOST_INSTANCES = 6, 256  # how many widths and instances are tried to explain a failed call
 T = TypeVar("T")
 
@@ -80,10 +83,13 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
         bag = network.companions.name
         raise UnsupportedError(f"The outputs of {network.name} are not finite for {bag}; check the model.")
     after = find_values_per_instance(network.forward, network.module, n)
-    fixed = [(name, value[1]) for name, value in after.items() if before.get(name) == value]
+    fixed = {name: value for name, value in after.items() if before.get(name) == value}
     if fixed and n > 1:  # a row per instance that no call replaces: sub-bags would not fit it
+        used = _used_for_one_more(network, x)
+        fixed = {name: value for name, value in fixed.items() if value[0] not in used}
+    for name, (_, shape) in fixed.items() if n > 1 else ():
         owner = network.name if network.forward is None else "forward"
-        network.sub_bag_refusal = fixed_value_error(*fixed[0], n, owner=owner)
+        network.sub_bag_refusal = network.sub_bag_refusal or fixed_value_error(name, shape, n, owner=owner)
     if logits.shape[1] == n > 1:  # logits, or a number per instance
         fewer = attempt(partial(network.logits, x[:, :-1], torch.arange(n - 1, device=x.device).unsqueeze(0)))
         if fewer is not None and fewer.shape[1] == n - 1:
@@ -96,6 +102,32 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
     _settle_randomness(network, x, logits, average)
 
 
+def _used_for_one_more(network: Network, x: Tensor) -> set[int]:
+    """Identities of what operations use on a bag of one more instance: that has no row per instance.
+
+    Nothing if the module does not run on that bag. Features of this very bag do not count.
+    """
+    rows = torch.arange(x.shape[1] + 1, device=x.device) % x.shape[1]
+    with seeded(0), _Uses(x) as uses:
+        ran = attempt(lambda: [network.raw(x[:, rows], rows.unsqueeze(0))])
+    return uses.identities if ran else set()
+
+
+class _Uses(Watch):
+    """Notes what goes into operations, but for copies of a bag."""
+
+    def __init__(self, bag: Tensor) -> None:
+        super().__init__()
+        self.bag, self.identities = bag, set[int]()
+
+    def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:  # noqa: ARG002
+        """Note the arguments."""
+        for value in (*args, *options.values()):
+            is_bag = isinstance(value, Tensor) and value.shape[-2:] == self.bag.shape[-2:]
+            if not (is_bag and torch.equal(value.reshape(-1, *self.bag.shape[1:])[:1], self.bag)):
+                self.identities.add(id(value))
+
+
 # How the module is called.
 
 
@@ -106,17 +138,30 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
         check_parameters(network.module, network.companions.names)
         styles = list_call_styles(network.module, network.companions.names)
     failures: list[Failure] = []
-    for style, following in zip(styles, [*styles[1:], None], strict=True):
+    put_off: list[tuple[CallStyle, CallStyle | None]] = []  # styles that run for bags of this size alone
+    widths: set[int] = set()  # of their outputs
+    tries = deque(zip(styles, [*styles[1:], None], strict=True))
+    while tries or put_off:
+        is_last = not tries  # no other style runs: a module may take one size alone
+        style, following = put_off.pop(0) if is_last else tries.popleft()
         network.call_style, watch, probe = style, ProbabilityWatch(), x.clone()
         try:
             with watch:
                 raw = network.raw(probe)
-                network.logits_path = find_logits(raw, x.shape[1], name=network.name)
+            other = _raw_of_another_size(network, x)
+            network.logits_path = find_logits(raw, x.shape[1], name=network.name, other=other)
+            with watch:
                 logits = network.logits_path(raw)
+            if other is None and following is not None and not is_last:
+                put_off.append((style, following))
+                widths.add(logits.shape[1])
+                continue
         except (AmbiguousError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whatever a user's module raises
             failures.append((style, error))
+            continue
+        if widths - {logits.shape[1]} and not is_last:  # another reading, not the same bag
             continue
         network.writes_input = probe._version > 0
         if style.with_mask is not None:
@@ -131,6 +176,24 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
         _record_call(network, x)
         return watch, logits
     raise call_error(network, x, failures) from failures[0][1]
+
+
+def _another_size(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A bag (1, m, d) of a few of the instances, or of one more than there are, and its rows.
+
+    What a module does for bags of one size may be by chance: if n is the width of a layer, a wrong way to
+    call it runs, and something else looks like a number per instance.
+    """
+    n = x.shape[1]
+    rows = torch.arange(OTHER_SIZE if n > FEW_INSTANCES else n + 1, device=x.device) % n
+    return x[:, rows], rows.unsqueeze(0)
+
+
+def _raw_of_another_size(network: Network, x: Tensor) -> Any:
+    """What the module returns for a bag of another size; None if it does not run."""
+    bag, rows = _another_size(x)
+    with seeded(0):
+        return attempt(lambda: network.raw(bag.clone(), rows))
 
 
 def _record_call(network: Network, x: Tensor) -> None:
@@ -169,11 +232,20 @@ def _check_batch(network: Network, x: Tensor, other: CallStyle) -> None:
         return
     batch = _seeded_logits(network, part, rows)
     same = batch is None or batch.shape != plain.shape or relative_difference(batch, plain) <= ROUNDING * 10
-    if not same:
+    is_width = any(n in parameter.shape for parameter in _held_tensors(network.module))
+    if not same and not (is_width and _raw_of_another_size(twin, part) is None):
         raise InputError(
             f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one "
             "it was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])."
         )
+
+
+def _held_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, buffers and other tensors that a module has."""
+    yield from module.parameters()
+    yield from module.buffers()
+    for part in module.modules():
+        yield from (value for value in vars(part).values() if isinstance(value, Tensor))
 
 
 def _settle_mask(network: Network, x: Tensor) -> bool:
