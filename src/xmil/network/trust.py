@@ -35,6 +35,8 @@ from xmil.network.calling import (
     fixed_value_error,
     list_call_styles,
     optional_companions,
+    takes_mask,
+    training_flag,
 )
 from xmil.network.reading import (
     AmbiguousError,
@@ -42,6 +44,7 @@ from xmil.network.reading import (
     UnreadableError,
     Watch,
     check_probabilities,
+    find_hazards,
     find_logits,
     look_like_probabilities,
     to_probabilities,
@@ -97,7 +100,26 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
                 f"{network.name} returned a number for each instance, not logits of the bag; pass forward= "
                 "to join them, such as forward=lambda net, x: net(x).mean(dim=1)."
             )
+    if network.changed_buffers:
+        names = ", ".join(network.changed_buffers[:3])
+        network.trial_warnings += (
+            f"{network.name} is stateful: a pass changes its buffers ({names}). Every pass here starts from "
+            "those it has now, and they are left as they were.",
+        )
+    network.changes_buffers = bool(network.changed_buffers)
+    if network.forward is None and (flag := training_flag(network.module)) is not None:
+        network.trial_warnings += (
+            f"{network.name}.forward has {flag}=True by default, and is explained with that; if it should "
+            f"not train here, pass forward=lambda net, x: net(x, {flag}=False).",
+        )
+    _check_mask(network, x)
     _check_optional_companions(network, x)
+    if watch.is_log_probability(logits):
+        network.trial_warnings += (
+            f"{network.name} returns log-probabilities (log_softmax), in which evidence for one class counts "
+            "against the others; to explain the logits in front of it, pass forward=lambda net, x: ... that "
+            "returns them.",
+        )
     _settle_probabilities(network, logits, watch, returns)
     _settle_randomness(network, x, logits, average)
 
@@ -147,9 +169,10 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
         network.call_style, watch, probe = style, ProbabilityWatch(), x.clone()
         try:
             with watch:
-                raw = network.raw(probe)
+                raw = _raw_with_hooks(network, probe)
             other = _raw_of_another_size(network, x)
             network.logits_path = find_logits(raw, x.shape[1], name=network.name, other=other)
+            network.returns_hazards = find_hazards(raw) is not None
             with watch:
                 logits = network.logits_path(raw)
             if other is None and following is not None and not is_last:
@@ -196,6 +219,20 @@ def _raw_of_another_size(network: Network, x: Tensor) -> Any:
         return attempt(lambda: network.raw(bag.clone(), rows))
 
 
+def _raw_with_hooks(network: Network, x: Tensor) -> Any:
+    """What the module returns; hooks that it registers on its tensors are left out if it fails with them."""
+    network.registers_hooks = False
+    try:
+        return network.raw(x)
+    except RuntimeError:
+        network.registers_hooks = True
+        try:
+            return network.raw(x)
+        except Exception:
+            network.registers_hooks = False
+            raise
+
+
 def _record_call(network: Network, x: Tensor) -> None:
     """Record how the module is called, unless that is the plain way; warn if the unit of places matters."""
     style = network.call_style
@@ -238,6 +275,34 @@ def _check_batch(network: Network, x: Tensor, other: CallStyle) -> None:
             f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one "
             "it was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])."
         )
+
+
+def _check_mask(network: Network, x: Tensor) -> None:
+    """Ask the user, or warn, if a mask of the full bag gives another output than no mask.
+
+    Without a default for the mask nobody says that the module goes without one: the user is asked.
+    """
+    name, style = takes_mask(network.module), network.call_style
+    if network.forward is not None or name is None or style.full_mask is None:
+        return
+    n = min(x.shape[1], FEW_INSTANCES)
+    part, rows = x[:, :n], torch.arange(n, device=x.device).unsqueeze(0)
+    without = _seeded_logits(network, part, rows)
+    masked = [
+        _seeded_logits(_with_style(network, style.full_mask(name, word)), part, rows) for word in FULL_MASKS
+    ]
+    outputs = [out for out in masked if out is not None and bool(torch.isfinite(out).all())]
+    same = [out for out in outputs if out.shape == (without.shape if without is not None else None)]
+    if without is None or not same or any(relative_difference(without, out) <= MASK_ROUNDING for out in same):
+        return
+    size = min(float((without - out).abs().max()) for out in same)
+    start = ", ".join(["lambda net, x", *(["*", *style.names] if style.names else [])])
+    ways = f"forward={start}: {style.text}, or {style.full_mask(name, 'mask').text} with mask = "
+    ways += "torch.zeros(x.shape[:2], dtype=torch.bool), or torch.ones if True keeps an instance"
+    text = f"{network.name} gives another output with {name}=None than with a full mask (by {size:.3g})"
+    if style.passes_none:
+        raise InputError(f"{text}; say which it was trained with: {ways}.")
+    network.trial_warnings += (f"{text}; it is explained without one. To say which: {ways}.",)
 
 
 def _held_tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -326,6 +391,11 @@ def _settle_probabilities(
     if returns == "probability":
         if not has_link:
             raise bad_parameter("returns", f"explain for a {task} model", "'logit'", returns)
+        if network.returns_hazards and task != "survival":
+            raise InputError(
+                f"{name} returned hazards and the survival function that follows from them, which are no "
+                f"probabilities of classes; set the module's attribute task = 'survival'."
+            )
         check_probabilities(output, task, name)
         source = watch.source(output)
         network.link, network.params["returns"] = "log", returns
@@ -337,6 +407,11 @@ def _settle_probabilities(
         and has_link
         and look_like_probabilities(output, is_computed=watch.is_probability(output))
     ):
+        if network.returns_hazards and task != "survival":
+            raise InputError(
+                f"{name} returned hazards and the survival function that follows from them; set the module's "
+                "attribute task = 'survival' and say returns='probability'."
+            )
         reason = "made by a sigmoid or softmax" if watch.is_probability(output) else "adding up to 1"
         raise InputError(
             f"{name} returned what look like probabilities (within [0, 1], {reason}); say "
