@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xmil.core.bag import Bag
-from xmil.core.budget import read_parquet
+from xmil.core.budget import check_objects, read_parquet
 from xmil.core.durable import identity, unchanged, write_atomically, write_text
 from xmil.core.errors import FileError, InputError, absent
 from xmil.core.request import takes
@@ -53,6 +53,7 @@ from xmil.runs.requests import EvaluateRequest
 from xmil.slides import find_slides
 from xmil.storage import Run, write_explanations, write_json
 
+MEASURES = ("srg", "aupc", "sufficiency", "necessity", "auprc2")  # in slides.csv; results.parquet has all
 KEY, SOURCES = b"xmil-faithfulness", b"xmil-sources"
 SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("slide_id", "method", "mode", "verdict", "explained")]
@@ -162,6 +163,7 @@ class EvaluateRun(ModelRun[list[Row]]):
             if metadata.get(KEY, b"").decode() != self.fingerprint:
                 return None
             stored = parse_json(metadata.get(SOURCES, b"[]"))
+            check_objects(table, self._result(item))
             now, rows = self._files(item), table.to_pylist()
             same = len(stored) == len(now) and all(
                 word is None if path is None else unchanged(path, word, times=True)
@@ -172,11 +174,17 @@ class EvaluateRun(ModelRun[list[Row]]):
             return None  # not there, or damaged: it is measured again
 
     def rows_of(self, item: Case, result: list[Row]) -> list[TableRow]:
-        """What the model says of each slide."""
+        """What the model says of each slide, and how faithful each method is in the first of the modes."""
         row, spec = result[0], vars(self.models.spec)
         seconds = float(row["seconds"]) / len(row["parts"])
+        measures = {
+            f"{name}:{each['method']}": float(f"{each[name]:.6g}")
+            for each in result
+            for name in MEASURES
+            if each["mode"] == self.chosen.modes[0] and each.get(name) is not None
+        }
         return [
-            slide_row(item, i, logits=row["logits"], spec=spec, n=n, seconds=seconds)
+            slide_row(item, i, logits=row["logits"], spec=spec, n=n, seconds=seconds) | measures
             for i, n in enumerate(row["parts"])
         ]
 
@@ -188,7 +196,9 @@ class EvaluateRun(ModelRun[list[Row]]):
         write_atomically(self.out / "results.parquet", lambda part: pq.write_table(table, part))
         cases = {case.name: case.case_id or case.name for case in items}
         named = any(case.case_id is not None for case in items)
-        summary = summarise(rows, cases=cases if named else None, seed=self.chosen.seed)
+        summary = summarise(
+            rows, cases=cases if named else None, smallest=self.request.smallest, seed=self.chosen.seed
+        )
         texts = {f"summary.{suffix}": render(summary) for suffix, render in FORMATS.items()}
         for name, text in {**texts, "statistics.csv": statistics_csv(summary)}.items():
             write_text(self.out / name, text)

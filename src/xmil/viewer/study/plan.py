@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from xmil.core.errors import FileError, InputError, unreadable
-from xmil.core.text import counted
+from xmil.core.text import counted, read_toml
 from xmil.evaluate.statistics import PairedDesign
 
 NAME = re.compile(r"[\w-]{1,40}")  # letters of any script are letters
@@ -51,7 +49,8 @@ class Arm(Section):
 class Question(Section):
     """A question of the form; a scale runs from 1 to its number of options, which are the names of its ends.
 
-    `when` is the stage that asks it. `about` "evidence" asks it only where evidence was shown.
+    `when` is the stage that asks it: what the first one asks must not tell the arm. `about` "evidence" asks
+    it only where evidence was shown.
     """
 
     id: str
@@ -59,7 +58,7 @@ class Question(Section):
     kind: Literal["choice", "scale", "yes-no", "text"] = "choice"
     options: tuple[str, ...] = ()
     steps: Annotated[int, Field(ge=2, le=9)] = 5
-    when: Literal["before", "after", "both", "last"] = "both"
+    when: Literal["before", "after", "both"] = "both"
     about: Literal["case", "evidence"] = "case"
     required: bool = True
 
@@ -82,8 +81,7 @@ class Question(Section):
         """Whether a stage of an arm asks it."""
         if self.about == "evidence" and (stage == BEFORE or arm.method is None):
             return False
-        last = AFTER if arm.shows else BEFORE
-        return self.when == "both" or self.when == stage or (self.when == "last" and stage == last)
+        return self.when in ("both", stage)
 
     def check(self, answer: Any) -> str | int | None:
         """The answer as it is stored; None where there is none, an error where it is none of the possible."""
@@ -117,7 +115,7 @@ QUESTIONS = (
         id="artefact", text="Does the evidence follow an artefact?", kind="yes-no", when="after",
         about="evidence", required=False,
     ),
-    Question(id="comment", text="Comment", kind="text", when="last", required=False),
+    Question(id="comment", text="Comment", kind="text", required=False),
 )  # fmt: skip
 ARMS = (Arm(name="tissue"), Arm(name="lrp", method="lrp", prediction=True))
 
@@ -231,10 +229,12 @@ class Plan(Section):
 def read_plan(path: str | PathLike[str]) -> Plan:
     """Read the plan in a TOML file; the first fault is told in one line."""
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_toml(path)
     except OSError as error:
         raise FileError(unreadable(path, error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except FileError:
+        raise
+    except ValueError as error:
         raise FileError(f"{path}: not a valid TOML file ({error}); docs/howto/study.md has a plan.") from None
     return make_plan(content, source=str(path))
 
