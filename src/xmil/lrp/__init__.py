@@ -1,6 +1,6 @@
 """Layer-wise relevance propagation on operations: works on any module, patches none."""
 
-from xmil.lrp.engine import Engine, Relevance, Trace, hooked, innermost_module, record, trace
+from xmil.lrp.engine import HOOKS, Engine, Relevance, Trace, hooked, innermost_module, record, trace
 from xmil.lrp.marks import part_of_bag
 from xmil.lrp.operations import (
     FUNCTION_RULES,
@@ -17,6 +17,7 @@ from xmil.lrp import replay, rules  # isort: skip  # registers the rules, which 
 
 __all__ = [
     "FUNCTION_RULES",
+    "HOOKS",
     "RULES",
     "AffineRule",
     "Composite",

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from traceback import walk_stack
+from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.lrp.marks import CONSTANT, CUT, GATE, LIVE, Marks, recognise, storage_of, tensors_in
@@ -54,10 +57,10 @@ from xmil.lrp.values import (
     without_rule,
 )
 
-WAY_OUT = (
-    "Register a rule with xmil.lrp.register_rule, or use a method that needs none: "
-    "ig, gxi, grad2, single, one_removed."
-)
+NEED_NO_RULES = "use a method that needs none: ig, gxi, grad2, one_added, single, one_removed."
+WAY_OUT = f"Register a rule with xmil.lrp.register_rule, or {NEED_NO_RULES}"
+COMPARE = "a method that compares outputs: one_added, single, one_removed, shapley."
+INT8 = f"Numbers in int8 have no gradient: explain the model in float32, or use {COMPARE}"
 NAMED_CUTS = 3  # places that a warning lists
 
 
@@ -97,13 +100,17 @@ class Engine(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
+        if (name := name_of(func)) in HOOKS:  # gradients under the rules mean nothing to them
+            return HOOKS[name]()
         check_transforms(args)
         depends = max(self.marks.survey(args), self.marks.survey(options))
         if depends == CONSTANT:
             out = func(*args, **options)
             self.marks.note_constants(out, [*args, *options.values()])
             return out
-        name = name_of(func)
+        if depends == LIVE and is_foreign(func, name):
+            with self:
+                return without_overrides(func)(*args, **options)
         if depends == LIVE:
             with self.sight(name), without_recomputing():
                 out = self._ruled(func, name, *positional(name, args, options))
@@ -289,7 +296,8 @@ class Engine(TorchFunctionMode):
     def _no_rule(self, function: Any, detail: str) -> str:
         name = function if isinstance(function, str) else name_of(function)
         what = f"{name!r} {detail}".rstrip()
-        return f"No LRP rule for the operation {what}, {self.where()}. {WAY_OUT}"
+        quantised = str(function).startswith("quantized.")
+        return f"No LRP rule for the operation {what}, {self.where()}. {INT8 if quantised else WAY_OUT}"
 
     @cached_property
     def _paths(self) -> dict[int, str]:
@@ -302,6 +310,34 @@ class Engine(TorchFunctionMode):
             return "outside any module"
         path, kind = self._paths[id(owner)], type(owner).__name__
         return f"in module {path!r} ({kind})" if path else f"in {kind}"
+
+
+HOOKS: dict[str, Callable[[], Any]] = {  # of tensors within a forward pass, and what registering them gives
+    "register_hook": lambda: RemovableHandle(OrderedDict()),
+    "register_post_accumulate_grad_hook": lambda: RemovableHandle(OrderedDict()),
+    "retain_grad": lambda: None,
+}
+_OVERRIDES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def is_foreign(function: Any, name: str) -> bool:
+    """Whether a function of somebody's own asked for overrides, as copies of torch's code do.
+
+    It is not the operation that torch has under the same name. A rule that was registered for it decides.
+    """
+    if not isinstance(function, FunctionType) or function.__module__.startswith(("torch.", "xmil.")):
+        return False
+    return name not in RULES or RULES[name].__module__.startswith("xmil.")
+
+
+def without_overrides(function: FunctionType) -> FunctionType:
+    """The function, not asking for overrides once more: what it does is then seen, operation by operation."""
+    names = function.__globals__ | dict.fromkeys(_OVERRIDES, lambda *_: False)
+    twin = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
 
 
 def innermost_module(paths: Mapping[int, str]) -> nn.Module | None:
@@ -549,7 +585,8 @@ def _check_graph(engine: Engine, logits: Tensor) -> None:
         raise UnsupportedError(
             "No relevance can reach the input: the output is constant under the rules, as a softmax or a "
             "detached tensor is, or was computed under no_grad. Let the model return logits, or pass "
-            "forward= to pick them."
+            "forward= to pick them; if a part of it runs under no_grad, as a frozen encoder may, use "
+            f"{COMPARE}"
         )
     for node in _nodes(logits.grad_fn):
         function = getattr(type(node), "_forward_cls", None)
@@ -564,7 +601,8 @@ def _check_graph(engine: Engine, logits: Tensor) -> None:
         elif not is_rule(function):
             name = f"{function.__module__}.{function.__qualname__}"
             if name not in FUNCTION_RULES:
-                way = _OTHER_WAYS.get(name, f"Give it one with xmil.lrp.register_function. {WAY_OUT}")
+                own = f"Give it one with xmil.lrp.register_function({name!r}), or {NEED_NO_RULES}"
+                way = _OTHER_WAYS.get(name, own)
                 raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {way}")
             rule = partial(FUNCTION_RULES[name], engine, node)
             node.register_hook(lambda *gradients, rule=rule: tuple(rule(*gradients)))

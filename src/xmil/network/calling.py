@@ -25,6 +25,7 @@ COMPANIONS = {
     "index": ("index",),
 }
 MASKS = ("mask", "attention_mask", "attn_mask", "padding_mask", "key_padding_mask")
+TRAINING = ("train", "is_train", "training", "is_training", "train_mode")
 INDEX = "index"
 _ALIASES = {alias: name for name, aliases in COMPANIONS.items() for alias in aliases}
 
@@ -48,16 +49,24 @@ class CallStyle:
     names: Mapping[str, bool] = field(default_factory=dict)
     batch: bool = True  # whether the module gets (1, n, d), else (n, d)
     with_mask: Callable[..., CallStyle] | None = None  # the same with another mask: make=, word=
+    full_mask: Callable[[str, str], CallStyle] | None = None  # the same with a full mask: parameter, word
+    passes_none: bool = False  # whether it passes None for a mask that must be given
 
 
-PLAIN = CallStyle("net(x)", lambda module, x, _: module(x))
+PLAIN = CallStyle(
+    "net(x)",
+    lambda module, x, _: module(x),
+    full_mask=lambda name, word: _with_companions(
+        {name: None}, batch=True, mask=name, make=FULL_MASKS.get(word, FULL_MASKS["ones"]), word=word
+    ),
+)
 
 
 def list_call_styles(module: nn.Module, companions: Sequence[str]) -> list[CallStyle]:
     """The styles that fit the signature of the module and the companions of the bag, most usual first."""
     parameters, required = _parameters(module) or {}, _required_parameters(module)
     shapes = (True, False)  # (1, n, d), then (n, d)
-    mask = next((name for name in parameters if name in MASKS), None)
+    mask = takes_mask(module)
     named: dict[str, str | None] = {}
     if required is not None and len(required) > 1:
         named = {name: companion_of(name, companions) for name in required[1:]}
@@ -66,10 +75,17 @@ def list_call_styles(module: nn.Module, companions: Sequence[str]) -> list[CallS
         ]
     elif [parameter.kind for parameter in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]:
         styles = [
-            _with_companions({}, batch=batch, features=name) for name in ("data", "x") for batch in shapes
+            _with_companions({}, batch=batch, features=name)
+            for name in ("data", "x", "x_path")
+            for batch in shapes
         ]
     else:
         styles = [PLAIN, _with_companions({}, batch=False)]
+    if optional := optional_companions(module, companions):  # the body may need them all the same
+        with_them = {**named, **optional}
+        styles += [
+            _with_companions(with_them, batch=batch, real=real) for real in (False, True) for batch in shapes
+        ]
     if mask is not None:
         masked = partial(_with_companions, {**named, mask: None}, mask=mask)
         styles += [
@@ -94,6 +110,17 @@ def optional_companions(module: nn.Module, companions: Sequence[str]) -> dict[st
     parameters = _parameters(module) or {}
     names = {p.name: companion_of(p.name, companions) for p in parameters.values() if p.default is None}
     return {name: to for name, to in names.items() if to in companions and to is not None}
+
+
+def training_flag(module: nn.Module) -> str | None:
+    """The parameter of `forward` that says whether it trains, if that is so by default."""
+    parameters = (_parameters(module) or {}).values()
+    return next((p.name for p in parameters if p.name in TRAINING and p.default is True), None)
+
+
+def takes_mask(module: nn.Module) -> str | None:
+    """The parameter of `forward` for a mask, if it has one."""
+    return next((name for name in _parameters(module) or {} if name in MASKS), None)
 
 
 def companion_of(parameter: str, companions: Sequence[str]) -> str | None:
@@ -145,7 +172,7 @@ def _with_companions(
         for name, value in named.items():
             if value is not None:
                 value = value if batch else value[0]
-                named[name] = value.to(x.dtype) if real else value
+                named[name] = value.to(x.dtype) if real and name != mask else value
         bag = x if batch else x[0]
         return module(bag, **named) if features is None else module(**{features: bag}, **named)
 
@@ -153,7 +180,18 @@ def _with_companions(
     start = "" if features is None else f"{features}="
     text = ", ".join([f"{start}{'x' if batch else 'x[0]'}", *keywords])
     again = partial(_with_companions, companions, batch=batch, real=real, mask=mask)
-    return CallStyle(f"net({text})", call, names, batch, again if mask else None)
+    if mask is not None:
+        return CallStyle(f"net({text})", call, names, batch, again)
+
+    def full_mask(name: str, word: str) -> CallStyle:
+        return _with_companions(
+            {**companions, name: None}, batch=batch, real=real, features=features, mask=name,
+            make=FULL_MASKS.get(word, FULL_MASKS["ones"]), word=word,
+        )  # fmt: skip
+
+    return CallStyle(
+        f"net({text})", call, names, batch, None, full_mask, passes_none=None in companions.values()
+    )
 
 
 def _by_names(

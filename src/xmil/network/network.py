@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from xmil.core.bag import Bag, StoredBag, as_features
 from xmil.core.errors import InputError, XmilError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.task import TASKS, references
 from xmil.core.text import counted
-from xmil.lrp import part_of_bag
+from xmil.lrp import HOOKS, part_of_bag
 from xmil.models import MILModel
 from xmil.network.calling import (
     PLAIN,
@@ -50,6 +51,7 @@ class Network:
     ) -> None:
         if not isinstance(module, nn.Module):
             raise InputError(f"A model must be a torch.nn.Module. Got {type(module).__name__} instead.")
+        module = getattr(module, "_orig_mod", module)  # the plain module behind torch.compile
         self.module = module
         self.model = module if isinstance(module, MILModel) and forward is None else None
         self.companions = companions or Companions({}, n=None)
@@ -65,6 +67,15 @@ class Network:
         self.trial_warnings: tuple[str, ...] = ()
         self.trial_bag: Tensor | None = None
         self.writes_input = False  # whether the module changes the bag it gets
+        foreign = self.model is None and next(module.buffers(), None) is not None
+        self.changes_buffers: bool | None = None if foreign else False  # None: not known yet
+        self.changed_buffers: list[str] = []  # those that a pass of the trial changed
+        self.registers_hooks = False  # whether it registers hooks on tensors without a gradient
+        compiled = (
+            part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in module.modules()
+        )
+        self._is_compiled = self.model is None and any(compiled)
+        self.returns_hazards = False  # whether it returns hazards and their survival function
         self.sub_bag_refusal: XmilError | None = None  # why sub-bags are refused
         self._own_names = {} if self.model is None else named_companions(type(self.model).aggregate)
         self._rows: Tensor | None = None  # of the full bag, if this is the network of a part
@@ -208,9 +219,19 @@ class Network:
 
     def raw(self, x: Tensor, rows: Tensor | None = None) -> Any:
         """What the module returns for one bag."""
-        return self.call_style.call(
-            self.module, x.clone() if self.writes_input else x, self._companion_values(x, rows)
-        )
+        bag = x.clone() if self.writes_input else x
+        values = self._companion_values(x, rows)
+        with ExitStack() as around:
+            if self.changes_buffers is not False:
+                state = around.enter_context(borrowed_buffers(self.module))
+            if self.registers_hooks:
+                around.enter_context(WithoutHooks())
+            if self._is_compiled:
+                around.enter_context(torch.compiler.set_stance("force_eager"))
+            out = self.call_style.call(self.module, bag, values)
+            if self.changes_buffers is None and (changed := state.changed()):
+                self.changed_buffers = changed
+            return out
 
 
 class CallOptions(TypedDict, total=False):
@@ -313,6 +334,62 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
                 f"the first is row {int(rows[0])}; extract the features again or drop those rows{leave}."
             )
     return x.detach().unsqueeze(0)
+
+
+class WithoutHooks(TorchFunctionMode):
+    """Hooks that a module registers on tensors within its forward pass do nothing: no gradient will come."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        hook = HOOKS.get(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {})) if hook is None or args[0].requires_grad else hook()
+
+
+class BorrowedBuffers:
+    """Copies of a module's buffers, which a pass may change."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parts = [(name, part) for name, part in module.named_modules() if part._buffers]
+        self.before = [dict(part._buffers) for _, part in self.parts]
+        for _, part in self.parts:
+            copies = {key: None if value is None else value.clone() for key, value in part._buffers.items()}
+            part._buffers.update(copies)
+        self.copies = [dict(part._buffers) for _, part in self.parts]
+        self.versions = [{k: v._version for k, v in own.items() if v is not None} for own in self.copies]
+
+    def changed(self) -> list[str]:
+        """Dotted names of the buffers that a pass has written into or replaced."""
+        names = []
+        for (path, part), copies, versions in zip(self.parts, self.copies, self.versions, strict=True):
+            for key, value in part._buffers.items():
+                same = value is copies.get(key) and (value is None or value._version == versions[key])
+                names += [] if same else [f"{path}.{key}".lstrip(".")]
+        return names
+
+    def give_back(self) -> None:
+        """Put the module's own buffers in their places."""
+        for (_, part), before in zip(self.parts, self.before, strict=True):
+            part._buffers.clear()
+            part._buffers.update(before)
+
+
+_buffers_lock = threading.RLock()
+
+
+@contextmanager
+def borrowed_buffers(module: nn.Module) -> Iterator[BorrowedBuffers]:
+    """Let a module change copies of its buffers; one thread at a time."""
+    with _buffers_lock:
+        state = BorrowedBuffers(module)
+        try:
+            yield state
+        finally:
+            state.give_back()
 
 
 # A module in eval mode, and everything put back afterwards.

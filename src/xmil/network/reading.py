@@ -60,8 +60,12 @@ def as_logits(value: Any) -> Tensor | None:
     return None
 
 
-def find_logits(raw: Any, n: int, *, name: str) -> LogitsPath:
-    """Find the one tensor that can be the logits of a bag of n instances; refuse several."""
+def find_logits(raw: Any, n: int, *, name: str, other: Any = None) -> LogitsPath:
+    """Find the one tensor that can be the logits of a bag of n instances; refuse several.
+
+    `other` is what the module returns for a bag of another size: what has another shape there has a number
+    per instance. Without it, what has n numbers.
+    """
     if isinstance(raw, Tensor):
         if as_logits(raw) is None:
             raise _no_logits(raw, name)
@@ -70,8 +74,16 @@ def find_logits(raw: Any, n: int, *, name: str) -> LogitsPath:
     named = [path for path, _ in leaves if path and str(path[-1]).lstrip(".").lower() in LOGITS]
     if len(named) == 1:
         return LogitsPath(named[0])
+    if (hazards := find_hazards(raw)) is not None:
+        return hazards
     # without a number per instance, losses beside longer ones, and what follows from another of them
-    leaves = [(path, value) for path, value in leaves if value.shape[1] != n] or leaves
+    shapes = {path: value.shape for path, value in _leaves(other)}
+    found = dict(_leaves(raw))
+
+    def is_per_instance(path: Path, value: Tensor) -> bool:
+        return shapes[path] != found[path].shape if path in shapes else value.shape[1] == n
+
+    leaves = [(path, value) for path, value in leaves if not is_per_instance(path, value)] or leaves
     longer = [(path, value) for path, value in leaves if value.shape[1] > 1]
     losses = all("loss" in str(path[-1]).lower() for path, value in leaves if value.shape[1] == 1)
     leaves = longer if longer and losses else leaves
@@ -89,6 +101,17 @@ def find_logits(raw: Any, n: int, *, name: str) -> LogitsPath:
         f"{name} returned a {type(raw).__name__} in which several tensors may be the logits: {places}; pass "
         f"forward= to pick them, such as forward=lambda net, x: net(x){LogitsPath(left[0][0])}."
     )
+
+
+def find_hazards(raw: Any) -> LogitsPath | None:
+    """The place of hazards (1, t) that stand beside the survival function they give, prod(1 - hazards)."""
+    leaves = [(path, logits) for path, value in _leaves(raw) if (logits := as_logits(value)) is not None]
+    for path, hazards in leaves:
+        if hazards.shape[1] > 1 and bool(((hazards > 0) & (hazards < 1)).all()):
+            survival = torch.cumprod(1 - hazards, dim=1)
+            if any(other.shape == survival.shape and torch.allclose(other, survival) for _, other in leaves):
+                return LogitsPath(path)
+    return None
 
 
 def _leaves(raw: Any, path: Path = (), depth: int = 0) -> Iterator[tuple[Path, Any]]:
@@ -137,6 +160,7 @@ def _no_logits(raw: Any, name: str = "The model") -> UnreadableError:
 
 RETURNS = ("logit", "probability")
 MOST_LOGITS = 1 << 16  # no model has more outputs
+_LOGARITHMS = ("log_softmax", "special_log_softmax", "_log_softmax")
 _SQUASH = ("softmax", "sigmoid", "sigmoid_", "special_expit", "expit")
 _SAME = (
     "squeeze", "unsqueeze", "view", "reshape", "flatten", "__getitem__", "float", "double", "to", "clone",
@@ -180,6 +204,7 @@ class ProbabilityWatch(Watch):
         super().__init__()
         self._sources: Any = WeakIdKeyDictionary()
         self._signed: Any = WeakIdKeyDictionary()
+        self._logs: Any = WeakIdKeyDictionary()
 
     def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:
         """Note the tensors among the results."""
@@ -189,6 +214,8 @@ class ProbabilityWatch(Watch):
             if not isinstance(part, Tensor):
                 continue
             follows = isinstance(first, Tensor) and first in self._sources
+            if name in _LOGARITHMS or (name in _SAME and isinstance(first, Tensor) and first in self._logs):
+                self._logs[part] = None
             if name in _SQUASH and isinstance(first, Tensor):
                 small = first.numel() <= MOST_LOGITS and not name.endswith("_")
                 self._sources[part] = first if small else None  # not to be kept alive if it is attention
@@ -215,6 +242,10 @@ class ProbabilityWatch(Watch):
     def is_probability(self, out: Tensor) -> bool:
         """Whether a tensor was computed from softmaxes and sigmoids alone."""
         return out in self._sources
+
+    def is_log_probability(self, out: Tensor) -> bool:
+        """Whether a tensor is a log_softmax."""
+        return out in self._logs
 
     def source(self, out: Tensor) -> Tensor | None:
         """The logits whose softmax or sigmoid a tensor is, if that is the last thing done."""
@@ -246,7 +277,7 @@ def check_probabilities(p: Tensor, task: str, name: str) -> None:
     if TASKS[task].link == "softmax" and p.shape[1] > 1 and abs(total - 1) > 1e-3:
         raise InputError(
             f"The probabilities of {name} add up to {total:.4g}, not to 1: for a sigmoid per class set the "
-            "module's attribute task = 'multilabel'."
+            "module's attribute task = 'multilabel', for the hazards of time bins task = 'survival'."
         )
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import random
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
 from xmil.core.task import TASKS
@@ -34,12 +35,16 @@ from xmil.network.calling import (
     fixed_value_error,
     list_call_styles,
     optional_companions,
+    takes_mask,
+    training_flag,
 )
 from xmil.network.reading import (
     AmbiguousError,
     ProbabilityWatch,
     UnreadableError,
+    Watch,
     check_probabilities,
+    find_hazards,
     find_logits,
     look_like_probabilities,
     to_probabilities,
@@ -53,6 +58,7 @@ logger = logging.getLogger(__name__)
 ROUNDING = 1e-5  # of the logits: what rounding on parallel devices may change between two passes
 MASK_ROUNDING = 1e-3  # of the logits: between a masked bag and the bag of what the mask keeps
 FEW_INSTANCES = 64  # on which the two shapes of a bag are compared
+OTHER_SIZE = 61  # instances of a second bag, if there are many: no usual width of a layer
 MOST_WIDTHS, MOST_INSTANCES = 6, 256  # how many widths and instances are tried to explain a failed call
 T = TypeVar("T")
 
@@ -80,10 +86,13 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
         bag = network.companions.name
         raise UnsupportedError(f"The outputs of {network.name} are not finite for {bag}; check the model.")
     after = find_values_per_instance(network.forward, network.module, n)
-    fixed = [(name, value[1]) for name, value in after.items() if before.get(name) == value]
+    fixed = {name: value for name, value in after.items() if before.get(name) == value}
     if fixed and n > 1:  # a row per instance that no call replaces: sub-bags would not fit it
+        used = _used_for_one_more(network, x)
+        fixed = {name: value for name, value in fixed.items() if value[0] not in used}
+    for name, (_, shape) in fixed.items() if n > 1 else ():
         owner = network.name if network.forward is None else "forward"
-        network.sub_bag_refusal = fixed_value_error(*fixed[0], n, owner=owner)
+        network.sub_bag_refusal = network.sub_bag_refusal or fixed_value_error(name, shape, n, owner=owner)
     if logits.shape[1] == n > 1:  # logits, or a number per instance
         fewer = attempt(partial(network.logits, x[:, :-1], torch.arange(n - 1, device=x.device).unsqueeze(0)))
         if fewer is not None and fewer.shape[1] == n - 1:
@@ -91,9 +100,54 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
                 f"{network.name} returned a number for each instance, not logits of the bag; pass forward= "
                 "to join them, such as forward=lambda net, x: net(x).mean(dim=1)."
             )
+    if network.changed_buffers:
+        names = ", ".join(network.changed_buffers[:3])
+        network.trial_warnings += (
+            f"{network.name} is stateful: a pass changes its buffers ({names}). Every pass here starts from "
+            "those it has now, and they are left as they were.",
+        )
+    network.changes_buffers = bool(network.changed_buffers)
+    if network.forward is None and (flag := training_flag(network.module)) is not None:
+        network.trial_warnings += (
+            f"{network.name}.forward has {flag}=True by default, and is explained with that; if it should "
+            f"not train here, pass forward=lambda net, x: net(x, {flag}=False).",
+        )
+    _check_mask(network, x)
     _check_optional_companions(network, x)
+    if watch.is_log_probability(logits):
+        network.trial_warnings += (
+            f"{network.name} returns log-probabilities (log_softmax), in which evidence for one class counts "
+            "against the others; to explain the logits in front of it, pass forward=lambda net, x: ... that "
+            "returns them.",
+        )
     _settle_probabilities(network, logits, watch, returns)
     _settle_randomness(network, x, logits, average)
+
+
+def _used_for_one_more(network: Network, x: Tensor) -> set[int]:
+    """Identities of what operations use on a bag of one more instance: that has no row per instance.
+
+    Nothing if the module does not run on that bag. Features of this very bag do not count.
+    """
+    rows = torch.arange(x.shape[1] + 1, device=x.device) % x.shape[1]
+    with seeded(0), _Uses(x) as uses:
+        ran = attempt(lambda: [network.raw(x[:, rows], rows.unsqueeze(0))])
+    return uses.identities if ran else set()
+
+
+class _Uses(Watch):
+    """Notes what goes into operations, but for copies of a bag."""
+
+    def __init__(self, bag: Tensor) -> None:
+        super().__init__()
+        self.bag, self.identities = bag, set[int]()
+
+    def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:  # noqa: ARG002
+        """Note the arguments."""
+        for value in (*args, *options.values()):
+            is_bag = isinstance(value, Tensor) and value.shape[-2:] == self.bag.shape[-2:]
+            if not (is_bag and torch.equal(value.reshape(-1, *self.bag.shape[1:])[:1], self.bag)):
+                self.identities.add(id(value))
 
 
 # How the module is called.
@@ -106,17 +160,31 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
         check_parameters(network.module, network.companions.names)
         styles = list_call_styles(network.module, network.companions.names)
     failures: list[Failure] = []
-    for style, following in zip(styles, [*styles[1:], None], strict=True):
+    put_off: list[tuple[CallStyle, CallStyle | None]] = []  # styles that run for bags of this size alone
+    widths: set[int] = set()  # of their outputs
+    tries = deque(zip(styles, [*styles[1:], None], strict=True))
+    while tries or put_off:
+        is_last = not tries  # no other style runs: a module may take one size alone
+        style, following = put_off.pop(0) if is_last else tries.popleft()
         network.call_style, watch, probe = style, ProbabilityWatch(), x.clone()
         try:
             with watch:
-                raw = network.raw(probe)
-                network.logits_path = find_logits(raw, x.shape[1], name=network.name)
+                raw = _raw_with_hooks(network, probe)
+            other = _raw_of_another_size(network, x)
+            network.logits_path = find_logits(raw, x.shape[1], name=network.name, other=other)
+            network.returns_hazards = find_hazards(raw) is not None
+            with watch:
                 logits = network.logits_path(raw)
+            if other is None and following is not None and not is_last:
+                put_off.append((style, following))
+                widths.add(logits.shape[1])
+                continue
         except (AmbiguousError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whatever a user's module raises
             failures.append((style, error))
+            continue
+        if widths - {logits.shape[1]} and not is_last:  # another reading, not the same bag
             continue
         network.writes_input = probe._version > 0
         if style.with_mask is not None:
@@ -131,6 +199,38 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
         _record_call(network, x)
         return watch, logits
     raise call_error(network, x, failures) from failures[0][1]
+
+
+def _another_size(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A bag (1, m, d) of a few of the instances, or of one more than there are, and its rows.
+
+    What a module does for bags of one size may be by chance: if n is the width of a layer, a wrong way to
+    call it runs, and something else looks like a number per instance.
+    """
+    n = x.shape[1]
+    rows = torch.arange(OTHER_SIZE if n > FEW_INSTANCES else n + 1, device=x.device) % n
+    return x[:, rows], rows.unsqueeze(0)
+
+
+def _raw_of_another_size(network: Network, x: Tensor) -> Any:
+    """What the module returns for a bag of another size; None if it does not run."""
+    bag, rows = _another_size(x)
+    with seeded(0):
+        return attempt(lambda: network.raw(bag.clone(), rows))
+
+
+def _raw_with_hooks(network: Network, x: Tensor) -> Any:
+    """What the module returns; hooks that it registers on its tensors are left out if it fails with them."""
+    network.registers_hooks = False
+    try:
+        return network.raw(x)
+    except RuntimeError:
+        network.registers_hooks = True
+        try:
+            return network.raw(x)
+        except Exception:
+            network.registers_hooks = False
+            raise
 
 
 def _record_call(network: Network, x: Tensor) -> None:
@@ -169,11 +269,48 @@ def _check_batch(network: Network, x: Tensor, other: CallStyle) -> None:
         return
     batch = _seeded_logits(network, part, rows)
     same = batch is None or batch.shape != plain.shape or relative_difference(batch, plain) <= ROUNDING * 10
-    if not same:
+    is_width = any(n in parameter.shape for parameter in _held_tensors(network.module))
+    if not same and not (is_width and _raw_of_another_size(twin, part) is None):
         raise InputError(
             f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one "
             "it was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])."
         )
+
+
+def _check_mask(network: Network, x: Tensor) -> None:
+    """Ask the user, or warn, if a mask of the full bag gives another output than no mask.
+
+    Without a default for the mask nobody says that the module goes without one: the user is asked.
+    """
+    name, style = takes_mask(network.module), network.call_style
+    if network.forward is not None or name is None or style.full_mask is None:
+        return
+    n = min(x.shape[1], FEW_INSTANCES)
+    part, rows = x[:, :n], torch.arange(n, device=x.device).unsqueeze(0)
+    without = _seeded_logits(network, part, rows)
+    masked = [
+        _seeded_logits(_with_style(network, style.full_mask(name, word)), part, rows) for word in FULL_MASKS
+    ]
+    outputs = [out for out in masked if out is not None and bool(torch.isfinite(out).all())]
+    same = [out for out in outputs if out.shape == (without.shape if without is not None else None)]
+    if without is None or not same or any(relative_difference(without, out) <= MASK_ROUNDING for out in same):
+        return
+    size = min(float((without - out).abs().max()) for out in same)
+    start = ", ".join(["lambda net, x", *(["*", *style.names] if style.names else [])])
+    ways = f"forward={start}: {style.text}, or {style.full_mask(name, 'mask').text} with mask = "
+    ways += "torch.zeros(x.shape[:2], dtype=torch.bool), or torch.ones if True keeps an instance"
+    text = f"{network.name} gives another output with {name}=None than with a full mask (by {size:.3g})"
+    if style.passes_none:
+        raise InputError(f"{text}; say which it was trained with: {ways}.")
+    network.trial_warnings += (f"{text}; it is explained without one. To say which: {ways}.",)
+
+
+def _held_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, buffers and other tensors that a module has."""
+    yield from module.parameters()
+    yield from module.buffers()
+    for part in module.modules():
+        yield from (value for value in vars(part).values() if isinstance(value, Tensor))
 
 
 def _settle_mask(network: Network, x: Tensor) -> bool:
@@ -254,6 +391,11 @@ def _settle_probabilities(
     if returns == "probability":
         if not has_link:
             raise bad_parameter("returns", f"explain for a {task} model", "'logit'", returns)
+        if network.returns_hazards and task != "survival":
+            raise InputError(
+                f"{name} returned hazards and the survival function that follows from them, which are no "
+                f"probabilities of classes; set the module's attribute task = 'survival'."
+            )
         check_probabilities(output, task, name)
         source = watch.source(output)
         network.link, network.params["returns"] = "log", returns
@@ -265,6 +407,11 @@ def _settle_probabilities(
         and has_link
         and look_like_probabilities(output, is_computed=watch.is_probability(output))
     ):
+        if network.returns_hazards and task != "survival":
+            raise InputError(
+                f"{name} returned hazards and the survival function that follows from them; set the module's "
+                "attribute task = 'survival' and say returns='probability'."
+            )
         reason = "made by a sigmoid or softmax" if watch.is_probability(output) else "adding up to 1"
         raise InputError(
             f"{name} returned what look like probabilities (within [0, 1], {reason}); say "
