@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from benchmarks.choice.verdicts import cohorts
 
 import xmil
-from benchmarks.choice.verdicts import cohorts
 from xmil.core.errors import XmilError
 from xmil.evaluate import KINDS, Flips, Judge, judge, judge_cohort
 
@@ -96,7 +96,7 @@ def test_few_orders_are_refused() -> None:
 
 
 def test_verdicts_on_cohorts_of_known_worth() -> None:
-    """Shuffled maps of 16 cases are called better in at most 2.5 %, reversed ones never, right ones always."""
+    """Shuffled maps of 16 cases are better in at most 2.5 %, reversed ones never, right ones always."""
     kinds = cohorts(100, seed=1)
     assert kinds["shuffled"]["better"] <= 100 * 0.025 + 3 * np.sqrt(100 * 0.025 * 0.975)
     assert kinds["reversed"]["better"] == 0
