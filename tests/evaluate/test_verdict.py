@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from benchmarks.choice.verdicts import cohorts
 
 import xmil
 from xmil.core.errors import XmilError
-from xmil.evaluate import KINDS, Flips, Judge, judge
+from xmil.evaluate import KINDS, Flips, Judge, judge, judge_cohort
 
 D = 8
 
@@ -92,3 +93,17 @@ def test_large_bags_are_judged_on_a_part() -> None:
 def test_few_orders_are_refused() -> None:
     with pytest.raises(XmilError, match="199"):
         judge(0.5, np.zeros(20))
+
+
+def test_verdicts_on_cohorts_of_known_worth() -> None:
+    """Shuffled maps of 16 cases are better in at most 2.5 %, reversed ones never, right ones always."""
+    kinds = cohorts(100, seed=1)
+    assert kinds["shuffled"]["better"] <= 100 * 0.025 + 3 * np.sqrt(100 * 0.025 * 0.975)
+    assert kinds["reversed"]["better"] == 0
+    assert kinds["faithful"]["better"] >= 99
+
+
+def test_cases_are_the_unit() -> None:
+    """Ten slides of each of two cases are two cases, which cannot tell."""
+    verdict = judge_cohort({"lrp": [0.4] * 20}, units=["a"] * 10 + ["b"] * 10)
+    assert (verdict.kind, verdict.cases, verdict.slides) == ("cannot tell", ["a", "b"], 20)

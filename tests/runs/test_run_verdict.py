@@ -11,7 +11,9 @@ import torch
 
 import xmil
 from xmil.cli._app import run
+from xmil.heatmaps import caption
 from xmil.methods import METHODS, Attributions, register_method
+from xmil.viewer.collection import Collection
 
 D, N = 6, 20
 
@@ -137,3 +139,14 @@ def test_the_screen_has_one_line(cohort: Path, tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.count("finds what the model uses: SRG") == 1
     assert run(["explain", *paths, "--check", "some", "--out", str(tmp_path / "other")]) == 2
     assert "--check" in capsys.readouterr().err
+
+
+def test_captions_the_viewer_and_notebooks_show_the_verdict(cohort: Path, tmp_path: Path) -> None:
+    done = explained(cohort, tmp_path / "run")
+    assert done.verdict is not None
+    assert done.verdict.brief.startswith("lrp better than a random order over 10 cases (SRG 0.")
+    assert done.verdict.sentence in done._repr_html_()
+    fact = Collection([done.path]).facts(0)
+    assert (fact["verdict"], fact["verdict_method"], fact["verdict_cases"]) == ("better", "lrp", 10)
+    assert fact["verdict_sentence"] == done.verdict.sentence
+    assert caption("s00", {}, verdict=done.verdict.brief).facts() == done.verdict.brief

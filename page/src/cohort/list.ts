@@ -2,7 +2,7 @@
 
 import { button, el, put, select } from "../dom";
 import { formatPercent, plural, WORDS } from "../words";
-import { verdictLabel } from "../evidence/certificate";
+import { rowVerdict } from "../evidence/certificate";
 import { getColumns, smallUrl, thumbnailUrl, type Run, type SlideRow } from "../server/api";
 import { slideHash } from "../state/address";
 import { listedSlides, listHash, natural, PAGE, type ListState, type PageStore } from "../state/page";
@@ -148,7 +148,7 @@ export class Cohort {
       el("td", {}, slide.predicted ?? "–"),
       el("td", { class: "number column-probability" }, slide.probability === null ? "–" : formatPercent(slide.probability)),
       el("td", {}, correctLabel(slide.correct)),
-      el("td", {}, verdictLabel(slide.verdict, slide.verdict_method, slide.verdict_orders)),
+      el("td", {}, rowVerdict(slide)),
       el("td", { class: "number column-n" }, slide.n === null ? "–" : slide.n.toLocaleString("en")),
     );
   }

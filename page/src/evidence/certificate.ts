@@ -4,16 +4,23 @@ import { button, el, put, svg } from "../dom";
 import { countPatches, formatNumber, WORDS } from "../words";
 import type { Choice, Evidence } from "./evidence";
 import { describeEvidence, warningsOf } from "./legend";
-import type { Audit, Certificate, MethodCertificate } from "../server/api";
+import type { Audit, Certificate, MethodCertificate, SlideRow } from "../server/api";
 
 const MARKS: Record<string, [string, string]> = { better: ["good", "better than random"], "no better": ["poor", "no better than random"], worse: ["bad", "worse than random"] };
 const SIGNS: Record<string, string> = { good: "✓", poor: "≈", bad: "✕", open: "?" };
 
-/** A verdict as a small label with a sign that does not rely on colour: whose it is, and how many random orders it is held against. */
-export function verdictLabel(verdict: string | null, method: string | null = null, orders: number | null = null): HTMLElement {
+/** The verdict of a slide's row: its certificate's, else that of the run. */
+export function rowVerdict(row: SlideRow): HTMLElement {
+  const chip = verdictLabel(row.verdict, row.verdict_method, row.verdict_orders, row.verdict_cases);
+  if (row.verdict_sentence) chip.title = row.verdict_sentence;
+  return chip;
+}
+
+/** A verdict as a small label with a sign that does not rely on colour: whose it is, and how many random orders or cases it is held against. */
+export function verdictLabel(verdict: string | null, method: string | null = null, orders: number | null = null, cases: number | null = null): HTMLElement {
   if (!verdict) return el("span", { class: "muted" }, "–");
   const [mark, words] = MARKS[verdict] ?? ["open", verdict]; // "cannot tell", or the word of an earlier version
-  const beside = [method, orders ? `${orders} orders` : null].filter(Boolean).join(", ");
+  const beside = [method, orders ? `${orders} orders` : null, cases ? `run, ${cases} cases` : null].filter(Boolean).join(", ");
   return el("span", { class: `verdict ${mark}` }, el("span", { ariaHidden: "true" }, `${SIGNS[mark]} `), beside ? `${words} (${beside})` : words);
 }
 

@@ -11,6 +11,9 @@ export interface SlideRow {
   verdict: string | null;
   verdict_method: string | null;
   verdict_orders: number | null;
+  /** Cases of the run, where the verdict is on all its maps. */
+  verdict_cases: number | null;
+  verdict_sentence: string | null;
   n: number | null;
   image: boolean;
   error: string | null;

@@ -4,7 +4,7 @@ import { button, el, put, svg } from "../dom";
 import { countPatches, formatNumber, formatPercent, WORDS } from "../words";
 import type { Tool } from "../annotations/drawing";
 import { correctLabel } from "../cohort/list";
-import { verdictLabel } from "../evidence/certificate";
+import { rowVerdict } from "../evidence/certificate";
 import type { Run, SlideInfo, SlideRow } from "../server/api";
 import type { Pane } from "./pane";
 import type { PanelName } from "./panels";
@@ -97,7 +97,7 @@ export function slideHead(view: HeadHost): HTMLElement[] {
       info.predicted !== null ? fact(WORDS.prediction, info.predicted, row?.probability != null ? ` ${formatPercent(row.probability, 0)}` : "") : null,
       value(view) !== null ? fact(info.sets[0].noun, formatNumber(value(view))) : null,
       info.correct !== null && whatIf === null ? correctLabel(info.correct) : null,
-      row?.verdict && whatIf === null ? verdictLabel(row.verdict, row.verdict_method, row.verdict_orders) : null,
+      row?.verdict && whatIf === null ? rowVerdict(row) : null,
       info.case && info.case !== info.id ? fact("Case", info.case) : null, // the first to go where there is no room
     ),
     el(

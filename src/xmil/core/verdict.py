@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from xmil.core.text import counted
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -36,6 +38,19 @@ class RunVerdict:
 
         columns = ("method", "srg", "low", "high", "p", "kind", "share")
         return pd.DataFrame(self.methods, columns=columns).set_index("method")
+
+    @property
+    def brief(self) -> str:
+        """The verdict for a caption; empty where it cannot tell.
+
+        >>> row = {"method": "lrp", "srg": 0.47}
+        >>> RunVerdict("better", method="lrp", methods=[row], cases=["a", "b"]).brief
+        'lrp better than a random order over 2 cases (SRG 0.47)'
+        """
+        if self.kind == KINDS[-1] or not self.methods:
+            return ""
+        words = f"{self.method} {self.kind} than a random order over {counted(len(self.cases), 'case')}"
+        return f"{words} (SRG {self.methods[0]['srg']:.2f})"
 
     def as_dict(self) -> dict[str, Any]:
         """What run.json holds."""

@@ -63,7 +63,7 @@ class Verdict:
             return f"Cannot tell: {self.reason}."
         beside = ""
         if self.share is not None and self.best != self.method:
-            beside = f", {max(self.share, 0):.0%} of the best method tried ({self.best})"
+            beside = f", {100 * max(self.share, 0):.0f} % of the best method tried ({self.best})"
         chance = f"p = {self.p:.3f} against {self.orders} random orders"
         return f"{WORDS[self.kind].capitalize()}: {self.method} has SRG {self.srg:.2f}{beside}; {chance}."
 
@@ -218,7 +218,7 @@ def _cohort_sentence(rows: Sequence[Mapping[str, Any]], top: Mapping[str, Any]) 
         said = f" (SRG {row['srg']:.2f})" if row["cases"] else ""
         return f"Whether {name} finds what the model uses cannot be told: {row['reason']}{said}."
     if row["kind"] == BETTER and row["share"] is not None:
-        beside = f"; {min(row['share'], 1):.0%} of the best method tried"
+        beside = f"; {100 * min(row['share'], 1):.0f} % of the best method tried"
         beside += "" if top is row else f" ({top['method']})"
     elif top is not row and top["kind"] == BETTER:
         beside = f"; {top['method']} does better (SRG {top['srg']:.2f})"

@@ -342,6 +342,7 @@ def run_html(run: Run) -> str:
     """Show a run as HTML in a notebook: its kind, counts, warnings, failures and first rows."""
     counts = f": {counted(len(run), 'slide')}, {len(run.failed)} failed"
     lines: list[object] = [join([tag("b", run.kind), " in ", tag("code", run.path), counts])]
+    lines += [run.verdict.sentence] if run.verdict is not None else []
     lines += [f"warning: {text}" for text in run.warnings]
     lines += [f"{name}: {why}" for name, why in list(run.failed.items())[:ROWS]]
     try:
@@ -375,6 +376,7 @@ class Order:
     downsample: int | None = None
     task: str = "classification"
     class_names: tuple[str, ...] | None = None
+    verdict: str = ""  # on the maps of the run, for captions
 
     def __post_init__(self) -> None:
         for kind, names, choices in (
@@ -540,7 +542,12 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
             slide,
             look=order.look,
             caption=caption(
-                job.slide_id, job.row, explanations, task=order.task, class_names=order.class_names
+                job.slide_id,
+                job.row,
+                explanations,
+                task=order.task,
+                class_names=order.class_names,
+                verdict=order.verdict,
             ),
             scales={e.column: order.scales[e.method] for e in explanations if e.method in order.scales},
             mpp=order.mpp,

@@ -29,16 +29,18 @@ class Caption:
     prediction: str | None = None
     task: str = "classification"
     correct: bool | None = None
+    verdict: str = ""  # on the maps of the run
 
     def facts(self) -> str:
-        """Write label and prediction in one line; empty if neither is known.
+        """Write label, prediction and the run's verdict in one line; empty if none is known.
 
         >>> Caption("s1", label="HPV+", prediction="HPV- (p = 0.71)", correct=False).facts()
         'label HPV+   ·   predicted HPV- (p = 0.71), wrong'
         """
-        verdict = ", wrong" if self.correct is False else ""
+        wrong = ", wrong" if self.correct is False else ""
         parts = [f"label {self.label}"] if self.label is not None else []
-        parts += [f"predicted {self.prediction}{verdict}"] if self.prediction is not None else []
+        parts += [f"predicted {self.prediction}{wrong}"] if self.prediction is not None else []
+        parts += [self.verdict] if self.verdict else []
         return "   ·   ".join(parts)
 
 
@@ -49,6 +51,7 @@ def caption(
     *,
     task: str = "classification",
     class_names: Sequence[str] | None = None,
+    verdict: str = "",
 ) -> Caption:
     """Name a slide with label and prediction: from its row in the run's table, else from its explanations.
 
@@ -70,7 +73,7 @@ def caption(
         name = own.get(best) or _named(str(best), names) or str(best)
         predicted = f"{f'class {name}' if name.isdigit() else name} (p = {chances[best]:.2f})"
     correct = {"true": True, "1": True, "false": False, "0": False}.get(row.get("correct", "").lower())
-    return Caption(slide_id, _named(row.get("label"), names), predicted, task, correct)
+    return Caption(slide_id, _named(row.get("label"), names), predicted, task, correct, verdict)
 
 
 def _named(cell: str | None, names: Sequence[str]) -> str | None:

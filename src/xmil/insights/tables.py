@@ -164,6 +164,7 @@ def _describe(cohort: _Cohort) -> dict[str, Any]:
         "task": run.explained.task,
         "method": request.method,
         "target": _name_target(cohort),
+        "verdict": "not measured" if run.explained.verdict is None else run.explained.verdict.sentence,
         "dictionary": f"{request.dictionary}, {request.concepts} concepts",
         "version": about.get("version"),
     }

@@ -69,8 +69,9 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     run = request.run
     saved = open_explanations(run.path if isinstance(run, Run) else run)
     order = replace(
-        _with_slide(order, request.slides, listener), task=saved.task, class_names=saved.class_names
-    )
+        _with_slide(order, request.slides, listener), task=saved.task, class_names=saved.class_names,
+        verdict="" if saved.verdict is None else saved.verdict.brief,
+    )  # fmt: skip
     saved = with_targets(saved, order)
     if request.scale == "cohort":
         order = replace(order, scales=cohort_scales(saved, order))

@@ -411,7 +411,11 @@ class Collection:
         run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
         row = run.rows.get(slide_id, {})
         verdicts = (same.slide_verdict(slide_id) for run in self.runs for same in self._of_same_models(run))
-        certificate: dict[str, Any] = next((verdict for verdict in verdicts if verdict), {})
+        certificate: dict[str, Any] = dict(next((verdict for verdict in verdicts if verdict), {}))
+        over_run = None if certificate.get("verdict") else run.verdict
+        if over_run is not None:
+            words = {"verdict": over_run.kind, "verdict_method": over_run.method}
+            certificate |= {**words, "verdict_cases": len(over_run.cases)}
         n, error = self._count(slide_id)
         label, predicted = (_shown(row.get(k) or certificate.get(k), run) for k in ("label", "predicted"))
         try:
@@ -429,6 +433,8 @@ class Collection:
             "verdict": certificate.get("verdict"),
             "verdict_method": certificate.get("verdict_method"),
             "verdict_orders": certificate.get("verdict_orders"),
+            "verdict_cases": certificate.get("verdict_cases"),
+            "verdict_sentence": None if over_run is None else over_run.sentence,
             "n": n,
             "image": image,
             "error": error or image_error,
