@@ -57,7 +57,7 @@ def exhaustive(model: nn.Module, bag: Tensor, kind: str, target: int) -> int | N
 
 
 def count(seeds: range, *, peaked: bool) -> list[int]:
-    """Sets looked for; bounds of the proof that are false; results that cross; searches that miss the size."""
+    """Sets looked for; bounds that are false; results that cross; searches that miss the size."""
     sets = false = crossed = missed = 0
     for seed in seeds:
         model, bag = make(seed, peaked=peaked)

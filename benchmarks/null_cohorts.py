@@ -116,7 +116,7 @@ def count_survival(seeds: range, patients: int, *, by_case: bool) -> list[int]:
 
 
 def count_methods(seeds: range, patients: int, *, by_case: bool) -> list[int]:
-    """Cohorts with p < 0.05 in both tests, with one of two equal methods called better, and the better one."""
+    """Cohorts with p < 0.05 in each test, one of two equal methods called better, the better one."""
     null = np.array([methods(seed, patients, by_case=by_case) for seed in seeds])
     found = sum(methods(seed, patients, by_case=by_case, lower=LOWER)[2] for seed in seeds)
     return [*map(int, (null[:, :2] < 0.05).sum(axis=0)), int(null[:, 2].sum()), found]
@@ -132,13 +132,12 @@ def main() -> None:
     parser.add_argument("--units", nargs="+", choices=("case", "slide"), default=("case", "slide"))
     args = parser.parse_args()
     cohorts = args.cohorts or COHORTS[args.question]
-    count = {"shortcuts": count_shortcuts, "survival": count_survival, "methods": count_methods}[
-        args.question
-    ]
+    counters = {"shortcuts": count_shortcuts, "survival": count_survival, "methods": count_methods}
     rows = []
     for n in args.patients:
         for unit in args.units:
-            counts = count(range(args.first, args.first + cohorts), n, by_case=unit == "case")
+            seeds = range(args.first, args.first + cohorts)
+            counts = counters[args.question](seeds, n, by_case=unit == "case")
             rows.append([f"{n} x {SLIDES // n}", unit, *(f"{100 * k / cohorts:.1f}" for k in counts)])
     print(markdown_table(["patients x slides", "unit", *HEADS[args.question]], rows))
 
