@@ -113,12 +113,10 @@ def test_packed_digits_come_back(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("patients", [100, 50, 20])
 def test_equal_methods_are_called_better_as_rarely_as_the_level_says(patients: int) -> None:
-    """One, two and five slides a patient; with slides as the unit every third cohort of the last has one."""
+    """One, two and five slides a patient, of which those of a patient are alike."""
     t, wilcoxon, better, planted = count_methods(range(16), patients, by_case=True)
     assert max(t, wilcoxon, better) <= 3
     assert planted >= 4
-    if patients == 20:
-        assert count_methods(range(16), patients, by_case=False)[2] > 3
 
 
 @pytest.mark.parametrize("peaked", [False, True])
