@@ -90,7 +90,7 @@ def bench(
     if compare is not None:
         return _compare(*compare, as_json=as_json)
     from xmil.bench import Request
-    from xmil.runs.workers.pool import find_device
+    from xmil.network import find_device
     from xmil.storage import RUN
 
     positive, _, against = classes.partition(",")

@@ -133,6 +133,9 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
     return Run(analysis.out)
 
 
+insight_slides = insight  # named as the other verbs over slides are
+
+
 @dataclass(frozen=True)
 class InsightRun(CohortRun[str, dict[str, Any]]):
     """A folder of findings on one run of explanations."""
@@ -146,6 +149,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     evaluated: Run | None
     regions: Mapping[str, Path]
     kind = "insight"
+    doing = "analysing"
     folders = ("slides", "concepts", "consensus")
     verb = "looked at"
 

@@ -24,6 +24,7 @@ from xmil.core.bag import Bag
 from xmil.core.durable import identity, remove_file
 from xmil.core.errors import UnsupportedError
 from xmil.core.request import takes
+from xmil.core.task import with_reference
 from xmil.core.text import counted, text_table
 from xmil.data.bags import Case, read_case
 from xmil.evaluate import Answer, Predictions, draw_figures, write_predictions
@@ -32,7 +33,7 @@ from xmil.models import MILModel
 from xmil.network import open_network
 from xmil.network.network import frozen
 from xmil.runs import Listener
-from xmil.runs.cohort_run import Tally, with_reference
+from xmil.runs.cohort_run import Tally
 from xmil.runs.ensemble import ModelRun, open_models
 from xmil.runs.inputs import task_cases
 from xmil.runs.requests import PredictRequest

@@ -21,14 +21,14 @@ from xmil.core.errors import FileError, XmilError
 from xmil.core.explanation import Explanation
 from xmil.core.journal import MANIFEST, store_files
 from xmil.core.registry import is_function_name
-from xmil.core.task import TASKS
+from xmil.core.task import TASKS, with_reference
 from xmil.core.text import counted, parse_json
 from xmil.data import feature_files
 from xmil.data.header import slide_name
 from xmil.data.inspection import inspect_features
 from xmil.models import load_model
 from xmil.models.checkpoints.files import IN_FOLDER
-from xmil.runs.cohort_run import prediction, with_reference
+from xmil.runs.cohort_run import prediction
 from xmil.storage import (
     RUN,
     SLIDES,
