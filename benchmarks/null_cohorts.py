@@ -25,7 +25,7 @@ HEADS = {
     "survival": ("Cox", "log-rank", "planted hazard found, Cox", "log-rank"),
     "methods": ("t-test", "Wilcoxon", "called better", "planted better method called"),
 }
-COHORTS = {"shortcuts": 200, "survival": 2000, "methods": 2000}
+COHORTS = {"shortcuts": 200, "survival": 1000, "methods": 2000}
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
