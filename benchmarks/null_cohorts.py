@@ -1,9 +1,9 @@
-"""Is anything found where nothing is? `python -m benchmarks.null_cohorts [--patients 20] [--cohorts 200]`.
+"""Is anything found where nothing is? `python -m benchmarks.null_cohorts shortcuts` (or survival, methods).
 
 Null cohorts of 100 slides, of 100, 50 and 20 patients: outputs, biomarkers and differences between methods
 of one patient's slides go together (intra-class correlation 0.7), and nothing else does. Printed for the case
-as the unit, and for slides taken as independent: of how many cohorts p < 0.05, by question; in how many a
-shortcut or a better method is called; and, with something planted, in how many it is found.
+as the unit, and for slides taken as independent, in percent of the cohorts: p < 0.05, by test; a shortcut or
+a better method called; and, with something planted, found. `--first` and `--cohorts` cut a run in slices.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from xmil.insights import Association, rank_associations, slide_associations, su
 SLIDES, ALIKE = 100, 0.7
 SHIFT, HAZARD, LOWER, SPREAD = 1.5, 2.0, 0.05, 0.1  # what is planted; the deviation of an AUPC
 CAUSES = ("site", "age", "scanner", "tint")
-HEAD = (
-    "patients x slides", "unit", *CAUSES, "Cox", "log-rank", "methods, t", "methods, Wilcoxon",
-    "shortcut called", "method called better",
-    "site found", "scanner found", "hazard found", "better method found",
-)  # fmt: skip
+HEADS = {
+    "shortcuts": (*CAUSES, "called", "planted site found", "planted scanner found"),
+    "survival": ("Cox", "log-rank", "planted hazard found, Cox", "log-rank"),
+    "methods": ("t-test", "Wilcoxon", "called better", "planted better method called"),
+}
+COHORTS = {"shortcuts": 200, "survival": 1000, "methods": 2000}
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -93,39 +94,52 @@ def methods(seed: int, patients: int, *, by_case: bool, lower: float = 0.0) -> t
     return test.t_p, test.wilcoxon_p, best.better and (lower == 0 or best.method == "lrp")
 
 
-def measure(patients: int, seeds: range, *, by_case: bool) -> list[int]:
-    """Counts over cohorts: false positives by question, what is called, and what is found if planted."""
-    about = {"patients": patients, "by_case": by_case}
-    null = [shortcuts(seed, **about) for seed in seeds]
+def count_shortcuts(seeds: range, patients: int, *, by_case: bool) -> list[int]:
+    """Cohorts with p < 0.05 by cause, with a shortcut called, and with the planted one called first."""
+    null = [shortcuts(seed, patients, by_case=by_case) for seed in seeds]
     low = [sum(a.p < 0.05 for every in null for a in every if a.cause == cause) for cause in CAUSES]
-    outcomes = np.array([survival(seed, **about) for seed in seeds]) < 0.05
-    equal = np.array([methods(seed, **about) for seed in seeds])
-    tests = (equal[:, :2] < 0.05).sum(axis=0)
     called = sum(any(a.is_shortcut for a in every) for every in null)
     planted = []
     for cause in ("site", "scanner"):
-        first = [shortcuts(seed, planted=cause, **about)[0] for seed in seeds]
+        first = [shortcuts(seed, patients, by_case=by_case, planted=cause)[0] for seed in seeds]
         planted.append(sum(a.cause == cause and a.is_shortcut for a in first))
-    planted.append(sum(survival(seed, hazard=HAZARD, **about)[0] < 0.05 for seed in seeds))
-    planted.append(sum(methods(seed, lower=LOWER, **about)[2] for seed in seeds))
-    return [*low, *map(int, (*outcomes.sum(axis=0), *tests)), called, int(equal[:, 2].sum()), *planted]
+    return [*low, called, *planted]
+
+
+def count_survival(seeds: range, patients: int, *, by_case: bool) -> list[int]:
+    """Cohorts with p < 0.05 in Cox regression and log-rank test, without an effect and with one."""
+    pairs = [
+        np.array([survival(seed, patients, by_case=by_case, hazard=hazard) for seed in seeds])
+        for hazard in (1.0, HAZARD)
+    ]
+    return [int(n) for p in pairs for n in (p < 0.05).sum(axis=0)]
+
+
+def count_methods(seeds: range, patients: int, *, by_case: bool) -> list[int]:
+    """Cohorts with p < 0.05 in each test, one of two equal methods called better, the better one."""
+    null = np.array([methods(seed, patients, by_case=by_case) for seed in seeds])
+    found = sum(methods(seed, patients, by_case=by_case, lower=LOWER)[2] for seed in seeds)
+    return [*map(int, (null[:, :2] < 0.05).sum(axis=0)), int(null[:, 2].sum()), found]
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table of a question."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cohorts", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, help="seed of the first cohort; slices add up")
+    parser.add_argument("question", choices=HEADS)
+    parser.add_argument("--cohorts", type=int)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first cohort")
     parser.add_argument("--patients", type=int, nargs="+", choices=(100, 50, 20), default=(100, 50, 20))
     parser.add_argument("--units", nargs="+", choices=("case", "slide"), default=("case", "slide"))
     args = parser.parse_args()
-    seeds = range(args.first, args.first + args.cohorts)
-    rows = [
-        [f"{n} x {SLIDES // n}", unit, *map(str, measure(n, seeds, by_case=unit == "case"))]
-        for n in args.patients
-        for unit in args.units
-    ]
-    print(markdown_table(list(HEAD), rows))
+    cohorts = args.cohorts or COHORTS[args.question]
+    counters = {"shortcuts": count_shortcuts, "survival": count_survival, "methods": count_methods}
+    rows = []
+    for n in args.patients:
+        for unit in args.units:
+            seeds = range(args.first, args.first + cohorts)
+            counts = counters[args.question](seeds, n, by_case=unit == "case")
+            rows.append([f"{n} x {SLIDES // n}", unit, *(f"{100 * k / cohorts:.1f}" for k in counts)])
+    print(markdown_table(["patients x slides", "unit", *HEADS[args.question]], rows))
 
 
 if __name__ == "__main__":

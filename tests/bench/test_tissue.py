@@ -77,6 +77,7 @@ def test_bags_hold_images_of_their_side_alone():
     for split in SPLITS:
         rows = {tuple(np.round((x - mean) / std, 3)) for x in tissue.features[tissue.pools(0)[split]]}
         (block,) = problem.blocks(split, 0)
+        assert len(set(block.cases)) == 1  # images of all patients of the side: one unit
         seen = {tuple(np.round(x, 3)) for x in block.x.flatten(0, 1).numpy()}
         assert seen <= rows
 
@@ -294,6 +295,7 @@ def test_camelyon_slides_as_a_problem(tmp_path):
     assert referee(out, "tissue", methods=("oracle", "constant", "lrp"), plan=plan)
     unit = Unit.read(out / "units" / "tissue--camelyon16--attnmil.npz")
     assert unit.facts[0]["auroc"] == 1.0
+    assert unit.facts[0]["cases"] == unit.facts[0]["bags"]  # no case_id: slides are their own
     means = {m: np.nanmean(unit.values[0, m], axis=0) for m in ("oracle", "constant", "lrp")}
     assert unit.measures[-2:] == ("lesion_recall", "lesion_froc")
     np.testing.assert_allclose(means["oracle"], 1.0, atol=1e-6)

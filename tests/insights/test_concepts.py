@@ -10,11 +10,14 @@ from xmil.core.errors import FileError, InputError, UnknownNameError
 from xmil.insights import (
     KINDS,
     Dictionary,
+    compare_sizes,
     even_counts,
     feature_weights,
     fit_dictionary,
     leading_concepts,
+    recommend_size,
     remove_concepts,
+    seed_agreement,
     split_scores,
 )
 from xmil.insights.run import MeanLogit
@@ -113,3 +116,17 @@ def test_bad_input_is_named() -> None:
         fit_dictionary(-x, concepts=2, kind="nmf")
     with pytest.raises(InputError, match=f"width {D}"):
         fit_dictionary(x, concepts=2).codes(x[:, :3])
+
+
+def test_the_number_of_concepts_is_recommended_by_what_seeds_agree_on() -> None:
+    """Six kinds of patches: twenty concepts cut them anew with each seed, six are found by all."""
+    rng = np.random.default_rng(0)
+    kinds = 3 * rng.normal(size=(6, 16))
+    x = (kinds[rng.integers(0, 6, 1200)] + 0.5 * rng.normal(size=(1200, 16))).astype(np.float32)
+    agreement = compare_sizes(x, concepts=20)
+    assert max(agreement) == 20
+    assert agreement[20] < 0.6
+    assert agreement[6] > 0.95
+    assert recommend_size(agreement) == 6
+    assert compare_sizes(x, concepts=20) == agreement
+    assert seed_agreement(np.abs(x), concepts=2, kind="nmf") <= 1

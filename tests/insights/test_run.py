@@ -166,6 +166,14 @@ def test_the_report_is_one_file_with_pictures_and_limits(looked: xmil.Run) -> No
         assert f"<td>{strategy}</td><td>{len(own)}</td><td>{100 * right:.0f} %</td>" in page
 
 
+def test_the_report_says_whether_seeds_agree_on_the_concepts(looked: xmil.Run) -> None:
+    rows = rows_of(looked, "concept_stability.csv")
+    assert [row["concepts"] for row in rows] == ["3"]
+    assert float(rows[0]["agreement"]) > 0.9  # three kinds of patches
+    card = json.loads((looked.path / "card.json").read_text())
+    assert "the same 3 concepts" in card["concept_stability"]
+
+
 def test_red_speaks_for_the_class_as_in_every_heatmap(looked: xmil.Run) -> None:
     page = (looked.path / "report.html").read_text()
     colour = {name: re.search(rf"--{name}: (#\w+)", page)[1] for name in ("for", "against")}

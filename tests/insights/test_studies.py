@@ -14,6 +14,8 @@ from benchmarks import insight_shortcuts as shortcuts
 from benchmarks.insight_concepts import Looked, deletions, purity, relevance_of, through
 from benchmarks.insight_ensembles import Members, masks, pack, shares, unpack
 from benchmarks.insight_planting import INKS, Planting, plant
+from benchmarks.minimal_bounds import count
+from benchmarks.null_cohorts import count_methods
 
 import xmil
 from xmil.bench import TASKS, BagSet
@@ -107,3 +109,16 @@ def test_packed_digits_come_back(tmp_path: Any) -> None:
     for row in back.features[:5]:
         far = np.abs(original.features - row).max(axis=1).min()
         assert far <= top / 255
+
+
+@pytest.mark.parametrize("patients", [100, 50, 20])
+def test_equal_methods_are_called_better_as_rarely_as_the_level_says(patients: int) -> None:
+    """One, two and five slides a patient, of which those of a patient are alike."""
+    t, wilcoxon, better, planted = count_methods(range(16), patients, by_case=True)
+    assert max(t, wilcoxon, better) <= 3
+    assert planted >= 4
+
+
+@pytest.mark.parametrize("peaked", [False, True])
+def test_no_bound_of_a_minimal_set_is_false(peaked: bool) -> None:
+    assert count(range(14), peaked=peaked) == [28, 0, 0, 0]

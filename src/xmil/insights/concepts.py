@@ -3,6 +3,8 @@
 A dictionary writes features as codes @ atoms + offset + residual, exactly. `kmeans` gives each patch its
 nearest centre; `nmf` (features that are never negative) and `topk` (a sparse autoencoder whose k strongest
 units speak) give it several concepts at once. Every patch score is split among the concepts and a rest.
+More concepts than there are kinds of patches are cut anew by every seed: how alike the groups of several
+seeds are says how many concepts the cohort holds.
 
 Strategies are groups of slides that are decided for different reasons. Each slide is a profile of relevance
 over concepts. Profiles are scaled to unit length, so that what counts is the mix and not the amount, and
@@ -14,8 +16,9 @@ predictors", Nature Communications 2019.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from os import PathLike
 from typing import Any
 
@@ -29,6 +32,9 @@ from xmil.storage import load_arrays, save_arrays
 
 KINDS = ("kmeans", "nmf", "topk")
 SAMPLE = 50_000  # patches that a dictionary is fitted on, at most
+COMPARED_PATCHES, SEEDS = 2048, 3  # on which, and by how many dictionaries, the number of concepts is judged
+STABLE = 0.9  # agreement over seeds from which on concepts are taken for the cohort's own
+STEP, SMALLEST = 1.37, 3  # between numbers of concepts that are tried, down to this one
 ACTIVE = 4  # units of a sparse autoencoder that speak for one patch
 STEPS, BATCH, RATE = 2_000, 256, 1e-3
 REMOVAL = ("concept", "relevance", "predicted", "measured")
@@ -156,6 +162,49 @@ def fit_dictionary(
                 MiniBatchNMF(concepts, random_state=seed, max_iter=100, batch_size=1024).fit(x).components_
             )
     return Dictionary(kind, atoms.astype(np.float32), np.zeros(x.shape[1], np.float32))
+
+
+def seed_agreement(sample: npt.ArrayLike, *, concepts: int, kind: str = "kmeans", seed: int = 0) -> float:
+    """How alike patches are grouped by dictionaries of several seeds: adjusted Rand index, mean over pairs.
+
+    A patch belongs to its strongest concept. 1 is the same groups, 0 chance.
+
+    >>> x = np.random.default_rng(0).normal(0, 0.1, (300, 4)) + np.repeat(np.eye(4)[:3], 100, axis=0)
+    >>> seed_agreement(x, concepts=3)
+    1.0
+    """
+    from sklearn.metrics import adjusted_rand_score
+
+    x = np.asarray(sample, dtype=np.float32)
+    groups = []
+    for i in range(SEEDS):
+        dictionary = fit_dictionary(x, concepts=concepts, kind=kind, seed=seed + i)
+        size = np.linalg.norm(dictionary.atoms, axis=1) if kind != "kmeans" else 1.0
+        groups.append((dictionary.codes(x) * size).argmax(axis=1))
+    return float(np.mean([adjusted_rand_score(a, b) for a, b in combinations(groups, 2)]))
+
+
+def compare_sizes(
+    sample: npt.ArrayLike, *, concepts: int, kind: str = "kmeans", seed: int = 0
+) -> dict[int, float]:
+    """The agreement over seeds of so many concepts, and of smaller numbers, on an even part of the sample."""
+    x = np.asarray(sample, dtype=np.float32)
+    rows = np.random.default_rng(seed).permutation(len(x))[:COMPARED_PATCHES]
+    sizes, size = {min(concepts, len(rows))}, concepts / STEP
+    while size > SMALLEST - 0.5:
+        sizes.add(round(size))
+        size /= STEP
+    return {k: seed_agreement(x[rows], concepts=k, kind=kind, seed=seed) for k in sorted(sizes)}
+
+
+def recommend_size(agreement: Mapping[int, float]) -> int:
+    """The largest number of concepts that seeds agree on, or that of the best agreement if on none.
+
+    >>> recommend_size({3: 0.9, 6: 0.99, 20: 0.4}), recommend_size({3: 0.5, 20: 0.4})
+    (6, 3)
+    """
+    stable = [k for k, value in agreement.items() if value >= STABLE]
+    return max(stable, default=max(agreement, key=lambda k: agreement[k]))
 
 
 def _fit_topk(x: FloatArray, concepts: int, seed: int) -> Dictionary:

@@ -17,7 +17,7 @@ from xmil.core.text import counted
 from xmil.evaluate import SurvivalCurve
 from xmil.evaluate.statistics import FEWEST
 from xmil.heatmaps import Html, bullets, image, join, letter_figure, page, table, tag
-from xmil.insights.concepts import Strategies
+from xmil.insights.concepts import SEEDS, STABLE, Strategies, recommend_size
 from xmil.insights.shortcuts import Association
 
 CONCEPTS = 8  # in the report
@@ -119,6 +119,7 @@ class Findings:
     cases: int | None = None  # None: nothing says which slides are of one patient
     untested: Mapping[str, str] = field(default_factory=dict)  # columns, and why they cannot be tested
     suspects: Sequence[tuple[str, bytes]] = ()  # patches of the slides that the first shortcut names
+    agreement: Mapping[int, float] = field(default_factory=dict)  # over seeds, by the number of concepts
     removals: Mapping[str, float] = field(default_factory=dict)
     biomarkers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     stability: Mapping[str, float] = field(default_factory=dict)
@@ -247,6 +248,7 @@ def _concepts(findings: Findings) -> Html:
     )
     return join([
         tag("h2", "Concepts"),
+        tag("p", stability_sentence(findings.agreement)) if findings.agreement else "",
         tag(
             "p",
             "A concept is a kind of patch, or a part of what patches show, that the encoder tells from "
@@ -260,6 +262,18 @@ def _concepts(findings: Findings) -> Html:
             "concepts.csv, profiles.csv; larger sheets in atlas/",
         ),
     ])  # fmt: skip
+
+
+def stability_sentence(agreement: Mapping[int, float]) -> str:
+    """Whether other seeds give the same concepts, and how many would."""
+    size, best = max(agreement), recommend_size(agreement)
+    measured = f"adjusted Rand index {agreement[size]:.2f} over {SEEDS} seeds; 1 is the same groups, 0 chance"
+    if best == size and agreement[size] >= STABLE:
+        return f"Other seeds group the patches into much the same {size} concepts ({measured})."
+    advice = f"{best} concepts stay the same ({agreement[best]:.2f}): try concepts={best}"
+    if agreement[best] < STABLE:
+        advice = f"no smaller number reaches {STABLE:g} either; {best} comes nearest ({agreement[best]:.2f})"
+    return f"Other seeds cut the patches into {size} concepts of another kind ({measured}); {advice}."
 
 
 def _strategies(findings: Findings) -> Html:
@@ -496,6 +510,7 @@ def card(findings: Findings) -> dict[str, Any]:
         "faithfulness": dict(findings.faithfulness) or UNTESTED,
         "sanity": dict(findings.sanity) or UNCHECKED,
         "concepts": len(findings.concepts),
+        "concept_stability": stability_sentence(findings.agreement) if findings.agreement else None,
         "strategies": None if findings.strategies is None else findings.strategies.count,
         "shortcuts": [str(a) for a in findings.shortcuts if a.is_shortcut],
         "shortcuts_asked": list(dict.fromkeys(a.cause for a in findings.shortcuts if not a.tissue)),

@@ -3,6 +3,7 @@
 run.json, slides.csv, failures.csv
 dictionary.npz                       the concepts
 slides/<slide_id>.json               what each slide gave
+concept_stability.csv                how alike seeds group patches, by the number of concepts
 concepts.csv, profiles.csv           relevance by concept, over the cohort and by slide
 concepts/<slide_id>.npz              what of each patch's score goes through each concept
 classes.csv                          relevance by concept, class and slide, if several classes were explained
@@ -49,6 +50,7 @@ from xmil.insights.biomarkers import (
 from xmil.insights.concepts import (
     ConceptShares,
     Dictionary,
+    compare_sizes,
     even_counts,
     feature_weights,
     fit_dictionary,
@@ -59,7 +61,7 @@ from xmil.insights.concepts import (
 from xmil.insights.pictures import write_album
 from xmil.insights.report import PAGES
 from xmil.insights.shortcuts import INK, LIGHT, appearance, light, patch_correlations
-from xmil.insights.tables import write_insight
+from xmil.insights.tables import STABILITY, write_insight
 from xmil.methods import explain
 from xmil.methods.inside import baseline_shift, explain_again
 from xmil.runs import Listener
@@ -78,6 +80,7 @@ from xmil.storage import (
     read_explanations,
     read_provenance,
     write_explanations,
+    write_table,
 )
 
 LOOKED_FOR = ("method", "target", "concepts", "dictionary", "seed")
@@ -200,13 +203,17 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         return (item,)
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Fit the dictionary, unless an earlier run of these settings has left it."""
-        if self.dictionary_path.is_file():
+        """Fit the dictionary and judge its size, unless an earlier run of these settings has done so."""
+        table = self.out / STABILITY
+        if self.dictionary_path.is_file() and table.is_file():
             return
         sample, request = self._sample_features(), self.request
-        size = min(request.concepts, len(sample))
-        dictionary = fit_dictionary(sample, concepts=size, kind=request.dictionary, seed=request.seed)
-        dictionary.save(self.dictionary_path)
+        about: dict[str, Any] = {"kind": request.dictionary, "seed": request.seed}
+        about["concepts"] = min(request.concepts, len(sample))
+        if not self.dictionary_path.is_file():
+            fit_dictionary(sample, **about).save(self.dictionary_path)
+        agreement = compare_sizes(sample, **about)
+        write_table(table, ("concepts", "agreement"), agreement.items())
 
     def _sample_features(self) -> FloatArray:
         """Patches of every slide that can be read, in proportion; files are asked for these rows alone."""
@@ -243,7 +250,12 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         """What a restart removes."""
         kinds = (("slides", "json"), ("concepts", "npz"), ("consensus", "parquet"))
         files = [self.out / folder / f"{slide}.{suffix}" for folder, suffix in kinds for slide in items]
-        return [*files, self.dictionary_path, *(self.out / name for name in (*PAGES, "album.pdf"))]
+        return [
+            *files,
+            self.dictionary_path,
+            self.out / STABILITY,
+            *(self.out / name for name in (*PAGES, "album.pdf")),
+        ]
 
     def rows_of(self, item: str, result: dict[str, Any]) -> list[TableRow]:
         """The slide with its output and biomarkers."""

@@ -49,6 +49,7 @@ ONE_MODEL = 0.7  # share of the absolute scores from which on a mean is hardly o
 REDRAWS = 3  # of new weights, in a sanity test
 SAME = 0.9  # rank correlation from which on repeated scores are taken for the run's
 OUTPUT = "plain output"
+STABILITY = "concept_stability.csv"
 SHARES = (
     "strong_share", "supporting_share", "agreed_share", "masked_share", "positive_relevance_share",
     "hot_regions", "largest_region", "mixing", "region_strong_share", "region_supporting_share", "tapas",
@@ -132,6 +133,7 @@ def write_insight(
         cases=None if cohort.cases is None else len(set(cohort.cases)),
         untested={name: why for name, why in reasons.items() if why is not None},
         suspects=suspect_patches(run, shortcuts),
+        agreement=_read_agreement(run) if split.slides else {},
         removals=_write_removals(cohort),
         biomarkers=_write_biomarkers(cohort),
         stability=_write_stability(cohort),
@@ -238,6 +240,12 @@ def _rank_concepts(cohort: _Cohort) -> list[ConceptRow]:
         mean = float(profiles[:, k].mean())
         rows.append(ConceptRow(k, mean, float(strength[k]), int(leads[k]), tuple(pictures[:PICTURES])))
     return rows
+
+
+def _read_agreement(run: InsightRun) -> dict[int, float]:
+    """How alike seeds group patches, by the number of concepts; that of the dictionary is the largest."""
+    with (run.out / STABILITY).open(newline="", encoding="utf-8") as stream:
+        return {int(row["concepts"]): float(row["agreement"]) for row in csv.DictReader(stream)}
 
 
 def _decisions(cohort: _Cohort) -> list[float]:
