@@ -43,6 +43,7 @@ from xmil.network import (
 )
 
 PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
+RECORDED = ("call", "company_from", "baseline_digest")  # in `e.params`; they change nothing when passed
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 
 
@@ -127,6 +128,9 @@ def explain_targets(
 ) -> list[Explanation]:
     """An explanation for each target, or each class, from one forward pass if the method allows it."""
     entry = METHODS[method]
+    if "baseline_digest" in params and isinstance(params.get("baseline"), str):
+        raise InputError(f"The baseline {params['baseline']!r} is known by its name alone; pass it itself.")
+    params = {name: value for name, value in params.items() if name not in RECORDED}
     entry.check_parameters(params)
     kinds = (*entry.outputs, *own_outputs())
     if output is not None and output not in kinds:

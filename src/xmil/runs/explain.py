@@ -27,7 +27,7 @@ import torch
 from xmil.core.bag import Bag
 from xmil.core.durable import identity, unchanged
 from xmil.core.errors import FileError, InputError, UnknownNameError, UnsupportedError, unknown_name
-from xmil.core.explanation import Explanation
+from xmil.core.explanation import Explanation, measured_columns
 from xmil.core.request import takes
 from xmil.core.task import RISK, TASKS, Target
 from xmil.core.text import counted, is_plain
@@ -88,8 +88,7 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     was stopped in is filled further, and other `methods` add their columns to it. `mpp`, `patch_size`,
     `format` and `class_names` say what files do not; a column `mpp` of the cohort does so for each slide. A
     model may be a function of yours that builds it, as "mine:build" or "nets/mine.py:build". `background` is
-    for models that have none of their own: "auto", "none", or a folder of features whose mean patch lrp
-    measures against.
+    a folder or file of ordinary features that lrp and one_added measure against, in place of the model's own.
     """
     listener, out = listener or Listener(), request.out
     if out is None:
@@ -102,8 +101,7 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     earlier = {} if request.restart else earlier_methods(request, out, before)
     request.check_apart(out)
     cases, missing = task_cases(request, spec, say=listener.say)
-    if "lrp" in (*request.methods, *earlier):
-        models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
+    models = with_background(models, request, (*request.methods, *earlier), out=out, say=listener.say)
     run = ExplainRun(out, request, models, device, missing, earlier)
     tally = run.execute(cases, listener)
     if run.outliers:
@@ -413,8 +411,13 @@ class ExplainRun(ModelRun[Explained]):
         except (FileError, KeyError, ValueError):  # of slides explained earlier it may be unknown
             seconds = None
         row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
-        sentences = dict.fromkeys(text for column in columns for text in column.get("warnings", ()))
-        return {**row, "warnings": " ".join(sentences) or None}
+        return {**row, **_beside(columns)}
+
+
+def _beside(columns: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """What the row of a slide says of how its columns were made: what they are measured against, warnings."""
+    sentences = dict.fromkeys(text for column in columns for text in column.get("warnings", ()))
+    return {"measured": "; ".join(measured_columns(columns)) or None, "warnings": " ".join(sentences) or None}
 
 
 def parse_target(text: str, names: Sequence[str] | None) -> Target:
@@ -502,10 +505,10 @@ class Explainer:
         """Write the files of a case's slides, while the next case is explained."""
         summaries = {slide: self._write(work, place) for place, slide in enumerate(work.case.slides)}
         every = [e for own in (*work.read.earlier, work.explanations) for e in own]
-        warnings = {"warnings": " ".join(dict.fromkeys(text for e in every for text in e.warnings)) or None}
+        beside = _beside([{"method": e.method, "params": e.params, "warnings": e.warnings} for e in every])
         about: dict[str, Any] = {"logits": work.logits, "spec": vars(self.spec), "seconds": work.seconds}
         parts = enumerate(work.read.parts)
-        rows = [{**slide_row(work.case, i, n=len(part), **about), **warnings} for i, part in parts]
+        rows = [{**slide_row(work.case, i, n=len(part), **about), **beside} for i, part in parts]
         return Explained(rows, summaries)
 
     def explain(

@@ -243,9 +243,15 @@ class CohortRequest(SeededRequest):
 
 RESULTS = "Folder for results; an interrupted run continues where it stopped."
 BACKGROUND = (
-    "For a model without a background: a folder of features, none, or auto (the run's own, from 50 slides "
-    "on). lrp measures patches against its mean."
+    "Folder or file of ordinary features that lrp and one_added measure against, each slide counting alike; "
+    "else the model's own, or the bag alone."
 )
+
+
+def upgrade_background(values: dict[str, Any]) -> None:
+    """No run makes a background of its own slides any more, so that there is nothing to turn off."""
+    if values.get("background") in ("auto", "none"):
+        pop_old(values, "background", "without it the model's own is taken; name a folder of features.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +284,7 @@ class ExplainRequest(CohortRequest):
     interactions: int = option(
         "Pairs that act together, among so many of the strongest patches.", 0, panel=WHAT, least=0
     )
-    background: str = option(BACKGROUND, "auto", panel=WHAT)
+    background: Path | None = option(BACKGROUND, None, panel=WHAT)
     memory: int = option(
         "Memory limit for a method's temporary arrays, such as 500MB or 4GB.",
         10**9,
@@ -290,6 +296,7 @@ class ExplainRequest(CohortRequest):
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Rare parameters of methods go through `params`."""
+        upgrade_background(values)
         params = {name: dict(own) for name, own in (values.get("params") or {}).items()}
         old = {"keep": pop_old(values, "keep", 'pass params={"lrp": {"keep": ...}}.')}
         if pop_old(values, "save_vectors", 'pass params={"lrp": {"feature_level": True}}.'):
@@ -313,7 +320,7 @@ class EvaluateRequest(CohortRequest):
     orders: int = option(
         "Random orders for the band of pictures; verdicts have 200.", 20, panel=WHAT, least=2
     )
-    background: str = option(BACKGROUND, "auto", panel=WHAT)
+    background: Path | None = option(BACKGROUND, None, panel=WHAT)
     truth: Path | None = option(
         "Ground truth: a folder of GeoJSON, masks or instance labels.", None, panel=INPUT
     )
@@ -331,6 +338,7 @@ class EvaluateRequest(CohortRequest):
         """A tenth of the instances is always the top; the best method is always named."""
         pop_old(values, "top", "sufficiency and necessity use a tenth of the instances.")
         pop_old(values, "best", "the best method is always named.")
+        upgrade_background(values)
         return super().upgrade(values)
 
 
