@@ -175,7 +175,10 @@ class Explanation(Placed):
                 "'shapley'."
             )
         if self.params.get("contexts") is not None:  # what each score is the mean of, at the least
-            samples = int(self.params["contexts"] * self.params.get("keep", 0.5) + 1e-9)
+            keep = self.params.get("keep", 0.5)
+            samples = int(self.params["contexts"] * (0.5 if keep is None else keep) + 1e-9)
+        elif self.method == "one_added":
+            samples = int(self.params["draws"])
         else:
             samples = min(FEWEST_PAIRS, int(self.params.get("permutations", 2 * FEWEST_PAIRS)) // 2)
         half = half_interval(self.stderr, max(2, samples), level=level).astype(np.float32)
