@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from xmil.core.bag import Bag
 from xmil.core.budget import check_budget
 from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
+from xmil.evaluate.statistics import auroc
 from xmil.heatmaps import opened
 from xmil.heatmaps.exports import class_name, open_geojson
 
@@ -49,6 +50,31 @@ def relevance_mass(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     if not truth.any() or positive.sum() == 0:
         return float("nan")
     return float(positive[truth > 0].sum() / positive.sum())
+
+
+def score_regions(marked: npt.ArrayLike, scores: npt.ArrayLike) -> dict[str, float]:
+    """Measure how scores agree with marks: AUROC, Dice, the pointing game, and what chance gives.
+
+    Dice compares the marks with as many of the highest scores, ties at their share; chance gives a Dice and a
+    pointing of the marked share, and an AUROC of one half. nan if nothing is marked, or all is.
+
+    >>> score_regions([True, True, False, False], [0.9, 0.2, 0.5, 0.1])
+    {'auroc': 0.75, 'dice': 0.5, 'pointing': 1.0, 'chance': 0.5}
+    """
+    truth, values = paired(np.asarray(marked, dtype=bool), scores)
+    own = truth > 0
+    k = int(own.sum())
+    if not 0 < k < len(own):
+        return dict.fromkeys(("auroc", "dice", "pointing", "chance"), float("nan"))
+    least = np.partition(values, -k)[-k]
+    above, tied = values > least, values == least
+    hits = own[above].sum() + (k - above.sum()) * own[tied].mean()
+    return {
+        "auroc": float(auroc(np.ones((1, len(own))), own, values)[0]),
+        "dice": float(hits / k),
+        "pointing": pointing_game(own, values),
+        "chance": k / len(own),
+    }
 
 
 def marked_by_mask(
@@ -269,10 +295,19 @@ def read_polygons(
         )
     try:
         x, y = (origin or (0.0, 0.0)) if own is None else own
-        polygons = [rings for f in features for rings in _polygons(f.get("geometry", f) or {}, _DEEP)]
+        polygons = parse_polygons(f.get("geometry", f) or {} for f in features)
         return [[ring + np.array([x, y], dtype=np.float64) for ring in rings] for rings in polygons]
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise FileError(f"{path}: an annotation's geometry is damaged ({_line(error)}).") from None
+
+
+def parse_polygons(geometries: Iterable[dict[str, Any]]) -> list[list[Floats]]:
+    """List the polygons of GeoJSON geometries, each a list of rings (k, 2); other shapes have none.
+
+    >>> [len(rings) for rings in parse_polygons([{"type": "Point", "coordinates": [0, 0]}])]
+    []
+    """
+    return [rings for geometry in geometries for rings in _polygons(geometry, _DEEP)]
 
 
 def _polygons(geometry: dict[str, Any], deep: int) -> Iterator[list[Floats]]:

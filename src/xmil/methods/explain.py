@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
 from os import PathLike
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
 from xmil.core.explanation import Audit, Explanation
+from xmil.methods.check import check_attributions
 from xmil.methods.lrp import check_zero_map
 from xmil.methods.method import (
     CONTEXTS,
@@ -39,12 +40,24 @@ from xmil.network import (
     as_model,
     first_line,
     frozen,
+    on_device,
     open_network,
 )
 
+ALL, PREDICTED = "all", "predicted"
 PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
 RECORDED = ("call", "company_from", "baseline_digest")  # in `e.params`; they change nothing when passed
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
+
+
+@overload
+def explain(
+    model: nn.Module | str | PathLike[str], bag: Bags, *, target: Literal["all"], **options: Any
+) -> list[Explanation]: ...
+
+
+@overload
+def explain(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> Explanation: ...
 
 
 def explain(
@@ -57,29 +70,16 @@ def explain(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
+    check: bool = True,
     **params: Any,
-) -> Explanation:
-    """One score per instance for one target.
-
-    `target` is a class index or name, a Target, or None for the predicted class; for models without classes
-    None is the value or the risk. `output` is the explained number: "logit", "contrastive", "log_odds" or
-    "probability" of a class, "value" (minus its reference) of a regression, "risk" of a survival model; each
-    method has its own default. `params` are the method's own.
-
-    Model and bag may be paths. A trial call settles how to call a module of your own and records it in
-    `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
-    gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
-    travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
-    takes the mean of K seeded draws of one that is random in eval mode.
-
-    >>> import torch, xmil
-    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
-    >>> e = explain(net, torch.ones(3, 4), method="lrp", target=1)
-    >>> len(e.scores), e.method, e.target == 1
-    (3, 'lrp', True)
-    """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, **params}
-    return explain_targets(model, bag, [target], method=method, output=output, **how)[0]
+) -> Explanation | list[Explanation]:
+    """One score per instance for one target, by a named method; parameters as for `xmil.explain`."""
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
+    how["check"] = check
+    targets = None if isinstance(target, str) and target == ALL else [_named_target(target)]
+    found = explain_targets(model, bag, targets, method=method, output=output, **how, **params)
+    return found if targets is None else found[0]
 
 
 def explain_classes(
@@ -91,14 +91,34 @@ def explain_classes(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
+    check: bool = True,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each class, from one forward pass if the method allows it.
 
     A survival model has its time bins for classes, and its risk after them.
     """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, **params}
-    return explain_targets(model, bag, None, method=method, output=output, **how)
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
+    how["check"] = check
+    return explain_targets(model, bag, None, method=method, output=output, **how, **params)
+
+
+def _named_target(target: Any) -> Any:
+    """The target as users of the command line name it: "predicted" is None."""
+    return None if isinstance(target, str) and target == PREDICTED else target
+
+
+def one_method(method: Any, params: dict[str, Any]) -> str:
+    """The method that is meant by `method` or `methods`, which is taken out of the parameters."""
+    named = params.pop("methods", method)
+    several = [named] if isinstance(named, str) else list(named)
+    if len(several) != 1:
+        raise InputError(
+            f"explain takes one method at a time. Got {several} instead; call it once for each, or explain a "
+            "folder of slides by explain_slides(methods=[...])."
+        )
+    return str(several[0])
 
 
 def list_methods(model: nn.Module | str | PathLike[str] | None = None) -> list[str]:
@@ -124,9 +144,19 @@ def explain_targets(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
+    check: bool = True,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each target, or each class, from one forward pass if the method allows it."""
+    if device is not None:
+        model, bag = as_model(model), as_bag(bag)
+        how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "output": output}
+        how["check"] = check
+        with on_device(model, device) as place:
+            bag = bag.to(place) if isinstance(bag, Tensor) else bag
+            return explain_targets(model, bag, targets, method=method, **how, **params)
+    method = one_method(method, params)
     entry = METHODS[method]
     if "baseline_digest" in params and isinstance(params.get("baseline"), str):
         raise InputError(f"The baseline {params['baseline']!r} is known by its name alone; pass it itself.")
@@ -150,6 +180,8 @@ def explain_targets(
         result = _run(entry, network, x, question, params)
         for attribution in result.of if entry.name == "lrp" else ():  # others say themselves why all is zero
             check_zero_map(network, x, attribution)
+        if check:
+            result = check_attributions(entry, network, x, result)
     logits = result.logits.detach()[0].float().cpu().numpy()
     return [_explanation(a, entry, bag, logits, network, params) for a in result.of]
 

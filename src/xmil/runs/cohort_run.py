@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from xmil.core.errors import FileError, InputError, StopError, WriteError, XmilError
-from xmil.core.task import TASKS, Task, references
+from xmil.core.task import TASKS, Task, with_reference
 from xmil.data.bags import Case
 from xmil.runs.requests import Listener, RunRequest
 from xmil.runs.workers.pool import MakeWorker, Outcome, process
@@ -62,6 +61,7 @@ class CohortRun(ABC, Generic[Item, Result]):
     kind: ClassVar[str]
     folders: ClassVar[tuple[str, ...]] = ()
     verb: ClassVar[str] = "done"
+    doing: ClassVar[str] = ""  # what the progress bar says
     tabled: ClassVar[bool] = True  # whether there is a slides.csv
     adds: ClassVar[bool] = False  # whether rows of earlier runs stay in it
     grows: ClassVar[tuple[str, ...]] = ()  # settings that may be added to
@@ -166,7 +166,8 @@ class CohortRun(ABC, Generic[Item, Result]):
         with folder.open(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
             self.begin(again=again)
             tally: Tally[Result] = Tally(failed=dict(refused or {}), rows=self._rows_before(items))
-            with self._tables(folder, items, tally) as save, listener.counting(what, len(items)) as advance:
+            counting = listener.counting(f"{self.doing} {what}".strip(), len(items))
+            with self._tables(folder, items, tally) as save, counting as advance:
                 waiting = list(self._waiting(items, tally, advance))
                 for outcome in self.outcomes(waiting):
                     self._note(outcome, tally)
@@ -298,18 +299,6 @@ def slide_row(
         "features": str(case.paths[place].absolute()),
         "seconds": None if seconds is None else round(seconds, 4),
     }
-
-
-def with_reference(outputs: npt.NDArray[np.float64], spec: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """Outputs (..., c) as values, where a regression's are deviations from its reference.
-
-    >>> with_reference(np.array([0.5]), {"relative": True, "reference": 2.0})
-    array([2.5])
-    """
-    if not spec.get("relative"):
-        return outputs
-    reference: npt.NDArray[np.float64] = np.asarray(references(spec.get("reference"), outputs.shape[-1]))
-    return outputs + reference
 
 
 def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:

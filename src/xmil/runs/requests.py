@@ -18,6 +18,7 @@ from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Workers
 
 INPUT, WHAT, OUTPUT, COMPUTE, ADVANCED = "Input", "What to explain", "Output", "Compute", "Advanced"
+SLIDES = "Slides without features"
 COMPUTING = ("out", "engine", "workers", "device", "memory", "restart")  # changes no result
 PICTURES, WRITTEN = ("panel", "overlay", "patches"), ("png", "geojson")
 
@@ -258,16 +259,38 @@ def upgrade_background(values: dict[str, Any]) -> None:
 class ExplainRequest(CohortRequest):
     """Explain every slide: which instances speak for a class, and which against it.
 
-    Without --out one feature file is explained: verdict, account and strongest patches are printed, and a
-    picture is left in the current folder.
+    Without --out one feature file or slide is explained: verdict, account and strongest patches are printed,
+    and a picture is left in the current folder.
     """
 
-    out: Path | None = option(f"{RESULTS} Optional for one slide.", None, panel=OUTPUT)
-    slides: Path | None = option(
-        "Folder of slides: draw heatmaps as well, into OUT/heatmaps; without OUT, the slide to draw over.",
+    features: Path | None = option(  # type: ignore[assignment]  # filled in before it is read
+        "Folder of feature files, or a single file; without it, slides are tiled and encoded first, into "
+        "OUT/tiles and OUT/features.",
         None, panel=INPUT,
     )  # fmt: skip
-    methods: tuple[str, ...] = option("Explanation methods.", ("lrp",), panel=WHAT)
+    out: Path | None = option(f"{RESULTS} Optional for one slide.", None, panel=OUTPUT)
+    slides: Path | None = option(
+        "Folder of slides, or one: heatmaps are drawn as well, into OUT/heatmaps; without OUT, one picture.",
+        None, panel=INPUT,
+    )  # fmt: skip
+    encoder: str | None = option(
+        "Without features: the encoder, if the model does not name the one it was trained on; see xmil "
+        "embed.",
+        None, panel=SLIDES,
+    )  # fmt: skip
+    weights: Path | None = option("Weights of the encoder instead of the published ones.", None, panel=SLIDES)
+    random: bool = option("Use an untrained encoder, for testing.", False, panel=SLIDES)
+    tile_mpp: float | None = option(
+        "Microns per pixel of a patch; by default what the model was trained on, else 0.5.",
+        None, panel=SLIDES, least=0,
+    )  # fmt: skip
+    tile_size: int | None = option(
+        "Patch size in pixels; by default what the model was trained on, else 256.", None, panel=SLIDES,
+        least=8,
+    )  # fmt: skip
+    methods: tuple[str, ...] = option(
+        "Explanation methods; auto takes the one that the model confirms best.", ("lrp",), panel=WHAT
+    )
     target: tuple[str, ...] = option(
         "predicted, label, all, a class by name or number, or a contrast A:B.", ("predicted",), panel=WHAT
     )
@@ -285,6 +308,10 @@ class ExplainRequest(CohortRequest):
         "Pairs that act together, among so many of the strongest patches.", 0, panel=WHAT, least=0
     )
     background: Path | None = option(BACKGROUND, None, panel=WHAT)
+    check: str = option(
+        "Cases that judge the maps: a number, all, none, or auto (16, in a tenth of the run's time).",
+        "auto", panel=WHAT,
+    )  # fmt: skip
     memory: int = option(
         "Memory limit for a method's temporary arrays, such as 500MB or 4GB.",
         10**9,
@@ -295,8 +322,12 @@ class ExplainRequest(CohortRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Rare parameters of methods go through `params`."""
+        """Rare parameters of methods go through `params`; features that are there are not made."""
         upgrade_background(values)
+        made = ("encoder", "weights", "random", "tile_mpp", "tile_size")
+        extra = next((name for name in made if values.get(name)), None)
+        if extra is not None and values.get("features") is not None:
+            raise InputError(f"{extra}= is for slides without features; leave out features=, or {extra}=.")
         params = {name: dict(own) for name, own in (values.get("params") or {}).items()}
         old = {"keep": pop_old(values, "keep", 'pass params={"lrp": {"keep": ...}}.')}
         if pop_old(values, "save_vectors", 'pass params={"lrp": {"feature_level": True}}.'):
@@ -319,6 +350,9 @@ class EvaluateRequest(CohortRequest):
     steps: int = option("Steps per curve.", 100, panel=WHAT, least=1)
     orders: int = option(
         "Random orders for the band of pictures; verdicts have 200.", 20, panel=WHAT, least=2
+    )
+    smallest: float = option(
+        "Smallest difference in mean AUPC that makes a method better than another.", 0.01, panel=WHAT, least=0
     )
     background: Path | None = option(BACKGROUND, None, panel=WHAT)
     truth: Path | None = option(
@@ -589,6 +623,26 @@ class InsideRequest(DeviceRequest):
         if (kind := pop_old(values, "method", "pass map=.")) is not None:
             values["map"] = kind
         return super().upgrade(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest(Request):
+    """Make a reading study from runs and a plan: cases, arms, an order for each reader."""
+
+    runs: tuple[Path, ...] = option("Folders of `xmil explain` or `xmil evaluate`.", argument=True)
+    slides: Path = option("Folder of slides.", panel=INPUT)
+    plan: Path = option(
+        "TOML file: readers, cases, arms, questions, blinding; docs/howto/study.md.", panel=INPUT
+    )
+    out: Path = option("Folder for the study; it must not be there yet.", panel=OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyReportRequest(Request):
+    """Write what the readers of a study found: one HTML page, and tables for R."""
+
+    study: Path = option("Folder of `xmil study init`.", argument=True)
+    out: Path | None = option("Folder for the report; STUDY/report by default.", None, panel=OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
