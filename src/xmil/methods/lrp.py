@@ -45,6 +45,7 @@ RELEASED = ("attnmil", "transmil")  # models of the authors' code whose rules di
 EPSILON = 1e-8  # the paper's
 MEAN_STRENGTH, WEAKER = 0.5, 0.25  # chosen on validation bags: docs/better-rule.md
 STRENGTHS = {"addmil": WEAKER}
+WHOLE_REFERENCE = ("addmil", "mambamil")  # models whose reference is a bag of n baselines
 _SHARE_OUT = AffineRule(epsilon=EPSILON, bias="redistribute")
 _ENDS = {"instance.0.*": _SHARE_OUT, "classifier.*": _SHARE_OUT}
 
@@ -200,7 +201,8 @@ def trace_bags(
     """Trace bags (b, n, d) under the rules, with activations against those of a reference if there is one.
 
     The reference runs as one instance by itself, which costs next to nothing, or as a bag of n of them if a
-    single one takes another path through the model, or another scale, as in additive models.
+    single one takes another path through the model, or another scale: additive models weigh by the number of
+    instances, and Mamba's convolutions see the instances before.
     """
 
     options: dict[str, Any] = {"module": network.module, "composite": rules}
@@ -211,7 +213,7 @@ def trace_bags(
             one = shift.reshape(-1, 1, x.shape[-1])
             alone = network.part(torch.zeros(1, dtype=torch.long, device=x.device))
             tries = [(alone, one), (network, one.expand(-1, x.shape[1], -1).contiguous())]
-            for net, bags in tries[1:] if network.name == "addmil" else tries:
+            for net, bags in tries[1:] if network.name in WHOLE_REFERENCE else tries:
                 try:
                     recorded = record(net, bags, **options)
                 except (RuntimeError, ValueError, IndexError, AssertionError):  # it needs more instances

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xmil.core.bag import Bag
-from xmil.core.budget import read_parquet
+from xmil.core.budget import check_objects, read_parquet
 from xmil.core.durable import identity, unchanged, write_atomically, write_text
 from xmil.core.errors import FileError, InputError, absent
 from xmil.core.request import takes
@@ -162,6 +162,7 @@ class EvaluateRun(ModelRun[list[Row]]):
             if metadata.get(KEY, b"").decode() != self.fingerprint:
                 return None
             stored = parse_json(metadata.get(SOURCES, b"[]"))
+            check_objects(table, self._result(item))
             now, rows = self._files(item), table.to_pylist()
             same = len(stored) == len(now) and all(
                 word is None if path is None else unchanged(path, word, times=True)

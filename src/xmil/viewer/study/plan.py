@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from xmil.core.errors import FileError, InputError, unreadable
-from xmil.core.text import counted
+from xmil.core.text import counted, read_toml
 from xmil.evaluate.statistics import PairedDesign
 
 NAME = re.compile(r"[\w-]{1,40}")  # letters of any script are letters
@@ -231,10 +229,12 @@ class Plan(Section):
 def read_plan(path: str | PathLike[str]) -> Plan:
     """Read the plan in a TOML file; the first fault is told in one line."""
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_toml(path)
     except OSError as error:
         raise FileError(unreadable(path, error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except FileError:
+        raise
+    except ValueError as error:
         raise FileError(f"{path}: not a valid TOML file ({error}); docs/howto/study.md has a plan.") from None
     return make_plan(content, source=str(path))
 
