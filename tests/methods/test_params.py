@@ -26,7 +26,6 @@ WAYS += [
 WAYS += [
     ("attnmil", "lrp", {"baseline": "mean", "strength": 0.5, "secants": True}),
     ("attnmil", "lrp", {"background": "bag"}),
-    ("attnmil", "lrp", {"strength": 0.25}),
     ("attnmil", "lrp", {"epsilon": 0.1, "baseline": None}),
     ("attnmil", "lrp", {"contexts": 8, "seed": 3}),
     ("attnmil", "lrp", {"contexts": 8, "keep": None, "seed": 3}),
@@ -52,7 +51,8 @@ def bag() -> np.ndarray:
 @pytest.mark.parametrize("stored", [True, False], ids=["with background", "without"])
 def test_equal_params_give_equal_scores(stored: bool) -> None:
     found: dict[tuple[str, str, str], np.ndarray] = {}
-    for name, method, params in WAYS:
+    scaled: Any = [("attnmil", "lrp", {"strength": 0.25})] if stored else []  # of the background
+    for name, method, params in [*WAYS, *scaled]:
         model = model_of(name, stored)
         e = xmil.explain(model, bag(), method=method, target=1, **params)
         again = xmil.explain(model, bag(), method=method, target=1, **e.params)

@@ -72,7 +72,7 @@ class Background:
 
     @classmethod
     def load(cls, path: Path) -> Background | None:
-        """The background that a run keeps for its user, None where there is none; a damaged one is refused."""
+        """The background that a run keeps for its user, None if there is none; a damaged one is refused."""
         try:
             stored = read_arrays(path)
             return cls(stored["mean"], stored["patches"], int(stored["n"]), USER)
