@@ -211,3 +211,35 @@ def test_scores_that_a_few_sub_bags_decide_are_said_to_be_rough() -> None:
     assert any("skewed over the sub-bags" in line for line in rare.warnings)
     plain = xmil.explain(model_of("attnmil"), bag_of(24), target=1, contexts=40)
     assert not any("skewed" in line for line in plain.warnings)
+
+
+@pytest.mark.parametrize(("n", "contexts"), [(1, 4), (2, 4), (7, 12), (31, 24)])
+def test_sizes_of_all_kinds(n: int, contexts: int) -> None:
+    hands = deal(n, contexts=contexts, keep=None, seed=5)
+    counts = np.bincount(np.concatenate(hands), minlength=n)
+    assert counts.min() >= 2
+    assert counts.max() - counts.min() <= 1
+    sizes = sorted(map(len, hands))
+    assert sizes == [int(np.ceil(n * (k + 0.5) / contexts)) for k in range(contexts)]
+    assert [len(hand) for hand in hands] != sizes or n < 3
+
+
+def test_scores_over_all_sizes_are_means_over_the_sub_bags() -> None:
+    model, bag = model_of("transmil"), bag_of(9)
+    e = xmil.explain(model, bag, target=1, contexts=16, keep=None, seed=2)
+    total, counts = np.zeros(9), np.zeros(9)
+    for hand in deal(9, contexts=16, keep=None, seed=2):
+        total[hand] += xmil.explain(model, bag[hand], target=1).scores
+        counts[hand] += 1
+    np.testing.assert_allclose(e.scores, total / counts, atol=1e-5)
+    assert e.params["keep"] is None
+    low, high = e.interval()
+    assert (low <= e.scores).all()
+    assert (e.scores <= high).all()
+
+
+@pytest.mark.parametrize(("n", "keep"), [(1, 0.5), (1, None), (9, 1.0)])
+def test_what_never_varied_is_unknown(n: int, keep: float | None) -> None:
+    e = xmil.explain(model_of("attnmil"), bag_of(n), target=1, contexts=8, keep=keep)
+    assert e.stable is None
+    assert e.stderr is None

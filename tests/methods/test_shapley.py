@@ -250,3 +250,16 @@ def test_standard_errors_are_honest() -> None:
         assert e.stderr is not None
         held.append(np.abs(e.scores - truth) <= 2.04 * e.stderr)  # t(.975, 31)
     assert 0.9 <= np.mean(held) <= 0.98
+
+
+def test_attention_that_no_number_holds_has_finite_values() -> None:
+    """The weight of the empty bag's vector beside a low instance may be infinite; it is not in the bag."""
+    model = xmil.create_model("addmil", in_dim=8, n_classes=2, seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "attention" in name and parameter.ndim > 1:
+                parameter.mul_(30)
+    bag = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    e = xmil.explain(model, bag, method="shapley", permutations=32, precision=None)
+    assert np.isfinite(e.scores).all()
+    assert abs(e.audit.other) < 1e-6 * abs(e.output)

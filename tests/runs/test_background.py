@@ -1,4 +1,4 @@
-"""Runs of models without a background: the mean of the run's own slides, kept with the run."""
+"""One default under one name: a run measures against the checkpoint or what is named, never its folder."""
 
 from __future__ import annotations
 
@@ -9,115 +9,154 @@ import numpy as np
 import pytest
 
 import xmil
-from tests.runs.cohorts import command, make_cohort, scores, write_slide
+from tests.runs.cohorts import command, make_cohort, scores, table, write_slide
 from xmil.cli._app import run
 from xmil.data import read_bag
-from xmil.runs import ensemble
 from xmil.storage import read_explanations
+
+KEY = "s003.parquet", "lrp:pos"
 
 
 @pytest.fixture
-def cohort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(ensemble, "ENOUGH", 5)
+def cohort(tmp_path: Path) -> Path:
     return make_cohort(tmp_path, 6)
 
 
-def by_hand(folder: Path, slide: str, **params: object) -> np.ndarray:
+def by_hand(folder: Path, **params: object) -> xmil.Explanation:
     net = xmil.load_model(folder / "m0.safetensors")
-    net.background = xmil.background(folder / "features")
-    return xmil.explain(net, read_bag(folder / "features" / f"{slide}.h5"), target="pos", **params).scores
+    return xmil.explain(net, read_bag(folder / "features" / "s003.h5"), target="pos", **params)
 
 
-def test_patches_are_measured_against_the_mean_of_the_folder(
+def stored(folder: Path, out: str = "run", method: str = "lrp") -> xmil.Explanation:
+    path = folder / out / "slides" / "s003.parquet"
+    return xmil.Explanation.load(path, method=method, target="pos")
+
+
+def give_background(folder: Path) -> None:
+    net = xmil.load_model(folder / "m0.safetensors")
+    net.background = xmil.background(np.ones((5, 12), np.float32))
+    xmil.save_model(net, folder / "m0.safetensors")
+
+
+def test_the_folder_does_not_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A slide has one map: in Python, in a run of 2 slides and in one of 60."""
+    folder = make_cohort(tmp_path, 60, instances=6)
+    assert run(command(folder, "--target", "pos")) == 0
+    assert "no background" in capsys.readouterr().out
+    few = tmp_path / "few"
+    few.mkdir()
+    for name in ("s003.h5", "s004.h5"):
+        shutil.copy(folder / "features" / name, few / name)
+    paths = ["--features", str(few), "--out", str(tmp_path / "two"), "--target", "pos"]
+    assert run(["explain", "--model", str(folder / "m0.safetensors"), *paths]) == 0
+    alone = by_hand(folder)
+    for out in ("run", "two"):
+        np.testing.assert_array_equal(scores(folder / out)[KEY], alone.scores)
+    assert not (folder / "run" / "background.npz").exists()
+    assert stored(folder).params["baseline"] is None
+    assert alone.params["baseline"] is None
+
+
+def test_what_was_measured_against_is_written_down(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command(cohort, "--target", "pos", "--methods", "lrp,one_added")) == 0
+    words = "lrp without a background; one_added beside patches of the bag"
+    assert {row["measured"] for row in table(cohort / "run" / "slides.csv")} == {words}
+    give_background(cohort)
+    assert run(command(cohort, "--target", "pos", "--methods", "lrp,one_added", out="own")) == 0
+    words = "lrp against the mean of 5 patches of the checkpoint; one_added beside patches of the checkpoint"
+    assert {row["measured"] for row in table(cohort / "own" / "slides.csv")} == {words}
+    capsys.readouterr()
+    for path in ("own", "own/slides/s003.parquet", "m0.safetensors"):
+        assert run(["inspect", str(cohort / path)]) == 0
+        assert "mean of 5 patches" in capsys.readouterr().out
+    figure = xmil.heatmap(stored(cohort, "own"), picture="panel")
+    assert any(
+        "mean of 5 patches of the checkpoint" in text.get_text()
+        for text in figure.findobj()
+        if hasattr(text, "get_text")
+    )
+
+
+def test_a_named_background_takes_the_place_of_the_models_own(
     cohort: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(command(cohort, "--target", "pos")) == 0
-    assert "against the mean of 120 patches of the slides of this run" in capsys.readouterr().out
-    found = scores(cohort / "run")
-    np.testing.assert_array_equal(found["s003.parquet", "lrp:pos"], by_hand(cohort, "s003"))
-    assert np.abs(found["s003.parquet", "lrp:pos"] - by_hand(cohort, "s003", preset="exact")).max() > 1e-4
-    e = xmil.Explanation.load(cohort / "run" / "slides" / "s003.parquet", method="lrp", target="pos")
-    assert e.params["baseline"] == "mean of 120 patches"
-    assert e.audit is not None
-    assert abs(e.audit.baseline) > 0
-
-
-def test_other_processes_have_the_same(cohort: Path) -> None:
-    assert run(command(cohort, "--target", "pos")) == 0
-    assert run(command(cohort, "--target", "pos", "--workers", "2", out="two")) == 0
+    give_background(cohort)
+    few = cohort / "few"
+    shutil.copytree(cohort / "features", few, ignore=lambda _, names: sorted(names)[2:])
+    named = command(cohort, "--target", "pos", "--methods", "lrp,one_added", "--background", str(few))
+    assert run(named) == 0
+    assert "40 patches" in capsys.readouterr().out
+    for method in ("lrp", "one_added"):
+        e = by_hand(cohort, method=method, background=few, **stored_seed(stored(cohort, method=method)))
+        np.testing.assert_array_equal(stored(cohort, method=method).scores, e.scores)
+        assert stored(cohort, method=method).params["background"] == e.params["background"]
+        assert e.params["background"].startswith("user ")
+    assert np.abs(stored(cohort).scores - by_hand(cohort).scores).max() > 1e-4
+    two = [*named[:-1], str(few), "--workers", "2"]
+    two[two.index(str(cohort / "run"))] = str(cohort / "two")
+    assert run(two) == 0
     here, there = scores(cohort / "run"), scores(cohort / "two")
     assert all(np.array_equal(here[key], there[key]) for key in here)
 
 
+def stored_seed(e: xmil.Explanation) -> dict[str, object]:
+    return {"seed": e.params["seed"]} if "seed" in e.params else {}
+
+
+def test_every_slide_of_a_background_counts_alike(tmp_path: Path) -> None:
+    large, small = np.zeros((900, 3)), np.ones((30, 3))
+    background = xmil.background([large, small], keep=40)
+    np.testing.assert_allclose(background.mean, 0.5)
+    assert background.patches[:, 0].sum() == 20
+    assert xmil.background([large, small], keep=100).patches[:, 0].sum() == 30  # all that it has
+
+
 def test_a_run_that_grows_keeps_its_background(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = cohort / "few"
+    shutil.copytree(cohort / "features", few, ignore=lambda _, names: sorted(names)[2:])
+
     def explained(*more: str) -> str:
         paths = ["--features", str(cohort / "features"), "--out", str(cohort / "run")]
         assert run(["explain", "--model", str(cohort / "m0.safetensors"), *paths, *more]) == 0
         return capsys.readouterr().out
 
-    explained()
+    explained("--background", str(few))
     first = (cohort / "run" / "background.npz").read_bytes()
     write_slide(cohort / "features" / "s999.h5", np.random.default_rng(9), 20)
+    write_slide(few / "s999.h5", np.random.default_rng(9), 20)
     assert "6 already done" in explained()
     assert (cohort / "run" / "background.npz").read_bytes() == first
-    assert "6 already done" not in explained("--restart")
+    assert "6 already done" not in explained("--restart", "--background", str(few))
     assert (cohort / "run" / "background.npz").read_bytes() != first
 
 
-def test_what_is_asked_for_comes_first(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    none = command(cohort, "--target", "pos", "--background", "none", out="none")
-    assert run(none) == 0
-    exact = by_hand(cohort, "s003", preset="exact")
-    np.testing.assert_array_equal(scores(cohort / "none")["s003.parquet", "lrp:pos"], exact)
-    assert not (cohort / "none" / "background.npz").exists()
-    shutil.copytree(cohort / "features", cohort / "few", ignore=lambda _, names: sorted(names)[2:])
-    assert run(command(cohort, "--target", "pos", "--background", str(cohort / "few"), out="few-run")) == 0
-    assert f"mean of 40 patches of {cohort / 'few'}" in capsys.readouterr().out
-    assert run(command(cohort, "--background", str(cohort / "nowhere"), out="no")) == 2
-    assert "nowhere: no such file or folder of features" in capsys.readouterr().err
-
-
-def test_a_source_that_is_asked_for_is_never_ignored(
-    cohort: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_source_that_is_named_is_never_ignored(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command(cohort)) == 0
     few, narrow = cohort / "few", cohort / "narrow"
     shutil.copytree(cohort / "features", few, ignore=lambda _, names: sorted(names)[2:])
-    assert run(command(cohort, "--background", str(few))) == 2  # the folder holds a run against another
+    assert run(command(cohort, "--background", str(few))) == 2  # the folder holds a run without
     assert "background" in capsys.readouterr().err
     narrow.mkdir()
     write_slide(narrow / "s.h5", np.random.default_rng(0), 5, width=3)
     assert run(command(cohort, "--background", str(narrow), out="other")) == 2
-    assert "no readable features of width 12" in capsys.readouterr().err
-    (cohort / "run" / "background.npz").write_bytes(b"PK\x03\x04 cut off")
-    assert run(command(cohort)) == 0  # made again, the same
+    assert "width 12" in capsys.readouterr().err
+    assert run(command(cohort, "--background", str(cohort / "nowhere"), out="no")) == 2
+    error = capsys.readouterr().err
+    assert "--background" in error
+    assert "nowhere" in error
 
 
-def test_the_models_own_background_stays(cohort: Path) -> None:
-    net = xmil.load_model(cohort / "m0.safetensors")
-    net.background = xmil.background(np.ones((5, 12), np.float32))
-    xmil.save_model(net, cohort / "m0.safetensors")
-    assert run(command(cohort)) == 0
-    assert not (cohort / "run" / "background.npz").exists()
-
-
-def test_few_slides_have_none_and_the_run_grows_without(
-    cohort: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ensemble, "ENOUGH", 7)
-    assert run(command(cohort)) == 0
-    assert not (cohort / "run" / "background.npz").exists()
-    monkeypatch.setattr(ensemble, "ENOUGH", 6)  # as if there were more slides now
-    assert run(command(cohort)) == 0
-    told = capsys.readouterr().out
-    assert "began without a background" in told
-    assert "6 already done" in told
-    assert not (cohort / "run" / "background.npz").exists()
+def test_the_words_of_the_version_before_warn(cohort: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="background"):
+        xmil.explain_slides(
+            cohort / "m0.safetensors", cohort / "features", out=cohort / "run", background="auto"
+        )
 
 
 def test_evaluate_measures_what_explain_gives(cohort: Path) -> None:
-    assert run(command(cohort, "--target", "pos")) == 0
-    words = ["--model", str(cohort / "m0.safetensors"), "--features", str(cohort / "features")]
+    background = ["--background", str(cohort / "features")]
+    assert run(command(cohort, "--target", "pos", *background)) == 0
+    words = ["--model", str(cohort / "m0.safetensors"), "--features", str(cohort / "features"), *background]
     steps = ["--methods", "lrp", "--steps", "4", "--orders", "2", "--modes", "remove"]
     assert run(["evaluate", *words, "--out", str(cohort / "measured"), *steps]) == 0
     for name in ("s001", "s002"):

@@ -16,11 +16,14 @@ from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, bad_parameter
 
 KEPT = 256  # patches that a background keeps by default
+CHECKPOINT, USER = "checkpoint", "user"
 
 
 @dataclass(frozen=True, eq=False)
 class Background:
     """The mean (d,) of `n` patches, and a few of them, `patches` (k, d).
+
+    `source` says whose it is: the "checkpoint" it goes with, or the "user" of a run who named it.
 
     >>> background_of([np.zeros((3, 2)), np.ones((1, 2))], keep=2)
     Background(4 patches x 2 features, 2 kept)
@@ -29,6 +32,7 @@ class Background:
     mean: FloatArray
     patches: FloatArray
     n: int
+    source: str = CHECKPOINT
 
     def __post_init__(self) -> None:
         mean = np.ascontiguousarray(self.mean, dtype=np.float32)
@@ -49,8 +53,13 @@ class Background:
 
     @property
     def digest(self) -> str:
-        """A name for the mean by its content."""
-        return sha256(self.mean.tobytes()).hexdigest()[:16]
+        """A name by the content."""
+        return sha256(self.mean.tobytes() + self.patches.tobytes()).hexdigest()[:16]
+
+    @property
+    def title(self) -> str:
+        """What its mean is called beside scores."""
+        return f"mean of {self.n} patches"
 
     def save(self, path: Path) -> None:
         """Write it to a file, whole or not at all."""
@@ -63,10 +72,10 @@ class Background:
 
     @classmethod
     def load(cls, path: Path) -> Background | None:
-        """The background of a file, None where there is none; a damaged one is refused."""
+        """The background that a run keeps for its user, None if there is none; a damaged one is refused."""
         try:
             stored = read_arrays(path)
-            return cls(stored["mean"], stored["patches"], int(stored["n"]))
+            return cls(stored["mean"], stored["patches"], int(stored["n"]), USER)
         except FileNotFoundError:
             return None
         except FileError:
@@ -80,29 +89,33 @@ class Background:
 
 
 def background_of(bags: Iterable[Any], *, keep: int = KEPT, seed: int = 0) -> Background:
-    """The background of arrays (n, d) or bags: the mean over all patches, and `keep` drawn evenly.
+    """The background of arrays (n, d) or bags, in which each bag counts alike, however many patches it has.
 
+    Its mean is that of the bags' means, and `keep` patches are drawn as evenly from the bags as they last.
     The same bags in the same order give the same background.
     """
     if not isinstance(keep, int) or keep < 1:
         raise bad_parameter("keep", "background", "an int in the range [1, inf)", keep)
     rng = np.random.default_rng(seed)
     drawn: list[FloatArray] = []
-    total, n, keys = np.zeros(0), 0, []
+    total, n, keys, turns = np.zeros(0), 0, [], []
     for bag in bags:
         features = as_features(getattr(bag, "features", bag), name="the background")
         if drawn and features.shape[1] != len(total):
             raise InputError(
                 f"Bags of one background share a width; got {len(total)} and {features.shape[1]}."
             )
-        sums = features.sum(axis=0, dtype=np.float64)
-        total = total + sums if drawn else sums
+        if not len(features):
+            continue
+        mean = features.mean(axis=0, dtype=np.float64)
+        total = total + mean if drawn else mean
         n += len(features)
         key = rng.random(len(features))
-        best = np.argsort(key)[:keep]  # the smallest keys of all are an even draw
-        drawn.append(features[best])
-        keys.append(key[best])
+        first = np.argsort(key)[:keep]
+        drawn.append(features[first])
+        keys.append(key[first])
+        turns.append(np.arange(len(first)))
     if n == 0:
         raise InputError("A background needs at least one patch; the bags given have none.")
-    chosen = np.argsort(np.concatenate(keys), kind="stable")[:keep]
-    return Background((total / n).astype(np.float32), np.concatenate(drawn)[chosen], n)
+    chosen = np.lexsort([np.concatenate(keys), np.concatenate(turns)])[:keep]  # one of each bag, turn by turn
+    return Background((total / len(drawn)).astype(np.float32), np.concatenate(drawn)[chosen], n)

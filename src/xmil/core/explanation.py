@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from os import PathLike
@@ -177,7 +177,10 @@ class Explanation(Placed):
                 "'shapley'."
             )
         if self.params.get("contexts") is not None:  # what each score is the mean of, at the least
-            samples = int(self.params["contexts"] * self.params.get("keep", 0.5) + 1e-9)
+            keep = self.params.get("keep", 0.5)
+            samples = int(self.params["contexts"] * (0.5 if keep is None else keep) + 1e-9)
+        elif self.method == "one_added":
+            samples = int(self.params["draws"])
         else:
             samples = min(FEWEST_PAIRS, int(self.params.get("permutations", 2 * FEWEST_PAIRS)) // 2)
         half = half_interval(self.stderr, max(2, samples), level=level).astype(np.float32)
@@ -278,6 +281,32 @@ CARDS = {
     "ig": MethodCard("Integrated gradients", "IG"),
     "lrp": MethodCard("xMIL-LRP", "xMIL-LRP"),
 }
+
+
+def measured_against(method: str, params: Mapping[str, Any]) -> str:
+    """What scores are measured against, in words; empty if nothing is recorded of it.
+
+    >>> measured_against("lrp", {"baseline": "mean of 90 patches", "background": "checkpoint 3fa2"})
+    'against the mean of 90 patches of the checkpoint'
+    >>> measured_against("lrp", {"baseline": None}), measured_against("one_added", {"company_from": "bag"})
+    ('without a background', 'beside patches of the bag')
+    """
+    whose = {"checkpoint": "the checkpoint", "user": "the background that was named", "bag": "the bag"}
+    if method == "one_added":
+        source = whose.get(str(params.get("company_from")))
+        return f"beside patches of {source}" if source else ""
+    if "baseline" not in params:
+        return ""
+    if params["baseline"] is None:
+        return "without a background" if method == "lrp" else ""
+    name, source = str(params["baseline"]), whose.get(str(params.get("background", "")).partition(" ")[0])
+    return f"against the {name}" + (f" of {source}" if source else "")
+
+
+def measured_columns(columns: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The same for the columns of a file, one line for each method that has it."""
+    words = {c["method"]: measured_against(c["method"], c.get("params") or {}) for c in columns}
+    return [f"{method} {text}" for method, text in words.items() if text]
 
 
 def card_of(method: str) -> MethodCard:

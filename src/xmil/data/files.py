@@ -227,7 +227,7 @@ MOST_FILES = 200  # of a folder; evenly spaced by name
 def background(
     features: StrPath | Bag | Iterable[Any], *, keep: int = KEPT, seed: int = 0, files: int = MOST_FILES
 ) -> Background:
-    """The mean of many patches and a few of them, as a baseline to explain against.
+    """The mean of many patches and a few of them, to explain against; each slide counts alike.
 
     `features` is a folder or file of features, a bag, or several bags, files or arrays (n, d). Of a folder at
     most `files` are read, evenly spaced by name. `model.background = background(...)` goes with the model
@@ -235,7 +235,7 @@ def background(
 
     >>> import numpy as np
     >>> background([np.zeros((3, 2)), np.ones((1, 2))]).mean.tolist()
-    [0.25, 0.25]
+    [0.5, 0.5]
     """
     bags: Any = features
     if isinstance(features, str | PathLike):

@@ -12,6 +12,7 @@ import numpy as np
 
 from xmil.core.bag import CONVENTIONS
 from xmil.core.errors import FileError, XmilError
+from xmil.core.explanation import measured_columns
 from xmil.core.text import counted, shorten
 from xmil.data.bags import open_bag
 from xmil.data.cohort import SPLIT, read_cohort
@@ -211,7 +212,9 @@ def inspect_explanation(path: Path) -> Report:
         audit = column.get("audit")
         audited = isinstance(audit, dict) and "other" in audit
         rest = f"{audit['other']:.2g} unexplained" if audited else "not audited"
-        facts[name] = f"output {float(column.get('output', np.nan)):.4g}, {rest}"
+        facts[name] = ", ".join(
+            [f"output {float(column.get('output', np.nan)):.4g}", rest, *measured_columns([column])]
+        )
     return Report(str(path), "explanation", f"explanations ({len(header['columns'])})", facts)
 
 
@@ -239,7 +242,9 @@ def inspect_run(path: Path) -> Report:
         problems += [f"warning of the run: {text}" for text in run.warnings]
     for file in files:  # the columns of the first explanation that can be read
         try:
-            facts["columns"] = sorted(read_header(file)["columns"])
+            columns = read_header(file)["columns"]
+            facts["columns"] = sorted(columns)
+            facts["measured"] = measured_columns(columns.values())
             break
         except FileError:
             facts["columns"] = []

@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.explanation import Explanation, card_of
+from xmil.core.explanation import Explanation, card_of, measured_against
 from xmil.core.task import TASKS, Target, Task
 from xmil.core.text import small_number
 from xmil.heatmaps.style import BEYOND
@@ -99,7 +99,9 @@ def subtitle(explanation: Explanation, task: str = "classification") -> str:
     ('for HPV+', ('speaks against HPV+', 'supports HPV+'))
     """
     unsure = explanation.stable is not None and not explanation.stable.all()
-    notes = "; hatched: sign uncertain" * unsure + "; has warnings" * bool(explanation.warnings)
+    against = measured_against(explanation.method, explanation.params)
+    notes = f"; {against}" * bool(against)
+    notes += "; hatched: sign uncertain" * unsure + "; has warnings" * bool(explanation.warnings)
     return f"for {_meaning(explanation, task).subject(explained(explanation))}{notes}"
 
 

@@ -46,6 +46,7 @@ from xmil.network import (
 
 ALL, PREDICTED = "all", "predicted"
 PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
+RECORDED = ("call", "company_from", "baseline_digest")  # in `e.params`; they change nothing when passed
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 
 
@@ -157,6 +158,9 @@ def explain_targets(
             return explain_targets(model, bag, targets, method=method, **how, **params)
     method = one_method(method, params)
     entry = METHODS[method]
+    if "baseline_digest" in params and isinstance(params.get("baseline"), str):
+        raise InputError(f"The baseline {params['baseline']!r} is known by its name alone; pass it itself.")
+    params = {name: value for name, value in params.items() if name not in RECORDED}
     entry.check_parameters(params)
     kinds = (*entry.outputs, *own_outputs())
     if output is not None and output not in kinds:
@@ -215,9 +219,11 @@ def _explanation(
         )
     if not np.isfinite(scores).all():
         first = int(np.flatnonzero(~np.isfinite(scores))[0])
+        rules = {"preset", "epsilon"} <= set(method.parameters)
         raise UnsupportedError(
             f"The method {method.name!r} gave scores that are not finite for {described.called}, first at "
-            f"instance {first}; another preset or a larger epsilon may help."
+            f"instance {first}; {'another preset, a larger epsilon or ' if rules else ''}model.double() may "
+            "help, where numbers are too small or large for single precision."
         )
     return Explanation(
         scores=scores,
@@ -320,11 +326,12 @@ def explain_contexts(
         method.run(network.part(rows), x[:, rows], fixed, **own).of
         for rows in (torch.from_numpy(hand).to(x.device) for hand in hands)
     ]
-    attributions, n, size = [], x.shape[1], len(hands[0])
+    attributions, n, size = [], x.shape[1], sum(map(len, hands)) / len(hands)
     for k, output in enumerate(outputs):
         mean = _average([run[k] for run in runs], hands, x)
         what = "scores" if mean.audit is None else "scores and the audit"
-        note = f"The {what} are means over {len(hands)} sub-bags of {size} instances"
+        sizes = f"1 to {n}" if contexts["keep"] is None else f"{size:.0f}"
+        note = f"The {what} are means over {len(hands)} sub-bags of {sizes} instances"
         if size < n:
             total = f", so their sum is about {n / size:.3g} times audit.instances"
             note += (
@@ -337,23 +344,32 @@ def explain_contexts(
     return Attributions(logits, attributions)
 
 
-def deal(n: int, *, contexts: int, keep: float, seed: int | Sequence[int] = 0) -> list[IntArray]:
+def deal(n: int, *, contexts: int, keep: float | None, seed: int | Sequence[int] = 0) -> list[IntArray]:
     """The instances of each sub-bag, ascending: ceil(keep n) of n, dealt from shuffled decks.
+
+    Without `keep` the sizes are spread evenly over 1..n, in random order.
 
     >>> [rows.tolist() for rows in deal(4, contexts=4, keep=0.5)]
     [[0, 2], [1, 3], [2, 3], [0, 1]]
+    >>> sorted(len(rows) for rows in deal(4, contexts=8, keep=None))
+    [1, 1, 2, 2, 3, 3, 4, 4]
     """
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        raise bad_parameter("keep", "contexts", "a float in the range (0, 1]", keep)
-    size = max(1, ceil(keep * n - 1e-9))  # 0.1 * 30 is a little above 3
+    if keep is not None and (
+        isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1
+    ):
+        raise bad_parameter("keep", "contexts", "a float in the range (0, 1], or None", keep)
+    size = max(1, ceil((0.5 if keep is None else keep) * n - 1e-9))  # 0.1 * 30 is a little above 3
     fewest = ceil(FEWEST * n / size)
     if isinstance(contexts, bool) or not isinstance(contexts, int) or contexts < fewest:
         need = f"an int in the range [{fewest}, inf), so that each of {n} instances is in {FEWEST} sub-bags"
         raise bad_parameter("contexts", "explain", need, contexts)
     rng = np.random.default_rng(seed_words(seed, "contexts"))
+    sizes = [size] * contexts
+    if keep is None:
+        sizes = rng.permutation([ceil(n * (k + 0.5) / contexts) for k in range(contexts)]).tolist()
     deck: list[int] = []
     hands = []
-    for _ in range(contexts):
+    for size in sizes:
         hand = deck[:size]
         deck = deck[size:]
         if len(hand) < size:  # a new deck, of which the hand takes the first that it does not hold
@@ -389,11 +405,12 @@ def _average(parts: Sequence[Attribution], hands: Sequence[IntArray], x: Tensor)
     audit = None
     if len(audits) == len(parts):
         audit = Audit(**{name: float(np.mean([shares[name] for shares in audits])) for name in audits[0]})
+    varied = any(len(hand) < x.shape[1] for hand in hands)  # else nothing is known of other contexts
     return replace(
         parts[0],
         scores=mean.to(x.dtype),
         audit=audit,
-        stderr=stderr,
-        stable=sure_signs(mean, stderr, counts.long()),
+        stderr=stderr if varied else None,
+        stable=sure_signs(mean, stderr, counts.long()) if varied else None,
         warnings=tuple(warnings),
     )

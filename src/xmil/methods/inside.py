@@ -23,6 +23,7 @@ from xmil.encoders import load_encoder
 from xmil.encoders.encoder import Encoder, Transform, vectors
 from xmil.methods.explain import explain
 from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, map_tile
+from xmil.methods.method import OF_BAG
 from xmil.network import frozen
 from xmil.slides import open_slide
 
@@ -252,9 +253,9 @@ def baseline_shift(
     name, strength = e.params.get("baseline"), float(e.params.get("strength") or 0.0)
     if name is None or strength == 0:
         return torch.zeros(width), []
-    if x is not None and name == "mean of the bag":
+    if x is not None and name == OF_BAG:
         return strength * x.mean(dim=0), []
-    if background is not None and name == f"mean of {background.n} patches" and background.dim == width:
+    if background is not None and name == background.title and background.dim == width:
         return strength * torch.from_numpy(background.mean), []
     return torch.zeros(width), [
         f"The scores are measured against a baseline ({name}) that is not at hand: each feature is shared "

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xmil.core.background import Background
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Audit
 from xmil.lrp import AffineRule, Composite, Flow, Trace, fetch, record, replay, trace
@@ -27,7 +28,9 @@ from xmil.methods.method import (
     Baseline,
     Output,
     Question,
+    describe_background,
     describe_baseline,
+    find_background,
     find_baseline,
     register_method,
     stored_background,
@@ -41,6 +44,8 @@ TRANSFORMERS = ("stamp_vit", "transmil")
 RELEASED = ("attnmil", "transmil")  # models of the authors' code whose rules differ from the paper's formulas
 EPSILON = 1e-8  # the paper's
 MEAN_STRENGTH, WEAKER = 0.5, 0.25  # chosen on validation bags: docs/better-rule.md
+STRENGTHS = {"addmil": WEAKER}
+WHOLE_REFERENCE = ("addmil", "mambamil")  # models whose reference is a bag of n baselines
 _SHARE_OUT = AffineRule(epsilon=EPSILON, bias="redistribute")
 _ENDS = {"instance.0.*": _SHARE_OUT, "classifier.*": _SHARE_OUT}
 
@@ -59,12 +64,13 @@ def lrp_batch(
 ) -> Tensor:
     """Relevance (b, outputs, n) of the instances of many bags."""
     rules = preset_composite(network, preset) if composite is None else composite
-    centring = Centring() if composite is not None else preset_centring(network, preset)
+    background = stored_background(network)
+    centring = Centring() if composite is not None else preset_centring(network, preset, background)
     if preset == "released" and composite is None and network.model is not None:
         network = Network(released_copy(network.model)) if network.name == "transmil" else network
     with frozen(network.module):
         centre = centring.find(network, x)
-        traced = trace_bags(network, x, rules, centre if centring.secant else None)
+        traced = trace_bags(network, x, rules, centre if centring.secants else None)
         scores = []
         for i, output in enumerate(outputs):
             flow = traced.relevance(output.to_share, keep=i < len(outputs) - 1).input
@@ -95,8 +101,10 @@ def lrp(
     layer: str | None = None,
     feature_level: bool = False,
     detach_pe: bool = False,
+    background: Any = None,
     baseline: Any = PRESET,
     strength: float | None = None,
+    secants: bool | None = None,
 ) -> Attributions:
     """Relevance of each instance, summed over its features.
 
@@ -104,8 +112,10 @@ def lrp(
     settings everywhere. `layer` names a submodule at whose output to stop (such an explanation has no
     audit); `feature_level` keeps (n, d); `detach_pe` takes TransMIL's position encoding (PPEG) as a constant,
     whose share is cut. With a `baseline` mu of `strength` a (1 by default) an instance scores
-    (x_i - a mu) . g_i, and the audit books a mu . g_i as `baseline`. Without one the preset decides:
-    `default` holds instances and activations against the model's background (docs/better-rule.md).
+    (x_i - a mu) . g_i, and the audit books a mu . g_i as `baseline`; with `secants` activations are held
+    against those of a mu, too. Without one the preset decides: `default` holds both against the mean of the
+    `background` (a Bag, an array (k, d), a Background, a path), by default the model's own; if there is none,
+    or with "bag", it is `exact` (docs/better-rule.md).
     """
     if composite is not None and not isinstance(composite, Composite):
         raise bad_parameter("composite", "lrp", "a Composite", composite)
@@ -121,11 +131,16 @@ def lrp(
                 f"detach_pe is for TransMIL with PPEG, which {network.name} is not; leave it out."
             )
         rules = replace(rules, overrides={"ppeg.*": AffineRule(constant=True), **rules.overrides})
-    centring = Centring(baseline, strength)
+    ordinary = find_background(background, network=network, x=x, method="lrp")
+    centring = Centring(baseline, strength, secants=False, background=ordinary)
     if isinstance(baseline, str) and baseline == PRESET:
         plain = composite is not None or layer is not None
-        centring = Centring() if plain else preset_centring(network, preset)
+        centring = Centring() if plain else preset_centring(network, preset, ordinary)
         centring = centring if strength is None else replace(centring, strength=strength)
+    if secants is not None:
+        if not isinstance(secants, bool):
+            raise bad_parameter("secants", "lrp", "True or False", secants)
+        centring = replace(centring, secants=secants)
     options: dict[str, Any] = {"layer": layer, "feature_level": feature_level, "centring": centring}
     if preset == "released" and composite is None and network.name == "transmil":
         # scores of the stripped copy, for the classes and logits of the true model
@@ -151,7 +166,7 @@ def _propagate(
     centring: Centring,
 ) -> Attributions:
     at_input = centring.find(network, x) if layer is None else None
-    traced = trace_bags(network, x, rules, at_input if centring.secant else None, layer=layer)
+    traced = trace_bags(network, x, rules, at_input if centring.secants else None, layer=layer)
     outputs = question.outputs(traced.logits)
     attributions = []
     for i, output in enumerate(outputs):
@@ -164,7 +179,7 @@ def _propagate(
             )
         centre = at_input if layer is None else centring.find(network, flow.tensor)
         (scores,), baseline = _split_off_baseline(flow, centre)
-        features, audit, about = None, None, describe_baseline(centre)
+        features, audit, about = None, None, centring.describe(centre)
         sums = [relevance.output.double().reshape(()), scores.double().sum()]
         sums += [] if baseline is None else [baseline.double().sum()]
         value, instances, *of_baseline = fetch(sums)
@@ -186,7 +201,8 @@ def trace_bags(
     """Trace bags (b, n, d) under the rules, with activations against those of a reference if there is one.
 
     The reference runs as one instance by itself, which costs next to nothing, or as a bag of n of them if a
-    single one takes another path through the model, or another scale, as in additive models.
+    single one takes another path through the model, or another scale: additive models weigh by the number of
+    instances, and Mamba's convolutions see the instances before.
     """
 
     options: dict[str, Any] = {"module": network.module, "composite": rules}
@@ -197,7 +213,7 @@ def trace_bags(
             one = shift.reshape(-1, 1, x.shape[-1])
             alone = network.part(torch.zeros(1, dtype=torch.long, device=x.device))
             tries = [(alone, one), (network, one.expand(-1, x.shape[1], -1).contiguous())]
-            for net, bags in tries[1:] if network.name == "addmil" else tries:
+            for net, bags in tries[1:] if network.name in WHOLE_REFERENCE else tries:
                 try:
                     recorded = record(net, bags, **options)
                 except (RuntimeError, ValueError, IndexError, AssertionError):  # it needs more instances
@@ -242,28 +258,39 @@ def preset_composite(network: Network, preset: str) -> Composite:
 
 @dataclass(frozen=True)
 class Centring:
-    """What instances are measured against: a baseline, and whether activations are as well (`secant`)."""
+    """What instances are measured against: a baseline, and whether activations are as well (`secants`)."""
 
     baseline: Any = None
     strength: float | None = None
-    secant: bool = False
+    secants: bool = False
+    background: Background | None = None
 
     def find(self, network: Network, x: Tensor) -> Baseline | None:
         """The baseline for bags x (b, n, d)."""
-        return find_baseline(self.baseline, self.strength, network=network, x=x, method="lrp")
+        where: dict[str, Any] = {"network": network, "x": x, "background": self.background}
+        return find_baseline(self.baseline, self.strength, method="lrp", **where)
+
+    def describe(self, centre: Baseline | None) -> dict[str, Any]:
+        """What an attribution records: parameters that give the same scores again, and warnings."""
+        about = describe_baseline(centre)
+        if centre is None:
+            return {**about, "params": {"baseline": None}}
+        of_background = self.background is not None and centre.name == self.background.title
+        whose = {"background": describe_background(self.background)} if of_background else {}
+        return {**about, "params": {**about["params"], "secants": self.secants, **whose}}
 
 
-def preset_centring(network: Network, preset: str) -> Centring:
+def preset_centring(network: Network, preset: str, background: Background | None) -> Centring:
     """The baseline of a preset.
 
-    `centred` has the model's background, or the bag's own mean if there is none; `default` has only the
-    background, because the bag's mean contains the bag's own evidence.
+    `centred` has the background's mean, or the bag's own if there is none; `default` has only the background,
+    because the bag's mean contains the bag's own evidence.
     """
-    stored, additive = stored_background(network) is not None, network.name == "addmil"
-    if preset != "centred" and not (preset == "default" and stored):
+    if preset != "centred" and (preset != "default" or background is None):
         return Centring()
-    strength = MEAN_STRENGTH if stored and not additive else WEAKER
-    return Centring(MEAN if stored else BAG, strength, secant=True)
+    if background is None:
+        return Centring(BAG, WEAKER, secants=True)
+    return Centring(MEAN, STRENGTHS.get(network.name, MEAN_STRENGTH), secants=True, background=background)
 
 
 def released_copy(model: MILModel) -> MILModel:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from hashlib import sha256
 from os import PathLike
 from typing import Any
 from zlib import crc32
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xmil.core.background import Background
+from xmil.core.background import USER, Background
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Audit
@@ -244,20 +245,63 @@ def _difference(logits: Tensor, c: int, against: int) -> Tensor:
 
 PRESET = "preset"  # the baseline that the preset has
 MEAN, BAG = "mean", "bag"
+OF_BAG = "mean of the bag"
 BASELINES = '"mean", "bag", an array (d,) or (k, d), a Bag or None'
+BACKGROUNDS = 'a Bag, an array (k, d), a Background, a path, "bag" or None'
+
+
+def find_background(background: Any, *, network: Network, x: Tensor, method: str) -> Background | None:
+    """The ordinary patches that a method compares with: the user's, else those that came with the model.
+
+    None if there are none, or with "bag": then a method has the bag alone. What an explanation records of a
+    background (`describe_background`) stands for the one that came with the model.
+    """
+    if isinstance(background, str) and background == BAG:
+        return None
+    stored = stored_background(network)
+    if background is None or (isinstance(background, str) and background == describe_background(stored)):
+        chosen = stored
+    elif isinstance(background, Background):
+        chosen = replace(background, source=USER)
+    elif isinstance(background, Bag | PathLike | str) or np.ndim(background) == 2:
+        from xmil.data import background as make_background
+
+        rows = background.detach().cpu().numpy() if isinstance(background, Tensor) else background
+        chosen = replace(make_background(rows), source=USER)
+    else:
+        raise bad_parameter("background", method, BACKGROUNDS, background)
+    if chosen is not None and chosen.dim != x.shape[-1]:
+        raise InputError(
+            f"The background of {method} must have the width of the instances, {x.shape[-1]}. "
+            f"Got {chosen.dim}."
+        )
+    return chosen
+
+
+def stored_background(network: Network) -> Background | None:
+    """The background that came with the model."""
+    background = getattr(network.module, "background", None)
+    return background if isinstance(background, Background) else None
+
+
+def describe_background(background: Background | None) -> str:
+    """What an explanation records of its background: whose it is, and a name by its content."""
+    return BAG if background is None else f"{background.source} {background.digest}"
 
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
     """An instance `point`, (d,) or broadcast against bags (b, n, d), with the strength it is taken off with.
 
-    `name` says where it is from, for the provenance; `note` is a sentence to show beside the scores.
+    `name` says where it is from, for the provenance, and `digest` which it is if the name does not; `note` is
+    a sentence to show beside the scores.
     """
 
     point: Tensor
     strength: float
     name: str
     note: str | None = None
+    digest: str | None = None
 
     @property
     def shift(self) -> Tensor:
@@ -270,15 +314,23 @@ def describe_baseline(baseline: Baseline | None) -> dict[str, Any]:
     if baseline is None:
         return {"params": {}, "warnings": ()}
     params = {"baseline": baseline.name, "strength": baseline.strength}
+    params |= {"baseline_digest": baseline.digest} if baseline.digest else {}
     return {"params": params, "warnings": () if baseline.note is None else (baseline.note,)}
 
 
 def find_baseline(
-    baseline: Any, strength: float | None, *, network: Network, x: Tensor, method: str
+    baseline: Any,
+    strength: float | None,
+    *,
+    network: Network,
+    x: Tensor,
+    method: str,
+    background: Background | None = None,
 ) -> Baseline | None:
     """The user's baseline for bags x (b, n, d), or None.
 
-    "mean" falls back to the bag's own mean if the model has no background, with a note.
+    "mean" is that of the `background`, else of the model's, else the bag's own with a note. The name that an
+    explanation records of a mean stands for it.
     """
     if baseline is None:
         if strength is not None:
@@ -287,62 +339,28 @@ def find_baseline(
     a = 1.0 if strength is None else strength
     if isinstance(a, bool) or not isinstance(a, int | float) or not 0 <= a <= 1:
         raise bad_parameter("strength", method, "a float in the range [0, 1]", strength)
-    a, word = float(a), baseline if isinstance(baseline, str) else None
-    if word not in (MEAN, BAG, None):
+    background = background or stored_background(network)
+    if not isinstance(baseline, str):
+        point, name = _as_point(baseline, x, method), "given"
+        if isinstance(baseline, Bag | Background):
+            name = (
+                baseline.title
+                if isinstance(baseline, Background)
+                else f"mean of {baseline.slide_id or 'a bag'}"
+            )
+        return Baseline(point, float(a), name, digest=sha256(point.cpu().numpy().tobytes()).hexdigest()[:16])
+    if background is not None and baseline in (MEAN, background.title):
+        return Baseline(_as_point(background.mean, x, method), float(a), background.title)
+    if baseline not in (MEAN, BAG, OF_BAG):
         raise bad_parameter("baseline", method, BASELINES, baseline)
-    background = stored_background(network) if word == MEAN else baseline
-    if isinstance(background, Background):
-        return Baseline(_as_point(background.mean, x, method), a, f"mean of {background.n} patches")
-    if word is not None:
-        note = "The model has no background of its own: the bag's mean is the baseline."
-        mean = x.mean(dim=1, keepdim=True)
-        return Baseline(mean, a, "mean of the bag", note if word == MEAN else None)
-    name = f"mean of {baseline.slide_id or 'a bag'}" if isinstance(baseline, Bag) else "given"
-    return Baseline(_as_point(baseline, x, method), a, name)
-
-
-def stored_background(network: Network) -> Background | None:
-    """The background that came with the model."""
-    background = getattr(network.module, "background", None)
-    return background if isinstance(background, Background) else None
-
-
-CHECKPOINT, USER = "checkpoint", "user"  # whose background it is; BAG where there is none
-BACKGROUNDS = "a Bag, an array (k, d), a Background, a path, 'bag' or None"
-
-
-def find_background(
-    background: Any, *, network: Network, x: Tensor, method: str
-) -> tuple[Background | None, str]:
-    """The ordinary patches that a method compares with, and whose they are: checkpoint, user or bag.
-
-    Without one the model's own is taken; where that has none, or with "bag", there is the bag alone.
-    """
-    stored = stored_background(network)
-    if background is None and stored is not None:
-        chosen, whose = stored, CHECKPOINT
-    elif background is None or (isinstance(background, str) and background == BAG):
-        return None, BAG
-    else:
-        from xmil.data import background as make_background
-
-        if not isinstance(background, Background | Bag | str | PathLike) and np.ndim(background) != 2:
-            raise bad_parameter("background", method, BACKGROUNDS, background)
-        if isinstance(background, Tensor):
-            background = background.detach().cpu().numpy()
-        chosen = background if isinstance(background, Background) else make_background(background)
-        whose = USER
-    if chosen.dim != x.shape[-1]:
-        raise InputError(
-            f"The background of {method} must have the width of the instances, {x.shape[-1]}. "
-            f"Got {chosen.dim}."
-        )
-    return chosen, whose
+    note = "The model has no background of its own: the bag's mean is the baseline."
+    return Baseline(x.mean(dim=1, keepdim=True), float(a), OF_BAG, note if baseline == MEAN else None)
 
 
 def _as_point(values: Any, x: Tensor, method: str) -> Tensor:
     """One instance (d,) in the bag's dtype, the mean of several."""
     values = values.features if isinstance(values, Bag) else values
+    values = values.mean if isinstance(values, Background) else values
     try:
         rows = (
             values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values, dtype=np.float64))

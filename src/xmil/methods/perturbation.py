@@ -18,12 +18,12 @@ from torch import Tensor
 from xmil.core.errors import bad_parameter
 from xmil.core.explanation import Audit
 from xmil.methods.method import (
-    USER,
     Attribution,
     Attributions,
     Output,
     Question,
     attributions,
+    describe_background,
     find_background,
     register_method,
     seed_words,
@@ -111,10 +111,10 @@ def one_added(
     for name, value in {"company": company, "draws": draws}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise bad_parameter(name, "one_added", "an int in the range [1, inf)", value)
-    ordinary, whose = find_background(background, network=network, x=x, method="one_added")
-    about: dict[str, Any] = {"params": {"company": company, "draws": draws, "company_from": whose}}
-    if whose == USER and ordinary is not None:
-        about["params"]["background"] = f"{ordinary.n} patches, {ordinary.digest}"
+    ordinary = find_background(background, network=network, x=x, method="one_added")
+    text = describe_background(ordinary)
+    params = {"company": company, "draws": draws, "company_from": text.split()[0], "background": text}
+    about: dict[str, Any] = {"params": params}
     patches = None if ordinary is None else ordinary.patches
     rng = np.random.default_rng(seed_words(seed, "one_added"))
     n, most = x.shape[1], x.shape[1] - 1 if patches is None else len(patches)

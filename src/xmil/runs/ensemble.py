@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from xmil.core.background import Background
+from xmil.core.background import USER, Background
 from xmil.core.bag import Bag, FloatArray
 from xmil.core.durable import file_digest
 from xmil.core.errors import CheckpointError, FileError, InputError, StopError, absent
@@ -34,6 +33,7 @@ from xmil.data.files import (
     is_features,
     same_encoder,
 )
+from xmil.methods import METHODS
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files, in_folder
@@ -41,17 +41,18 @@ from xmil.network import declared_names, declared_references, find_device, open_
 from xmil.network.network import frozen
 from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
 from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
-from xmil.runs.requests import CohortRequest
+from xmil.runs.requests import CohortRequest, EvaluateRequest, ExplainRequest
 from xmil.runs.workers.pool import MakeWorker, Worker
-from xmil.storage import read_run
 
-BACKGROUND, AUTO, NO_BACKGROUND = "background.npz", "auto", "none"
-ENOUGH = 50  # files; the mean of fewer holds too much of their own evidence
-MOST = 100  # files read for it, evenly spaced
+BACKGROUND = "background.npz"
+HINT = (
+    "The model has no background: patches are measured within their own bag. background= names a folder of "
+    "ordinary slides; evidence is then what differs from them, which ranks patches better on most models."
+)
 ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
 FIRST = ("slide_id", "case_id", "label", "predicted", "correct")  # columns of slides.csv, and its last ones
-LAST = ("n", "features", "seconds", "warnings")
+LAST, NOTES = ("n", "features", "seconds"), ("measured", "warnings")  # notes only where a slide has one
 StrPath = str | PathLike[str]
 
 
@@ -91,7 +92,7 @@ class ModelFiles:
     """Where a run's models come from, the digests of their files, and what the files do not say.
 
     `class_names` name the outputs; `features`, read with the options `reading`, try a network of the user's
-    out; `background` is for models that have none of their own.
+    out; `background` takes the place of the models' own.
     """
 
     paths: tuple[Source, ...]
@@ -108,7 +109,7 @@ class ModelFiles:
         models = tuple(_moved(model, device) for model, _ in pairs)
         check_ensemble([model.spec for model in models], self.paths)
         for model in models:
-            model.background = model.background or self.background
+            model.background = self.background or model.background
         return Ensemble(replace(self, digests=tuple(digest for _, digest in pairs)), models)
 
     def settings(self) -> dict[str, Any]:
@@ -174,9 +175,9 @@ class ModelRun(CohortRun[Case, Result]):
 
     def header(self, rows: Sequence[TableRow]) -> list[str]:
         """Names first, outputs between, the rest last."""
-        between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
-        last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
-        return [*FIRST, *between, *last]
+        between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST, *NOTES))
+        notes = [name for name in NOTES if any(row.get(name) for row in rows)]
+        return [*FIRST, *between, *LAST, *notes]
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
         """Save the background that the models were given."""
@@ -216,7 +217,7 @@ def _make_worker(run: ModelRun[Result]) -> Worker[Case, Result]:
 
 
 def load_models(model: StrPath | Sequence[StrPath], background: Background | None = None) -> Ensemble:
-    """Load the models that a path, or several, stand for; those without a background get this one."""
+    """Load the models that a path, or several, stand for; a background takes the place of their own."""
     return ModelFiles(model_paths(model), background=background).load()
 
 
@@ -247,55 +248,38 @@ def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
 
 def with_background(
     models: Ensemble,
-    request: CohortRequest,
-    background: str,
+    request: ExplainRequest | EvaluateRequest,
+    methods: Sequence[str],
     *,
-    cases: Sequence[Case],
     out: Path,
     say: Say = lambda _: None,
 ) -> Ensemble:
-    """Give the models of a run a background, where one is to be had.
+    """Give the models the background that the user names, in place of their own.
 
-    A published checkpoint has none. `background` is a folder or file of features, "none", or "auto": the mean
-    of the run's own files, from 50 on. A run that goes on, or grows, keeps the one it began with.
+    A run that goes on, or grows, keeps the one it began with. What else lies in the folder of features does
+    not matter: a slide is explained as `xmil.explain` does it.
     """
-    if background == NO_BACKGROUND or all(model.background is not None for model in models.models):
+    width, place = models.spec.in_dim, request.background
+    if not any(name not in METHODS or "background" in METHODS[name].parameters for name in methods):
         return models
-    width, files = models.spec.in_dim, [path for case in cases for path in case.paths]
-    stored = None
-    with suppress(FileError):  # a damaged one is made again
-        stored = None if request.restart else Background.load(out / BACKGROUND)
-    if background != AUTO:
-        place = Path(background)
+    chosen = None if request.restart or place is not None else Background.load(out / BACKGROUND)
+    if place is not None:
         if not place.exists():
             raise FileError(f"background={absent(place, 'file or folder of features')}")
-        named = feature_files(place)[0] if place.is_dir() else [place]
-        chosen, whose = background_of_files(named, width, request.reading, most=MOST), background
+        files = feature_files(place)[0] if place.is_dir() else [place]
+        chosen = background_of_files(files, width, request.reading)
         if chosen is None:
             raise InputError(
                 f"background={place}: no readable features of width {width}, which the model takes."
             )
-    elif stored is not None and stored.dim == width:
-        chosen, whose = stored, "what this run began with"
-    elif not request.restart and (run := read_run(out)) is not None and "background" not in run["settings"]:
-        if len(files) >= ENOUGH:
-            say(f"{out}: began without a background, and goes on without; restart=True measures against one.")
+        say(f"Evidence is measured against {chosen.n:,} patches of {place} ({BACKGROUND}).")
+    if chosen is None or chosen.dim != width:
+        if any(model.background is None for model in models.models):
+            say(HINT)
         return models
-    elif len(files) < ENOUGH:
-        return models
-    else:
-        chosen, whose = (
-            background_of_files(files, width, request.reading, most=MOST),
-            "the slides of this run",
-        )
-    if chosen is None:
-        return models
-    say(
-        f"The model has no background: evidence is measured against the mean of {chosen.n:,} patches of "
-        f"{whose} ({BACKGROUND}). background='none' leaves it out."
-    )
+    chosen = replace(chosen, source=USER)
     for model in models.models:
-        model.background = model.background or chosen
+        model.background = chosen
     return replace(models, files=replace(models.files, background=chosen))
 
 

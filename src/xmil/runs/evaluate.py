@@ -102,8 +102,7 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     if request.truth is not None and not request.truth.is_dir():
         raise InputError(absent(request.truth, "folder"))
     cases, missing = task_cases(request, net.spec, labels=decided_labels, say=listener.say)
-    if "lrp" in settings.methods:
-        models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
+    models = with_background(models, request, settings.methods, out=out, say=listener.say)
     truth = None
     if request.truth is not None:
         links = request.follow_links

@@ -28,7 +28,7 @@ import torch
 from xmil.core.bag import Bag
 from xmil.core.durable import identity, unchanged
 from xmil.core.errors import FileError, InputError, UnknownNameError, UnsupportedError, unknown_name
-from xmil.core.explanation import Explanation
+from xmil.core.explanation import Explanation, measured_columns
 from xmil.core.request import takes
 from xmil.core.task import RISK, TASKS, Target
 from xmil.core.text import counted, is_plain
@@ -94,8 +94,7 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     was stopped in is filled further, and other `methods` add their columns to it. `mpp`, `patch_size`,
     `format` and `class_names` say what files do not; a column `mpp` of the cohort does so for each slide. A
     model may be a function of yours that builds it, as "mine:build" or "nets/mine.py:build". `background` is
-    for models that have none of their own: "auto", "none", or a folder of features whose mean patch lrp
-    measures against.
+    a folder or file of ordinary features that lrp and one_added measure against, in place of the model's own.
 
     With `slides` and no features the slides are tiled and encoded first, into OUT/tiles and OUT/features,
     by the encoder that the model's checkpoint names or `encoder`.
@@ -114,8 +113,7 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     cases, missing = task_cases(request, spec, say=listener.say)
     cases = [case for case in cases if made.slides is None or made.slides.issuperset(case.slides)]
     earlier = {} if request.restart else earlier_methods(request, out, before)
-    if {"lrp", AUTO} & {*request.methods, *earlier}:
-        models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
+    models = with_background(models, request, (*request.methods, *earlier), out=out, say=listener.say)
     chosen = None
     if AUTO in request.methods:
         chosen = chosen_method(request, models, cases, {} if request.restart else before)
@@ -523,8 +521,13 @@ class ExplainRun(ModelRun[Explained]):
         except (FileError, KeyError, ValueError):  # of slides explained earlier it may be unknown
             seconds = None
         row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
-        sentences = dict.fromkeys(text for column in columns for text in column.get("warnings", ()))
-        return {**row, "warnings": " ".join(sentences) or None}
+        return {**row, **_beside(columns)}
+
+
+def _beside(columns: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """What the row of a slide says of how its columns were made: what they are measured against, warnings."""
+    sentences = dict.fromkeys(text for column in columns for text in column.get("warnings", ()))
+    return {"measured": "; ".join(measured_columns(columns)) or None, "warnings": " ".join(sentences) or None}
 
 
 def parse_target(text: str, names: Sequence[str] | None) -> Target:
@@ -612,10 +615,10 @@ class Explainer:
         """Write the files of a case's slides, while the next case is explained."""
         summaries = {slide: self._write(work, place) for place, slide in enumerate(work.case.slides)}
         every = [e for own in (*work.read.earlier, work.explanations) for e in own]
-        warnings = {"warnings": " ".join(dict.fromkeys(text for e in every for text in e.warnings)) or None}
+        beside = _beside([{"method": e.method, "params": e.params, "warnings": e.warnings} for e in every])
         about: dict[str, Any] = {"logits": work.logits, "spec": vars(self.spec), "seconds": work.seconds}
         parts = enumerate(work.read.parts)
-        rows = [{**slide_row(work.case, i, n=len(part), **about), **warnings} for i, part in parts]
+        rows = [{**slide_row(work.case, i, n=len(part), **about), **beside} for i, part in parts]
         return Explained(rows, summaries)
 
     def explain(

@@ -246,9 +246,15 @@ class CohortRequest(SeededRequest):
 
 RESULTS = "Folder for results; an interrupted run continues where it stopped."
 BACKGROUND = (
-    "For a model without a background: a folder of features, none, or auto (the run's own, from 50 slides "
-    "on). lrp measures patches against its mean."
+    "Folder or file of ordinary features that lrp and one_added measure against, each slide counting alike; "
+    "else the model's own, or the bag alone."
 )
+
+
+def upgrade_background(values: dict[str, Any]) -> None:
+    """No run makes a background of its own slides any more, so that there is nothing to turn off."""
+    if values.get("background") in ("auto", "none"):
+        pop_old(values, "background", "without it the model's own is taken; name a folder of features.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +309,7 @@ class ExplainRequest(CohortRequest):
     interactions: int = option(
         "Pairs that act together, among so many of the strongest patches.", 0, panel=WHAT, least=0
     )
-    background: str = option(BACKGROUND, "auto", panel=WHAT)
+    background: Path | None = option(BACKGROUND, None, panel=WHAT)
     check: str = option(
         "Cases that judge the maps: a number, all, none, or auto (16, in a tenth of the run's time).",
         "auto", panel=WHAT,
@@ -319,6 +325,7 @@ class ExplainRequest(CohortRequest):
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Rare parameters of methods go through `params`; features that are there are not made."""
+        upgrade_background(values)
         made = ("encoder", "weights", "random", "tile_mpp", "tile_size")
         extra = next((name for name in made if values.get(name)), None)
         if extra is not None and values.get("features") is not None:
@@ -362,7 +369,7 @@ class EvaluateRequest(CohortRequest):
     smallest: float = option(
         "Smallest difference in mean AUPC that makes a method better than another.", 0.01, panel=WHAT, least=0
     )
-    background: str = option(BACKGROUND, "auto", panel=WHAT)
+    background: Path | None = option(BACKGROUND, None, panel=WHAT)
     truth: Path | None = option(
         "Ground truth: a folder of GeoJSON, masks or instance labels.", None, panel=INPUT
     )
@@ -380,6 +387,7 @@ class EvaluateRequest(CohortRequest):
         """A tenth of the instances is always the top; the best method is always named."""
         pop_old(values, "top", "sufficiency and necessity use a tenth of the instances.")
         pop_old(values, "best", "the best method is always named.")
+        upgrade_background(values)
         return super().upgrade(values)
 
     def __post_init__(self) -> None:

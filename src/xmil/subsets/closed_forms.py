@@ -288,7 +288,9 @@ class AdditiveSubsets(Subsets):
         top = a.amax(dim=1, keepdim=True)
         top = torch.maximum(top, self.a0) if outside else top
         weights, weight0 = (a - top).exp(), (self.a0 - top).exp()
-        total = weights.sum(dim=1, keepdim=True) + outside * weight0
+        total = weights.sum(dim=1, keepdim=True)
+        if outside:  # else the weight of a vector that is not there may be infinite
+            total = total + outside * weight0
         scaled = self.u[rows].mul_((weights / total).to(self.u.dtype).unsqueeze(-1))
         out: Tensor = self._classify(scaled.flatten(0, 1)).unflatten(0, rows.shape).sum(dim=1)
         if outside:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 BAG_BYTES, SUBSETS_BYTES = 512 << 20, 1 << 30  # of features, and of embedded patches, in memory
 K = 12  # similar patches that are shown
 TRIED = 400  # sets of patches that a search for the smallest one may try while a reader waits
-BACKGROUND = "background.npz"  # in a run's folder, if its models had none of their own
+BACKGROUND = "background.npz"  # in a run's folder, if its user named one
 CLOSE = 1e-2  # logits that differ by more than this are another model's
 Mask = npt.NDArray[np.bool_]
 
@@ -239,20 +239,21 @@ class WhatIf:
 
     @contextmanager
     def _models_with_background(self, run: int) -> Iterator[list[MILModel]]:
-        """The models of a run, one question at a time, with the run's background if they have none."""
+        """The models of a run, one question at a time, with the background that the run keeps."""
         from xmil.core.background import Background
 
         with self._lock:
             models = self._run_models(run)
-            without = [model for model in models if model.background is None]
-            stored = Background.load(self.collection.run(run).path / BACKGROUND) if without else None
+            stored = Background.load(self.collection.run(run).path / BACKGROUND)
+            before = [model.background for model in models]
             try:
-                for model in without:
-                    model.background = stored if stored and stored.dim == model.in_dim else None
+                for model in models:
+                    fits = stored is not None and stored.dim == model.in_dim
+                    model.background = stored if fits else model.background
                 yield models
             finally:
-                for model in without:
-                    model.background = None
+                for model, own in zip(models, before, strict=True):
+                    model.background = own
 
     def _run_models(self, run: int) -> list[MILModel]:
         """The models of a run, which must agree; an error if there is none."""

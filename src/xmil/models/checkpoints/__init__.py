@@ -100,7 +100,8 @@ def describe_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
     model, family = _load(Path(path), {}, None)
     spec = asdict(model.spec)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    facts = {"path": str(path), "family": family, **spec, "weights": weights}
+    ordinary = None if model.background is None else model.background.title
+    facts = {"path": str(path), "family": family, **spec, "weights": weights, "background": ordinary}
     notes = [note for note in model.notes if note not in model.warnings]
     return {**facts, "notes": notes, "warnings": list(model.warnings)}
 
