@@ -126,6 +126,15 @@ def test_so_do_the_benchmarks_and_the_demonstration(
     assert all_files(tmp_path) == {"table1.csv": b"mine\n"}
 
 
+def test_a_report_of_the_benchmark_is_not_written_into_another_run(
+    cohort: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = all_files(cohort)
+    assert run(["bench", "--out", str(cohort / "explained")]) == 2
+    assert "xmil explain" in capsys.readouterr().err
+    assert all_files(cohort) == before
+
+
 def test_what_a_killed_run_leaves_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "slides").mkdir()
     for name in (".lock", ".run.json.abc.part", "slides/.s0.parquet.x.part"):

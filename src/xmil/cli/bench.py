@@ -163,8 +163,10 @@ def _export(request: Request, out: Path, folder: Path, *, as_json: bool) -> int:
 
 def _report(out: Path, *, done: bool, as_json: bool) -> None:
     from xmil.bench import PAGE, Folder, read_settings, write_report
+    from xmil.storage import RunFolder
 
-    summary = write_report(Folder(out), read_settings(out))
+    with RunFolder(out, "bench", mixed=True).claim():
+        summary = write_report(Folder(out), read_settings(out))
     if as_json:
         print(json.dumps({**summary, "finished": done, "page": str(out / PAGE)}, indent=2, default=str))
         return
