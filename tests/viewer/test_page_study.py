@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.viewer.browser import expect_text, opened
+from tests.viewer.make_run import Made
 from tests.viewer.reading_room import TISSUE, Simulated, write_cases
 from tests.viewer.study_pages import READY, AtThePage, read_in_turns, serving
 from tests.viewer.test_page_access import AXE, VIOLATIONS
@@ -101,3 +104,20 @@ def test_axe_finds_nothing_and_a_phone_shows_the_slide(browser: Any, study: Stud
         found["phone"] = page.evaluate(VIOLATIONS)
         desk.close()
     assert {place: broken for place, broken in found.items() if broken} == {}
+
+
+def test_annotations_are_set_against_the_evidence(browser: Any, url: str, made: Made) -> None:
+    with opened(browser, f"{url}#/agreement") as page:
+        expect_text(page.locator("main"), "Nobody has drawn a region")
+    folder = made.runs[0] / "annotations" / made.names[0]
+    folder.mkdir(parents=True)
+    ring = [[0, 0], [1024, 0], [1024, 1024], [0, 1024], [0, 0]]
+    feature = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [ring]}, "properties": {}}
+    (folder / "anna.geojson").write_text(json.dumps({"features": [feature]}), encoding="utf-8")
+    with opened(browser, url) as page:
+        page.get_by_role("link", name="Annotations against evidence").click()
+        row = page.locator("[data-table=by-slide] tbody tr").first
+        expect_text(row, "16 of 96")
+        expect_text(row, "anna")
+        row.get_by_role("link").click()
+        page.wait_for_function("() => window.xmil.view?.row.key === 0")

@@ -29,6 +29,7 @@ export class AgreementView {
   }
 
   private draw({ rows, summary, left_out }: Agreement): void {
+    if (!rows.length) return put(this.tables, el("p", { class: "muted", role: "status" }, "Nobody has drawn a region on a slide of this run yet."));
     const slides = new Set(rows.map((row) => row.slide_id)).size;
     const groups = [...new Set(summary.map((line) => `${line.method}\n${line.target}`))];
     const overall = groups.map((group) => {

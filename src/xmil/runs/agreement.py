@@ -84,13 +84,6 @@ def compare_annotations(
                 rows += _compare(run, slide, path, reader, drawn, names, (slides or {}).get(slide))
             except XmilError as error:
                 left_out[slide] = str(error)
-    if not rows:
-        reason = (
-            f": {next(iter(left_out.values()))}"
-            if left_out
-            else "; it needs SLIDE.geojson or SLIDE/READER.geojson"
-        )
-        raise InputError(f"{place}: no region lies on a slide of {run.path}{reason}")
     unknown = [slide for slide in files if slide not in run.files]
     if unknown:
         say(f"{counted(len(unknown), 'annotated slide')} not in the run: {shorten(unknown, 3)}.")

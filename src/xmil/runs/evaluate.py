@@ -124,6 +124,9 @@ def _agree(run: Run, request: EvaluateRequest, out: Path, listener: Listener) ->
     agreement = compare_annotations(
         run, request.annotations, names=request.truth_names, slides=slides, say=listener.say
     )
+    if not agreement.rows:
+        folder = request.annotations
+        raise InputError(f"{folder}: no region lies on a slide of {run.path}; it needs SLIDE.geojson files.")
     out.mkdir(parents=True, exist_ok=True)
     agreement.write(out)
     listener.say(agreement.as_text())
