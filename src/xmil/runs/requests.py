@@ -583,9 +583,11 @@ class InsideRequest(DeviceRequest):
     slides: Path = option("Folder of slides.", panel=INPUT)
     encoder: str = option("The encoder that made the features; see `xmil embed`.", panel=INPUT)
     weights: Path | None = option("State dict of the encoder.", None, panel=INPUT)
-    model: Path | None = option(
-        "The run's checkpoint; needed if no relevance vectors are stored.", None, panel=INPUT
-    )
+    model: Any = option(
+        "The run's checkpoint, or the network of yours as module:function, if no relevance vectors are "
+        "stored; by default the checkpoint that the run names.",
+        None, panel=INPUT,
+    )  # fmt: skip
     features: Path | None = option(
         "Feature files; without them and without vectors, patches are encoded again.", None, panel=INPUT
     )
@@ -633,15 +635,20 @@ class InsightRequest(RunRequest):
     """Find concepts, strategies, shortcuts and biomarkers over a run; write a report and a card."""
 
     run: Any = option("Folder of a run of `xmil explain`.", argument=True)
-    features: Path = option("Folder of the feature files that were explained.", panel=INPUT)
+    features: Path | None = option(
+        "Folder of the feature files that were explained; by default where the run found them.",
+        None,
+        panel=INPUT,
+    )
     cohort: Path | None = option(
         "Table with labels and columns of acquisition (site, scanner, ...).", None, panel=INPUT
     )
     slides: Path | None = option(
         "Folder of slides, for image properties of patches and examples in the report.", None, panel=INPUT
     )
-    model: Path | None = option(
-        "The run's checkpoint, or its training folder; for concepts, and stability over folds.",
+    model: Any = option(
+        "The run's checkpoint, its training folder for stability over folds, or the network of yours as "
+        "module:function; by default the checkpoint that the run names.",
         None,
         panel=INPUT,
     )
