@@ -345,7 +345,7 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
         noted = {}
     if cohort is None:
         return CohortColumns(cases=noted)
-    table = read_cohort(cohort)
+    table = read_cohort(cohort, slide_column=request.slide_column)
     if not set(table.slides) & set(slides):
         first = f" Its first is {table.slides[0]!r}, the run's {slides[0]!r}." if len(table) else ""
         raise InputError(f"{cohort}: names none of the run's slides; give the table of this cohort.{first}")

@@ -41,7 +41,9 @@ def parted_cohort(request: CohortRequest, say: Say) -> tuple[Cohort, dict[str, s
     """
     if request.cohort is None:
         raise InputError("split= and by='case' need a cohort= that names them.")
-    every = read_cohort(request.cohort)
+    every = read_cohort(request.cohort, slide_column=request.slide_column)
+    if taken := every.taken:
+        say(f"{request.cohort}: {taken}.")
     table = every.subset(*request.split) if request.split else every
     joined, report = join_features(table, request.features, among=every, follow_links=request.follow_links)
     if report.without_features or report.doubled or report.not_followed:

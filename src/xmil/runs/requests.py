@@ -195,6 +195,9 @@ class CohortRequest(SeededRequest):
         (), panel=INPUT,
     )  # fmt: skip
     split: tuple[str, ...] = option("Use only slides of these splits.", (), panel=INPUT)
+    slide_column: str | None = option(
+        "Column of the cohort that names the slides, if it is not found by its name.", None, panel=INPUT
+    )
     by: str = option(
         "Unit of a bag: slide, or case (all slides of a case together).", "slide", panel=INPUT,
         choices=("slide", "case"), decides=True,
@@ -642,6 +645,9 @@ class InsightRequest(RunRequest):
     )
     cohort: Path | None = option(
         "Table with labels and columns of acquisition (site, scanner, ...).", None, panel=INPUT
+    )
+    slide_column: str | None = option(
+        "Column of the cohort that names the slides, if it is not found by its name.", None, panel=INPUT
     )
     slides: Path | None = option(
         "Folder of slides, for image properties of patches and examples in the report.", None, panel=INPUT
