@@ -166,6 +166,7 @@ class Referee:
             "checksum": checksum(trained.problem, repetition),
             "auroc": bag_auroc(chances, labels),
             "bags": [name for block in exam.blocks for name in block.names],
+            "cases": [case for block in exam.blocks for case in block.cases or ()] or None,
             "forward": min(_time(exam, lambda b: probabilities(exam.model, b.x))[1] for _ in range(2)),
         }
         unit.check(repetition, facts)

@@ -195,7 +195,9 @@ class EvaluateRun(ModelRun[list[Row]]):
         write_atomically(self.out / "results.parquet", lambda part: pq.write_table(table, part))
         cases = {case.name: case.case_id or case.name for case in items}
         named = any(case.case_id is not None for case in items)
-        summary = summarise(rows, cases=cases if named else None, seed=self.chosen.seed)
+        summary = summarise(
+            rows, cases=cases if named else None, smallest=self.request.smallest, seed=self.chosen.seed
+        )
         texts = {f"summary.{suffix}": render(summary) for suffix, render in FORMATS.items()}
         for name, text in {**texts, "statistics.csv": statistics_csv(summary)}.items():
             write_text(self.out / name, text)

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import compress
@@ -98,7 +98,7 @@ def make_plan(config: Config) -> TrainingPlan:
     training_set = read_training_set(config)
     folds = make_folds(training_set, config)
     trained = np.unique(np.concatenate([fold.train for fold in folds]))
-    jobs, points = [], grid_points(config)
+    jobs, points, notes = [], grid_points(config), list[str]()
     for p, point in enumerate(points):
         at = at_point(config, point)
         for k, fold in enumerate(folds):
@@ -112,9 +112,12 @@ def make_plan(config: Config) -> TrainingPlan:
                 groups = None
                 if at.train.sampling == "site_balanced":
                     sites = training_set.cohort.column(str(at.data.site))
-                    groups = SiteGroups.of(fold.train, sites, training_set.targets.strata)
+                    kinds = training_set.targets
+                    groups = SiteGroups.of(fold.train, sites, kinds.strata, kinds.classes)
+                    notes += [f"{fold.name}: {note}" if fold.name else note for note in groups.notes]
                 features = training_set.encoder, training_set.facts
                 jobs.append(Job(name, at, fold, goal, seed, p, r, *features, groups))
+    training_set = replace(training_set, notes=(*training_set.notes, *dict.fromkeys(notes)))
     return TrainingPlan(config, training_set, tuple(jobs))
 
 
