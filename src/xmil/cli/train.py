@@ -87,7 +87,8 @@ def _check_plan(settings: Config) -> int:
     from xmil.training.train import make_plan
 
     folders = settings.data.features
-    if not all(Path(one).exists() for one in ([folders] if isinstance(folders, str) else folders)):
+    inputs = [settings.data.cohort, *([folders] if isinstance(folders, str) else folders)]
+    if not all(Path(one).exists() for one in inputs):
         return 0
     plan = make_plan(settings)
     for note in plan.training_set.notes:

@@ -296,13 +296,13 @@ def training_overlap_warning(models: Sequence[object], cases: Sequence[Case]) ->
     alike = [case for case in cases if case.case_id not in case.slides and case.case_id in owners]
     if trained_on:
         return (
-            f"{len(trained_on)} of {len(cases)} predictions are of cases that were in the training of a "
-            "model: the results look better than they are. Those of held-out cases are in the "
-            "predictions.csv of the training run."
+            f"{len(trained_on)} of the {len(cases)} bags here were in the training of a model: the results "
+            "look better than they are. Those of held-out cases are in the predictions.csv of the training "
+            "run."
         )
     if alike:
         return (
-            f"{len(alike)} of {len(cases)} predictions are of cases with the case_id of a case in the "
+            f"{len(alike)} of the {len(cases)} bags here are of cases with the case_id of a case in the "
             "training of a model, though from other slides: if they are the same patients, the results look "
             "better than they are."
         )

@@ -549,6 +549,13 @@ class DrawRequest(RunRequest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        try:
+            clips = self.clip in ("whiskers", "none") or 50 < float(self.clip) <= 100
+        except ValueError:
+            clips = False
+        if not clips:
+            must = "whiskers, none, or a percentile above 50, up to 100"
+            raise bad_parameter("clip", "heatmap", must, self.clip)
         if not 0 <= self.alpha <= 1:
             raise bad_parameter("alpha", "heatmap", "a number in the range [0, 1]", self.alpha)
         if self.region is not None and len(self.region) != 4:
