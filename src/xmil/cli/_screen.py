@@ -116,7 +116,8 @@ def finished(run: Run, screen: Screen, *, then: str = "") -> int:
     """
     if screen.as_json:
         report = {"kind": run.kind, "out": str(run.path), "slides": list(run), "failed": run.failed}
-        print(json.dumps({**report, "warnings": run.warnings, "said": screen.lines}, indent=2))
+        verdict = {} if run.verdict is None else {"verdict": run.verdict.as_dict()}
+        print(json.dumps({**report, **verdict, "warnings": run.warnings, "said": screen.lines}, indent=2))
     elif then:
         print(f"Next: {then}")
     return 1 if run.failed else 0

@@ -79,6 +79,7 @@ SHOWN = 5  # patches of each sign
 PAIRS = 3
 APART = {  # what a report holds beside the model's numbers
     *("slide", "n", "picture", "beyond_scale", "explanations", "interactions", "warnings", "predicted"),
+    "verdict",
 }
 WORKERS = ("engine", "workers")  # options that say nothing of the results
 
@@ -86,7 +87,7 @@ WORKERS = ("engine", "workers")  # options that say nothing of the results
 def explain_one(asked: ExplainRequest, screen: Screen) -> int:
     """Explain one file or slide, print what was found, and leave a picture in the current folder."""
     from xmil.core.interactions import Interactions
-    from xmil.heatmaps import Look, beyond_scale
+    from xmil.heatmaps import Look, beyond_scale, why_one_colour
     from xmil.runs.explain import explain_slides
     from xmil.storage import read_explanations
 
@@ -102,7 +103,9 @@ def explain_one(asked: ExplainRequest, screen: Screen) -> int:
         fault = _draw_picture(explanations, slide, picture, run, pairs=together, mark=made_by)
         report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
         notes = dict.fromkeys([*run.warnings, *(line for e in explanations for line in e.warnings)])
+        notes |= dict.fromkeys(filter(None, (why_one_colour(e, run.task) for e in explanations)))
         report |= {"explanations": [_facts(e) for e in explanations], "warnings": list(notes)}
+        report["verdict"] = None if run.verdict is None else run.verdict.as_dict()
         report["beyond_scale"] = max(
             Look().scale(e.scores, signed=e.signed).share_beyond(e.scores) for e in explanations
         )
@@ -323,6 +326,8 @@ def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
         )
         print(f"\nPairs that act together for {pairs['target']}: {told}")
         print(f"  {pairs['sure']} of {counted(pairs['n'], 'pair')} beyond three standard errors")
+    if report["verdict"] is not None:
+        print(f"\n{report['verdict']['sentence']}")
     for warning in report["warnings"]:
         print(f"warning: {as_flags(warning)}")
 

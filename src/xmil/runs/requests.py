@@ -575,7 +575,7 @@ class ExportRequest(Request):
     run: Any = option("Folder of a run, or one explanation file (.parquet).", argument=True)
     to: tuple[str, ...] = option(
         "Of qupath (gzipped GeoJSON), asap (XML), dicom (Parametric Map), dicom-annotations, ome-zarr, "
-        "spatialdata, geojson, scores, colours (OME-TIFF), csv, parquet."
+        "spatialdata, anndata (.h5ad), geojson, scores, colours (OME-TIFF), csv, parquet."
     )  # fmt: skip
     slides: Path | None = option(
         "Folder of slides; needed for coordinates in microns or with an offset.", None
