@@ -300,7 +300,7 @@ def _free_name(path: Path, mark: str) -> Path:
     from PIL import Image
 
     for number in count(2):
-        if not path.exists():
+        if not path.is_file():
             return path
         with suppress(OSError, ValueError, SyntaxError), Image.open(path) as picture:
             if picture.info.get(MARK) == mark:
