@@ -11,17 +11,19 @@ PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
 PAGE      := $(shell find page/src -type f)
 STORES    := spatialdata==0.7.3 spatialdata-plot==0.4.0 ome-zarr==0.15.0
+MINUTES   ?= 10
 SEED      := $(or $(SEED),$(shell date +%s))
 PYTEST    := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 COVER     := --cov --cov-report=term $(if $(COVERAGE),--cov-fail-under=$(COVERAGE))
 
-.PHONY: help demo test test-full coverage test-stores lint bench docs dist check-dist release clean
+.PHONY: help demo test test-full fuzz coverage test-stores lint bench docs dist check-dist release clean
 
 help:
 	@echo "make demo        install, then go from digit slides to evidence and a report"
 	@echo "make test        lint, types, import layers, tests with doctests; the same inputs each time"
 	@echo "make test LOCKED=1  the same, every package but torch by its hash (Linux on x86-64, Python 3.11)"
 	@echo "make test-full   the same with all fuzzed inputs and kills, random examples (SEED=1 repeats them), coverage"
+	@echo "make fuzz        damaged inputs for MINUTES=10, going on where the last call stopped; build/fuzz has the counts"
 	@echo "make coverage    the tests with a report of the lines they miss (COVERAGE=95 makes a lower share an error)"
 	@echo "make test-stores exports in Zarr, read and drawn by their own libraries in an environment of their own"
 	@echo "make lint        ruff, mypy, import layers, spelling"
@@ -60,6 +62,9 @@ test: lint
 test-full: lint
 	@echo "random examples of seed $(SEED)"
 	$(PYTEST) --full --hypothesis-seed=$(SEED) $(COVER)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --inputs 100000000 --seconds $$((60 * $(MINUTES))) --ledger build/fuzz --keep build/fuzz/faults
 
 coverage: $(STAMP)
 	$(PYTEST) $(COVER)

@@ -1,6 +1,7 @@
 /** The page: the list of slides, or one of them, after the address. */
 
 import { button, el, put } from "./dom";
+import { AgreementView } from "./cohort/agreement";
 import { Cohort } from "./cohort/list";
 import { WallView } from "./cohort/wall";
 import { CompareView } from "./compare/compare";
@@ -61,7 +62,7 @@ function drawBar(): void {
     bar,
     el("a", { href: listHash(page.state.list), class: "brand", title: run ? `All slides · xmil ${run.version}` : "xmil" }, "xmil"),
     el("span", { class: "run-name" }, run?.name ?? ""),
-    (view || compare || location.hash === "#/wall") && el("a", { href: listHash(page.state.list), class: "back" }, "All slides"),
+    (view || compare || ["#/wall", "#/agreement"].includes(location.hash)) && el("a", { href: listHash(page.state.list), class: "back" }, "All slides"),
     el("span", { class: "space" }),
     button(dark ? "Light" : "Dark", toggleTheme, { title: "Light or dark (T)", data: { action: "theme" } }),
     button("?", () => help.showModal(), { title: "Keys (?)", ariaLabel: "Keys" }),
@@ -84,6 +85,7 @@ async function route(): Promise<void> {
   if (address) await openSlide(address.slide);
   else if (both) await openBoth(both);
   else if (location.hash === "#/wall" && run.live) showPage(new WallView(run).element);
+  else if (location.hash === "#/agreement" && run.live) showPage(new AgreementView(run).element);
   else showList(run);
   drawBar();
   const opened = handle.view;

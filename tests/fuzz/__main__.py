@@ -1,12 +1,13 @@
 """Send damaged inputs to everything that reads, in sacrificial processes.
 
     python -m tests.fuzz --inputs 1000000 [--processes 16] [--seconds 120] [--entries config cohort]
+    make fuzz MINUTES=60    goes on where it stopped, and counts all that was ever tried
 
 Each input must be read, or refused by an error of ours in one line: within ten seconds, within 1.5 GB of
 memory, without a crash, and without starting a program or a connection. Inputs follow from their entry and
 number alone, so that another --first gives others; `distinct` counts those of a run by what they hold, since
-small inputs come again. Those at fault are kept under --keep, to be put into tests/fuzz/corpus, which the
-tests replay.
+small inputs come again. With --ledger FOLDER a run goes on after the last input of those before, and counts
+theirs too. Those at fault are kept under --keep, to be put into tests/fuzz/corpus, which the tests replay.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from tests.fuzz.hostile import Watch
 from tests.fuzz.mutations import spoil
 
 SECONDS, PEAK, CHUNK = 10, int(1.5e9), 500
+FASTEST = 1000  # inputs a second that one process may come to
 WORD = 8  # bytes of the digest of an input
 Job = tuple[str, int, int, Path, Path]  # entry, first input, how many, folder to work in, the sound input
 
@@ -132,11 +134,13 @@ def sacrifice(job: Job, until: float) -> list[dict[str, Any]]:
         seen = _words(scratch / "seen")
         if (scratch / "result.json").exists():
             found.append(json.loads((scratch / "result.json").read_text()))
+            found[-1]["next"] = first + sum(found[-1]["tally"].values())
             count = 0
         else:
             at = int((scratch / "at").read_text()) if (scratch / "at").exists() else first
             faults = [[at, f"the process died ({status})"]]
-            found.append({"tally": {"survived": at - first, "fault": 1}, "faults": faults, "peak": 0})
+            tally = {"survived": at - first, "fault": 1}
+            found.append({"tally": tally, "faults": faults, "peak": 0, "next": at + 1})
             first, count = at + 1, first + count - at - 1
         found[-1]["seen"] = seen
         shutil.rmtree(scratch, ignore_errors=True)
@@ -164,23 +168,81 @@ def _forked(job: Job, until: float) -> int:
 
 
 def fuzz(
-    names: list[str], *, inputs: int, processes: int, seconds: float, first: int = 0
+    names: list[str],
+    *,
+    inputs: int,
+    processes: int,
+    seconds: float,
+    first: int = 0,
+    ledger: Ledger | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Inputs of every entry by turns, until there are enough or the time is up: the counts as they grow."""
     until = time.monotonic() + seconds
     torch.set_num_threads(1)
     counts: dict[str, Any] = {"inputs": 0, "distinct": 0, "by entry": {name: Counter() for name in names}}
     counts |= {"distinct by entry": dict.fromkeys(names, 0), "peak": 0, "faults": []}
-    seen: dict[str, set[bytes]] = {name: set() for name in names}
+    seen: dict[str, set[bytes]] = {name: ledger.words(name) if ledger else set() for name in names}
+    first = ledger.next if ledger else first
+    if seconds < float("inf"):  # more are not reached, and would wait in memory
+        inputs = min(inputs, int(FASTEST * seconds * processes) + len(names))
     with tempfile.TemporaryDirectory() as folder:
         goldens = _prepared(names, Path(folder))
         jobs = _jobs(goldens, inputs, Path(folder), first)
         with get_context("fork").Pool(processes) as pool:
             for parts in pool.imap_unordered(partial(sacrifice, until=until), jobs, chunksize=1):
                 for part in parts:
+                    if ledger:
+                        ledger.note(part, part["seen"] - seen[part["entry"]])
                     seen[part["entry"]] |= part["seen"]
                     _add(counts, part, len(seen[part["entry"]]))
                 yield counts
+
+
+class Ledger:
+    """A folder that remembers which inputs were tried: digests by entry, and a line for each part."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """What was noted: entry, day, first input not tried yet, counts, faults."""
+        path = self.folder / "parts.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def next(self) -> int:
+        """The number of the first input that no entry has tried."""
+        return max((part["next"] for part in self.parts), default=0)
+
+    def words(self, entry: str) -> set[bytes]:
+        """The digests of an entry's inputs so far."""
+        path = self.folder / f"{entry.replace(' ', '_')}.digests"
+        held = path.read_bytes() if path.exists() else b""
+        return {held[i : i + WORD] for i in range(0, len(held) // WORD * WORD, WORD)}
+
+    def note(self, part: dict[str, Any], new: set[bytes]) -> None:
+        """Add what a part tried; a process that is killed loses the part it was at, and no more."""
+        with (self.folder / f"{part['entry'].replace(' ', '_')}.digests").open("ab") as stream:
+            stream.write(b"".join(new))
+        about = {key: part[key] for key in ("entry", "next", "tally", "faults")}
+        with (self.folder / "parts.jsonl").open("a") as stream:
+            stream.write(json.dumps({"day": time.strftime("%Y-%m-%d"), **about}) + "\n")
+
+    def summary(self) -> dict[str, Any]:
+        """All that was ever tried: inputs, distinct ones, by entry, the days, and the faults."""
+        parts, names = self.parts, sorted({part["entry"] for part in self.parts})
+        distinct = {name: len(self.words(name)) for name in names}
+        days = sorted({part["day"] for part in parts})
+        return {
+            "inputs": sum(sum(part["tally"].values()) for part in parts),
+            "distinct": sum(distinct.values()),
+            "fewest": min(distinct.values(), default=0),
+            "distinct by entry": distinct,
+            "days": days,
+            "faults": [f"{part['entry']} {n}: {why}" for part in parts for n, why in part["faults"]],
+        }
 
 
 def _add(counts: dict[str, Any], part: dict[str, Any], distinct: int) -> None:
@@ -240,12 +302,14 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--entries", nargs="+", default=list(ENTRIES), choices=list(ENTRIES))
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
+    parser.add_argument("--ledger", type=Path, help="a folder that remembers what was tried before")
     parser.add_argument("--keep", type=Path, help="a folder for the inputs at fault")
     args = parser.parse_args()
     left_out = {name: ENTRIES[name].lacks for name in args.entries if ENTRIES[name].lacks}
     names = [name for name in args.entries if name not in left_out]
     begun = time.monotonic()
-    options = {"inputs": args.inputs, "processes": args.processes, "first": args.first}
+    ledger = Ledger(args.ledger) if args.ledger else None
+    options = {"inputs": args.inputs, "processes": args.processes, "first": args.first, "ledger": ledger}
     found: dict[str, Any] = {"faults": []}
     for found in fuzz(names, seconds=args.seconds, **options):
         found |= {"left out": left_out, "seconds": round(time.monotonic() - begun, 1)}
@@ -253,7 +317,7 @@ def main() -> None:
             args.out.write_text(json.dumps(found, indent=1) + "\n")
     if args.keep:
         keep(found["faults"], args.keep)
-    print(json.dumps(found, indent=1))
+    print(json.dumps({**found, "ever": ledger.summary()} if ledger else found, indent=1))
     sys.exit(1 if found["faults"] else 0)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,45 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (run / "annotations").write_text("in the way")
     with pytest.raises(WriteError, match="cannot be kept"):
         AnnotationFiles(run).write("s", "ann", {"revision": 0, "document": document()})
+
+
+def draw_often(run: Path, who: int) -> None:
+    files = AnnotationFiles(run)
+    for number in range(30):
+        while True:
+            stored = files.read("s", "ann")
+            features = [*stored["features"], {"id": f"{who}-{number}"}]
+            with suppress(ConflictError):
+                files.write("s", "ann", {"revision": stored["revision"], "document": document(*features)})
+                break
+
+
+def test_two_servers_lose_nothing_that_they_acknowledged(tmp_path: Path) -> None:
+    servers = [get_context("fork").Process(target=draw_often, args=(tmp_path, who)) for who in range(2)]
+    for server in servers:
+        server.start()
+    for server in servers:
+        server.join()
+    stored = AnnotationFiles(tmp_path).read("s", "ann")
+    assert stored["revision"] == len({one["id"] for one in stored["features"]}) == 60
+
+
+def test_what_a_killed_server_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "annotations" / "s").mkdir(parents=True)
+    (tmp_path / "annotations" / "s" / ".ann.geojson.x1.part").write_text("half")
+    AnnotationFiles(tmp_path)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 800 + "]" * 800, '{"a":' * 800 + "1" + "}" * 800, "NaN", '"\\ud800"']
+)
+def test_what_could_not_be_sent_again_is_refused(value: str, tmp_path: Path) -> None:
+    app = create_app(Collection([run_of(tmp_path)]))
+    place = "/api/slides/0/annotations-ann.json"
+    body = f'{{"revision": 0, "document": {{"features": [{value}]}}}}'.encode()
+    assert ask(app, place, method="POST", headers=JSON, body=body).status == 400
+    assert ask(app, place).status == 200
 
 
 ADD = """([x, kind]) => {

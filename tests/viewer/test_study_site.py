@@ -148,7 +148,11 @@ def test_drafts_and_commits_are_refused_out_of_turn(study: Study) -> None:
     assert post(app, study, {**body, "answers": {}}).status == 400
     assert post(app, study, {**body, "answers": {"diagnosis": "x"}}).status == 400
     assert post(app, study, {**body, "seconds": "soon"}).status == 400
+    for ring in ([], [[0, 0], [1, "x"], [1, 1], [0, 0]], [[0, 0], [None, 1], [1, 1]], {}):
+        region = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [ring]}}
+        assert post(app, study, {**body, "regions": [region]}).status == 400
     assert post(app, study, {**body, "regions": [{"type": "Point"}]}).status == 400
+    assert post(app, study, {**body, "answers": {"comment": "\ud800"}}).status == 400
     headers = {"content-type": "application/json"}
     assert ask(app, "/api/answer", method="POST", headers=headers, body=b"{}").status == 403
     assert ask(app, "/api/state.json").json == {

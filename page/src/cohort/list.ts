@@ -28,7 +28,7 @@ export class Cohort {
     put(
       this.element,
       el("h1", { class: "hidden-text" }, `Slides of ${run.name}`),
-      el("div", { class: "filters" }, search, this.choice("label", WORDS.label), this.choice("predicted", WORDS.prediction), this.correctness(), withVerdict && this.choice("verdict", WORDS.faithfulness), run.live && el("a", { href: "#/wall", class: "to-wall" }, "Patches that say most")),
+      el("div", { class: "filters" }, search, this.choice("label", WORDS.label), this.choice("predicted", WORDS.prediction), this.correctness(), withVerdict && this.choice("verdict", WORDS.faithfulness), run.live && el("a", { href: "#/wall", class: "to-wall" }, "Patches that say most"), run.live && el("a", { href: "#/agreement", class: "to-wall" }, "Annotations against evidence")),
       this.confusion,
       this.counted,
       el("table", { class: "slides" }, el("thead", {}, this.head), this.body),

@@ -274,6 +274,29 @@ export const getColumns = async (run: number): Promise<{ method: string; target:
 export const getWall = (run: number, column: number): Promise<Wall> => json(`api/wall-${run}-${column}.json`);
 export const smallUrl = (key: number, run: number, column: number): string => `api/slides/${key}/small-${run}-${column}.png`;
 
+/** A reader's regions on a slide against one map; `chance` is the share of the patches inside. */
+export interface AgreementRow {
+  slide_id: string;
+  case_id: string;
+  reader: string;
+  method: string;
+  target: string;
+  patches: number;
+  marked: number;
+  auroc: number;
+  dice: number;
+  pointing: number;
+  chance: number;
+}
+
+export interface Agreement {
+  rows: AgreementRow[];
+  summary: { method: string; target: string; measure: string; mean: number; low: number | null; high: number | null; chance: number; p: number | null; n: number; slides: number; cases: number }[];
+  left_out: Record<string, string>;
+}
+
+export const getAgreement = (run: number): Promise<Agreement> => json(`api/agreement-${run}.json`);
+
 /** Patches of other slides like one; no neighbours while the index is being made. */
 export interface Alike {
   done: number;

@@ -25,7 +25,7 @@ from xmil.bench.models import source_digest
 from xmil.bench.problems import Block
 from xmil.bench.scoring import MethodSpec, score_bags
 from xmil.core.bag import Bag
-from xmil.core.budget import read_parquet
+from xmil.core.budget import parquet_rows
 from xmil.core.durable import file_digest
 from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.explanation import Explanation
@@ -183,16 +183,18 @@ class ForeignScores(MethodEntry):
         import pyarrow as pa
 
         try:
-            rows = read_parquet(path, list(COLUMNS)).to_pylist()
+            rows = parquet_rows(path, list(COLUMNS))
+            table = {}
+            for row in rows:
+                place = (str(row["problem"]), str(row["model"]), int(row["repetition"]))
+                table[*place, str(row["bag"]), int(row["target"])] = (row["scores"], str(row["checksum"]))
+        except XmilError:
+            raise
         except FileNotFoundError:
             raise FileError(absent(path)) from None
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise FileError(f"{path}: needs the columns {', '.join(COLUMNS)} ({reason}).") from None
-        table = {}
-        for row in rows:
-            place = (str(row["problem"]), str(row["model"]), int(row["repetition"]))
-            table[*place, str(row["bag"]), int(row["target"])] = (row["scores"], str(row["checksum"]))
         return cls(path.stem, file_digest(path), path, table)
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
@@ -213,7 +215,11 @@ class ForeignScores(MethodEntry):
                 f"{self.path}: the scores of bag {bag} belong to another bag (its checksum is "
                 f"{checksum[:12]}, the file says {stored[:12]}); export the run again."
             )
-        return _check_scores(np.asarray(values, dtype=np.float64), n, f"{self.path.name} on bag {bag}")
+        try:
+            plain = np.asarray(values, dtype=np.float64)
+        except (ValueError, TypeError):
+            plain = np.asarray(values, dtype=object)
+        return _check_scores(plain, n, f"{self.path.name} on bag {bag}")
 
 
 def export_exam(exam: Exam, folder: Path) -> Path:

@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from xmil.bench.protocol import Configuration
 from xmil.bench.training import Fitted, Stacked
+from xmil.core.budget import read_arrays
 from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError
 from xmil.core.text import parse_json
@@ -117,15 +117,29 @@ class Unit:
     def read(cls, path: Path) -> Unit:
         """Read the unit of a file."""
         try:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                header = json.loads(file[HEADER].tobytes().decode())
-                arrays = [file[f"v{i}"].astype(np.float64) for i in range(len(header["rows"]))]
-        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-            raise FileError(f"{path}: not a file of the benchmark ({error}); delete it.") from None
-        unit = cls(path, header["settings"], tuple(header["measures"]))
-        unit.facts = {int(r): f for r, f in header["facts"].items()}
-        for row, values in zip(header["rows"], arrays, strict=True):
+            stored = read_arrays(path, width=8)
+            return cls._of(path, parse_json(stored[HEADER].tobytes().decode()), stored)
+        except FileError:
+            raise
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            why = " ".join(str(error).split())[:200] or type(error).__name__
+            raise FileError(f"{path}: not a file of the benchmark ({why}); delete it.") from None
+
+    @classmethod
+    def _of(cls, path: Path, header: dict[str, Any], stored: Mapping[str, Any]) -> Unit:
+        """The unit of a header and its arrays; whatever does not fit is an error of Python's."""
+        unit = cls(path, dict(header["settings"]), tuple(map(str, header["measures"])))
+        if not (unit.suite and unit.problem and unit.model):
+            raise ValueError("it names no suite, problem or model")
+        unit.facts = {int(r): dict(facts) for r, facts in header["facts"].items()}
+        for i, row in enumerate(header["rows"]):
+            values = stored[f"v{i}"].astype(np.float64)
             key = (int(row.pop("repetition")), str(row.pop("method")))
+            facts = unit.facts[key[0]]
+            if values.shape != (len(facts["bags"]), len(unit.measures)):
+                raise ValueError(f"the values of {key[1]} do not fit its bags and measures")
+            if not math.isfinite(float(facts["auroc"]) + float(facts["forward"]) + float(row["seconds"])):
+                raise ValueError(f"the facts of {key[1]} are not numbers")
             unit.rows[key], unit.values[key] = row, values
         return unit
 

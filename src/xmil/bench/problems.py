@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.bag import FloatArray
+from xmil.core.budget import read_arrays as read_stored
 from xmil.core.errors import FileError, InputError, absent
 
 SPLITS = ("train", "validation", "test")
@@ -163,13 +162,15 @@ def _block(bags: list[LabelledBag], first: int, device: str) -> Block:
 def read_arrays(path: Path, *names: str) -> list[Any]:
     """Read arrays of an .npz file by their names."""
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return [file[name] for name in names]
+        stored = read_stored(path)
+        return [stored[name] for name in names]
     except FileNotFoundError:
         raise FileError(absent(path)) from None
     except KeyError:
         raise FileError(f"{path}: needs the arrays {', '.join(names)}.") from None
-    except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:
         raise FileError(f"{path}: not a readable .npz file ({error}).") from None
 
 

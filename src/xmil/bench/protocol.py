@@ -25,6 +25,7 @@ PAPER_METHODS = ("random", "attention", "single", "logits", "gxi", "ig", "lrp")
 TABLE1_METHODS = (*PAPER_METHODS, "attention:unfolded", "lrp:paper")  # with what the paper's rows hold
 BACKGROUND_BAGS = 200
 SEEDS_APART = 1000  # between the seeds of two runs with neighbouring base seeds
+MOST_REPETITIONS = SEEDS_APART
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Protocol:
     training: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.repetitions < 1:
-            raise bad_parameter("repetitions", "toy", "an int in the range [1, inf)", self.repetitions)
+        if not 1 <= self.repetitions <= MOST_REPETITIONS:
+            must = f"an int in the range [1, {MOST_REPETITIONS}]"
+            raise bad_parameter("repetitions", "toy", must, self.repetitions)
         if min(self.sizes) < 2 or self.bag_size < 1:
             raise bad_parameter("sizes", "toy", "at least two bags each, of one instance or more", self.sizes)
 

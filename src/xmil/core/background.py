@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from xmil.core.bag import FloatArray, as_features
+from xmil.core.budget import read_arrays
 from xmil.core.durable import write_atomically
-from xmil.core.errors import InputError, bad_parameter
+from xmil.core.errors import FileError, InputError, bad_parameter
 
 KEPT = 256  # patches that a background keeps by default
 
@@ -63,12 +63,17 @@ class Background:
 
     @classmethod
     def load(cls, path: Path) -> Background | None:
-        """The background of a file; None where there is none, or a damaged one."""
+        """The background of a file, None where there is none; a damaged one is refused."""
         try:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-                return cls(stored["mean"], stored["patches"], int(stored["n"]))
-        except (OSError, ValueError, KeyError, TypeError, EOFError, InputError, zipfile.BadZipFile):
+            stored = read_arrays(path)
+            return cls(stored["mean"], stored["patches"], int(stored["n"]))
+        except FileNotFoundError:
             return None
+        except FileError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise FileError(f"{path}: not a readable background ({why}); explain the cohort again.") from None
 
     def __repr__(self) -> str:
         return f"Background({self.n} patches x {self.dim} features, {len(self.patches)} kept)"

@@ -7,22 +7,25 @@ rightly packed that well.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from xmil.core.errors import SPECIAL, FileError, bad_parameter
+from xmil.core.errors import SPECIAL, FileError, XmilError, bad_parameter
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FLOOR = 1 << 28
 RATIO = 64  # features, scores and pictures pack a few times over; what packs a hundredfold is empty
+OBJECT = 64  # bytes of a number or a short text as a Python object, with its place in a list
 LARGE = 1 << 22  # bytes of a table from which on several threads read its columns faster than one
 VARIABLE = "XMIL_MEMORY"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -71,6 +74,80 @@ def check_archive(path: Path_) -> int:
     with zipfile.ZipFile(path) as archive:
         total = sum(member.file_size for member in archive.infolist())
     check_budget(total, "the archive", path)
+    return total
+
+
+def read_arrays(path: Path_, *, width: int = 0) -> dict[str, Any]:
+    """The arrays of a NumPy file by name, of a `.npy` under "", once their headers stay within the budget.
+
+    `width` is what the reader makes of each number beside them, in bytes. ValueError for whatever is damaged.
+    """
+    import numpy as np
+
+    check_regular(path)
+    try:
+        total = 0
+        with open(path, "rb") as stream:
+            for name, member, size in _members(stream):
+                shape, dtype = _array_header(member)
+                declared = math.prod(shape) * dtype.itemsize
+                if dtype.hasobject or min((*shape, 0)) < 0 or declared > size:
+                    raise ValueError(f"{name or 'the array'} claims more numbers than are stored, or objects")
+                total += declared + math.prod(shape) * width
+            check_budget(total, "the arrays", path)
+            stream.seek(0)
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {"": loaded}
+            return {name: loaded[name] for name in loaded.files}
+    except (XmilError, OSError):
+        raise
+    except Exception as error:  # damaged archives raise almost any type
+        raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from None
+
+
+def _members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], int]]:
+    """The arrays in a NumPy file: a name, the bytes and how many they are."""
+    if stream.read(2) != b"PK":
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        yield "", stream, size
+        return
+    with zipfile.ZipFile(stream) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as inner:
+                yield member.filename, inner, member.file_size
+
+
+def _array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], Any]:
+    from numpy.lib import format as npy
+
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    return shape, dtype
+
+
+def parquet_rows(path: Path_, columns: list[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a Parquet table in Python's types, once what those take stays within the budget."""
+    table = read_parquet(path, columns)
+    check_objects(table, path)
+    return table.to_pylist()  # type: ignore[no-any-return]
+
+
+def check_objects(table: pa.Table, path: Path_) -> None:
+    """Refuse a table that would take more than its budget in Python's types."""
+    objects = sum(OBJECT * (len(column) + _inner(column)) for column in table.columns)
+    check_budget(objects + table.nbytes, "the rows", path)
+
+
+def _inner(column: pa.ChunkedArray) -> int:
+    """How many values the lists of a column hold, at every level."""
+    total = 0
+    for chunk in column.chunks:
+        while hasattr(chunk, "values") and hasattr(chunk, "offsets"):
+            chunk = chunk.flatten()
+            total += len(chunk)
     return total
 
 

@@ -31,6 +31,8 @@ from xmil.core.journal import (
 )
 
 OPEN_FILES = (errno.EMFILE, errno.ENFILE)  # too many of them
+# What a disk says that takes no more.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) -> None:
@@ -56,8 +58,10 @@ def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) ->
         _replace(run, temporary, target)
         sync_folder(target.parent)
         note_done(run, target)
-    except OSError as error:
-        raise _not_written(target, error) from None
+    except Exception as error:
+        if (refusal := _refusal(error)) is None:
+            raise
+        raise _not_written(target, refusal) from None
     finally:
         with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
             Path(temporary).unlink(missing_ok=True)
@@ -86,8 +90,10 @@ def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> No
         _replace(run, aside / "new", target)
         sync_folder(target.parent)
         note_done(run, target)
-    except OSError as error:
-        raise _not_written(target, error) from None
+    except Exception as error:
+        if (refusal := _refusal(error)) is None:
+            raise
+        raise _not_written(target, refusal) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -148,6 +154,19 @@ def _sync(path: str | Path, flags: int) -> None:
         sync_handle(handle)
     finally:
         os.close(handle)
+
+
+def _refusal(error: BaseException) -> OSError | None:
+    """What the system refused: the error itself, or one that a library has wrapped in its own."""
+    pending, known = [error], set[int]()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, OSError) and (one is error or one.errno in FULL):
+            return one
+        known.add(id(one))
+        inner = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        pending += [e for e in inner if isinstance(e, BaseException) and id(e) not in known]
+    return None
 
 
 def _not_written(target: Path, error: OSError) -> FileError:

@@ -1,4 +1,4 @@
-"""Texts: JSON and XML of others that may be traps, numbers, names of slides, lists, plain tables."""
+"""Texts: JSON, TOML and XML of others that may be traps, numbers, names of slides, lists, plain tables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import csv
 import io
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 from xml.etree import ElementTree
 
+from xmil.core.budget import check_regular
 from xmil.core.errors import InputError
 
+LONGEST_TOML = 1 << 20  # bytes of a file of settings; the longest written by hand has some thousands
 NAMED_SLIDES = 3  # that a line on several names
 SLIDE_SUFFIXES: tuple[str, ...] = (
     *(".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".vms", ".vmu", ".svslide", ".dcm"),
@@ -27,6 +31,28 @@ def parse_json(text: str | bytes) -> Any:
     """
     try:
         return json.loads(text)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a name can be written down; those of files may hold any bytes.
+
+    >>> is_utf8("Ärzte"), is_utf8(b"s\\xff".decode(errors="surrogateescape"))
+    (True, False)
+    """
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
+    """What a file of settings says; ValueError for whatever is wrong with it, OSError where there is none."""
+    check_regular(path)
+    with open(path, "rb") as stream:
+        content = stream.read(LONGEST_TOML + 1)
+    if len(content) > LONGEST_TOML:
+        raise ValueError(f"it is longer than {LONGEST_TOML >> 20} MiB")
+    try:
+        return tomllib.loads(content.decode())
     except RecursionError:
         raise ValueError("its brackets are nested too deeply") from None
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import IntArray
-from xmil.core.budget import read_parquet
+from xmil.core.budget import check_objects, read_parquet
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import FileError, InputError, XmilError, check_names, unknown_name
 from xmil.core.text import counted, csv_text
@@ -284,6 +284,7 @@ def read_table(path: Path) -> Table:
         raise FileError(f"{path}: not a table; a cohort is a CSV or Parquet file.")
     try:
         table = read_parquet(path)
+        check_objects(table, path)
         names = [name for name in table.column_names if not name.startswith("__index")]
         return {name: tuple(_text(value) for value in table[name].to_pylist()) for name in names}
     except XmilError:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import Bag
-from xmil.core.budget import check_budget
+from xmil.core.budget import check_budget, read_arrays
 from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
 from xmil.evaluate.statistics import auroc
 from xmil.heatmaps import opened
@@ -191,7 +191,7 @@ class Truth:
 def _instance_values(path: Path, n: int) -> Floats:
     try:
         if path.suffix == ".npy":
-            values = np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
+            values = np.asarray(read_arrays(path, width=8)[""], dtype=np.float64)
         else:
             with path.open(newline="", encoding="utf-8") as stream:
                 rows = list(csv.DictReader(stream))
@@ -201,7 +201,7 @@ def _instance_values(path: Path, n: int) -> Floats:
             values = np.array([float(row[name]) for row in rows], dtype=np.float64)
     except XmilError:
         raise
-    except (OSError, ValueError, TypeError, OverflowError, csv.Error) as error:
+    except (OSError, LookupError, ValueError, TypeError, OverflowError, csv.Error) as error:
         raise FileError(f"{path}: not one number for each instance ({_line(error)}).") from None
     if values.shape != (n,) or not np.isfinite(values).all():
         raise InputError(f"{path}: must hold {n} finite numbers, one for each instance. Got {values.shape}.")

@@ -54,7 +54,7 @@ from xmil.heatmaps.words import (
     without_repeats,
 )
 from xmil.slides.slide import FRAMES, Box, Slide, export_frame
-from xmil.storage import Run, read_explanations, read_header
+from xmil.storage import Run, make_folder, read_explanations, read_header
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -548,7 +548,7 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
             with_views=with_views,
         ).with_pairs(pairs)
         for file in due:
-            file.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.path.parent)
             _write(file, scene, order)
     names = [scene.caption.name, *(str(e.target) for e in scene.explanations)]
     note = scene.note or (spelt_out("".join(names)) if with_views else None)

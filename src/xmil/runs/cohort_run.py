@@ -16,11 +16,13 @@ import numpy as np
 
 from xmil.core.errors import FileError, InputError, StopError, WriteError, XmilError
 from xmil.core.task import TASKS, Task, with_reference
+from xmil.core.text import is_utf8
 from xmil.data.bags import Case
 from xmil.runs.requests import Listener, RunRequest
 from xmil.runs.workers.pool import MakeWorker, Outcome, process
 from xmil.storage import SLIDES, RunFolder, read_rows, read_run
 
+NOT_UTF8 = "the name of its file is not in UTF-8; rename the file"
 LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
 AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
 RESTING = 20  # times as long as the tables took to write, they are left alone
@@ -163,9 +165,12 @@ class CohortRun(ABC, Generic[Item, Result]):
         listener, folder, restart = listener or Listener(), self.folder, self.request.restart
         about, again = self.about(), read_run(self.out) is not None
         what = "cases" if getattr(self.request, "by", "slide") == "case" else "slides"
+        unnamed = {slide for item in items for slide in self.slides_of(item) if not is_utf8(slide)}
+        items = [item for item in items if unnamed.isdisjoint(self.slides_of(item))] if unnamed else items
+        refused = {**(refused or {}), **{ascii(slide): NOT_UTF8 for slide in unnamed}}
         with folder.open(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
             self.begin(again=again)
-            tally: Tally[Result] = Tally(failed=dict(refused or {}), rows=self._rows_before(items))
+            tally: Tally[Result] = Tally(failed=dict(refused), rows=self._rows_before(items))
             counting = listener.counting(f"{self.doing} {what}".strip(), len(items))
             with self._tables(folder, items, tally) as save, counting as advance:
                 waiting = list(self._waiting(items, tally, advance))

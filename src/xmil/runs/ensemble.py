@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -298,7 +299,9 @@ def with_background(
     if background == NO_BACKGROUND or all(model.background is not None for model in models.models):
         return models
     width, files = models.spec.in_dim, [path for case in cases for path in case.paths]
-    stored = None if request.restart else Background.load(out / BACKGROUND)
+    stored = None
+    with suppress(FileError):  # a damaged one is made again
+        stored = None if request.restart else Background.load(out / BACKGROUND)
     if background != AUTO:
         place = Path(background)
         if not place.exists():

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xmil.core.bag import Bag
-from xmil.core.budget import read_parquet
+from xmil.core.budget import check_objects, read_parquet
 from xmil.core.durable import identity, unchanged, write_atomically, write_text
 from xmil.core.errors import FileError, InputError, absent
 from xmil.core.request import takes
@@ -45,13 +45,14 @@ from xmil.evaluate import (
 )
 from xmil.methods import list_methods
 from xmil.runs import Listener
+from xmil.runs.agreement import SUMMARY, TABLE, compare_annotations
 from xmil.runs.cohort_run import TableRow, Tally, slide_row, stopping
 from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share
 from xmil.runs.inputs import class_index, decided_labels, task_cases
 from xmil.runs.requests import EvaluateRequest
 from xmil.slides import find_slides
-from xmil.storage import Run, write_explanations, write_json
+from xmil.storage import Run, explained_run, write_explanations, write_json
 
 MEASURES = ("srg", "aupc", "sufficiency", "necessity", "auprc2")  # in slides.csv; results.parquet has all
 KEY, SOURCES = b"xmil-faithfulness", b"xmil-sources"
@@ -75,9 +76,12 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     """Measure how faithful each method is for a model, over the slides of a cohort, into the folder `out`.
 
     The same as `xmil evaluate`, with the same options and files. `truth` is a folder of GeoJSON, masks or
-    instance labels; `background` as in `explain_slides`.
+    instance labels; `background` as in `explain_slides`. With `run` and `annotations` the saved scores of a
+    run are compared with what readers drew, and no model is needed.
     """
     listener, out = listener or Listener(), request.out
+    if request.run is not None:
+        return _agree(explained_run(request.run), request, out or request.run, listener)
     paths = model_paths(request.model)
     if len(paths) > 1:  # an ensemble's curves would be of several outputs
         names = ", ".join(map(str, paths))
@@ -110,7 +114,22 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     for line in run.lines:
         listener.say(line)
     listener.say(f"{len(tally.done)} measured, {len(tally.found)} already done. Written to {out}.")
-    return Run(run.out)
+    return Run(run.out) if request.annotations is None else _agree(Run(run.out), request, out, listener)
+
+
+def _agree(run: Run, request: EvaluateRequest, out: Path, listener: Listener) -> Run:
+    """Compare the saved scores of a run with annotations, into tables in the folder `out`."""
+    slides = {}
+    if request.slides is not None:
+        slides = find_slides(request.slides, follow_links=request.follow_links)
+    agreement = compare_annotations(
+        run, request.annotations, names=request.truth_names, slides=slides, say=listener.say
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    agreement.write(out)
+    listener.say(agreement.as_text())
+    listener.say(f"Annotations against scores: written to {out / TABLE} and {out / SUMMARY}.")
+    return run
 
 
 @dataclass(frozen=True)
@@ -163,6 +182,7 @@ class EvaluateRun(ModelRun[list[Row]]):
             if metadata.get(KEY, b"").decode() != self.fingerprint:
                 return None
             stored = parse_json(metadata.get(SOURCES, b"[]"))
+            check_objects(table, self._result(item))
             now, rows = self._files(item), table.to_pylist()
             same = len(stored) == len(now) and all(
                 word is None if path is None else unchanged(path, word, times=True)

@@ -208,6 +208,9 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
 
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
         """How many files there are of a slide, and what they were drawn from."""
-        files = result.written + result.kept
-        facts = {"note": result.note or "", "beyond_scale": f"{result.beyond:.3g}", "source": result.source}
+        files, before = result.written + result.kept, self.before.get(item.slide_id, {})
+        note = result.note or ""
+        if result.kept and before.get("source") == result.source:  # the files that stay keep their note
+            note = note or before.get("note", "")
+        facts = {"note": note, "beyond_scale": f"{result.beyond:.3g}", "source": result.source}
         return [{"slide_id": item.slide_id, "files": files, **facts}]

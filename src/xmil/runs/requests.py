@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import InputError, bad_parameter
-from xmil.core.request import Request, field_types, option, owner, pop_old
+from xmil.core.request import Request, field_types, option, options, owner, pop_old
 from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Workers
 
@@ -177,15 +177,17 @@ class SeededRequest(DeviceRequest):
     seed: int = option("Seed of everything that is drawn at random.", 0, panel=COMPUTE, decides=True)
 
 
+MODEL = (
+    "Checkpoint, folder of `xmil train`, or a network of yours as module:function or file.py:function; "
+    "several models form an ensemble."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CohortRequest(SeededRequest):
     """A request over the feature files of a folder, or of a cohort's rows, with a model."""
 
-    model: tuple[Any, ...] = option(
-        "Checkpoint, folder of `xmil train`, or a network of yours as module:function or file.py:function; "
-        "several models form an ensemble.",
-        panel=INPUT,
-    )  # fmt: skip
+    model: tuple[Any, ...] = option(MODEL, panel=INPUT)
     features: Path = option("Folder of feature files, or a single file.", panel=INPUT)
     cohort: Path | None = option(
         "Table of slides and labels; without it, all files are used.", None, panel=INPUT
@@ -336,9 +338,22 @@ class ExplainRequest(CohortRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(CohortRequest):
-    """Drop instances by each method's scores and see whether the prediction follows."""
+    """Drop instances by each method's scores and see whether the prediction follows.
 
-    out: Path = option(RESULTS, panel=OUTPUT)
+    With --annotations, scores are compared with what readers drew: RUN --annotations needs no model.
+    """
+
+    run: Path | None = option(
+        "Folder of `xmil explain` whose saved scores are compared with the annotations.", None, argument=True
+    )
+    model: tuple[Any, ...] = option(MODEL, (), panel=INPUT)
+    features: Path = option("Folder of feature files, or a single file.", None, panel=INPUT)
+    out: Path = option(f"{RESULTS} With RUN, RUN itself by default.", None, panel=OUTPUT)
+    annotations: Path | None = option(
+        "Regions to compare scores with: a folder of SLIDE.geojson (QuPath) or SLIDE/READER.geojson, such as "
+        "RUN/annotations, which the viewer writes.",
+        None, panel=INPUT,
+    )  # fmt: skip
     methods: tuple[str, ...] = option("Methods; 'all' for every method that fits the model.", (), panel=WHAT)
     modes: tuple[str, ...] = option(
         "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), panel=WHAT
@@ -369,6 +384,18 @@ class EvaluateRequest(CohortRequest):
         pop_old(values, "top", "sufficiency and necessity use a tenth of the instances.")
         pop_old(values, "best", "the best method is always named.")
         return super().upgrade(values)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.run is not None:
+            if self.annotations is None:
+                raise InputError(
+                    "annotations= is missing: the regions that the run's scores are compared with."
+                )
+            return
+        for name in ("model", "features", "out"):
+            if not getattr(self, name):
+                raise InputError(f"{name}= is missing: {options(type(self))[name].help}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import FloatArray, IntArray, Patches
-from xmil.core.budget import check_archive, check_regular, read_parquet
+from xmil.core.budget import check_regular, read_arrays, read_parquet
 from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
 from xmil.core.explanation import Audit, Explanation
@@ -381,13 +380,13 @@ def load_arrays(
 ) -> Stored:
     """Build what `save_arrays` wrote from its arrays and words; `what` and `way_out` are for the error."""
     try:
-        check_archive(path)
-        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = read_arrays(path)
         return build(arrays, parse_json(bytes(arrays.pop("about")).decode()))
     except FileNotFoundError:
         raise FileError(absent(path)) from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except FileError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileError(f"{path}: not a {what} ({error}); {way_out}.") from None
 
 

@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xmil._version import __version__
-from xmil.core.budget import check_regular, read_parquet
-from xmil.core.durable import remove_file, sync_folder, write_text
-from xmil.core.errors import FileError, InputError, XmilError, absent, not_made, unknown_name
+from xmil.core.budget import check_regular, parquet_rows
+from xmil.core.durable import FULL, remove_file, sync_folder, write_text
+from xmil.core.errors import FileError, InputError, WriteError, XmilError, absent, not_made, unknown_name
 from xmil.core.interactions import Interactions
 from xmil.core.journal import MANIFEST, is_manifest, owning_run
 from xmil.core.journal import RUN as RUN
@@ -439,7 +439,7 @@ def read_curves(path: Path) -> dict[tuple[str, str], dict[str, list[float]]]:
     import pyarrow as pa
 
     try:
-        rows = read_parquet(path, ["method", "mode", "morf", "lerf"]).to_pylist()
+        rows = parquet_rows(path, ["method", "mode", "morf", "lerf"])
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise FileError(f"{path.name}: not a readable result ({str(error).splitlines()[0]}).") from None
     last = {(str(row["method"]), str(row["mode"])): row for row in rows}
@@ -658,7 +658,8 @@ def make_folder(folder: Path) -> None:
         for place in missing:
             sync_folder(place.parent)
     except OSError as error:
-        raise InputError(not_made(folder, error)) from None
+        kind = WriteError if error.errno in FULL else InputError
+        raise kind(not_made(folder, error)) from None
 
 
 @contextmanager

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from xmil.core.errors import FileError, InputError, check_names, unreadable
 from xmil.core.task import TASKS
+from xmil.core.text import read_toml
 
+MOST_MODELS = 100_000  # of one run; a run of so many has been mistyped
 Whole = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -216,10 +218,12 @@ class Config(Section):
 def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Config:
     """The settings of a TOML file, with `section.key=value` changes on top."""
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_toml(path)
     except OSError as error:
         raise FileError(unreadable(path, error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except FileError:
+        raise
+    except ValueError as error:
         raise FileError(
             f"{path}: not a valid TOML file ({error}); give settings as in docs/training.md."
         ) from None
@@ -283,6 +287,12 @@ def grid_points(config: Config) -> list[dict[str, Any]]:
     [{'optim.lr': 0.1}, {'optim.lr': 0.2}]
     """
     points: list[dict[str, Any]] = [{}]
+    models = math.prod(map(len, config.grid.values())) * (config.data.folds or 1) * config.train.repeats
+    if models > MOST_MODELS:
+        raise InputError(
+            f"The config asks for {models:,} models; train.repeats, data.folds and the grid may come to "
+            f"{MOST_MODELS:,} at most."
+        )
     for name, values in config.grid.items():
         options = [value if isinstance(value, Mapping) else {name: value} for value in values]
         points = [{**point, **option} for point in points for option in options]
@@ -369,7 +379,7 @@ def parse_value(text: str) -> Any:
     """
     try:
         return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

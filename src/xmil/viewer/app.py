@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial, wraps
 from hashlib import sha256
 from pathlib import Path
@@ -25,8 +25,9 @@ from starlette.types import ASGIApp
 from xmil._version import __version__
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError, WriteError, XmilError
+from xmil.core.journal import lock, opened
 from xmil.core.text import is_plain, parse_json
-from xmil.storage import read_json
+from xmil.storage import read_json, sweep_folder
 from xmil.viewer.cache import to_json
 from xmil.viewer.cohort import CohortIndex, CohortWall
 from xmil.viewer.collection import Collection, MissingError
@@ -155,6 +156,7 @@ class Site(PageSite):
             get("/api/openapi.json", self.describe),
             get("/api/columns-{run:int}.json", self.wall.columns),
             get("/api/wall-{run:int}-{column:int}.json", self.wall.wall),
+            get("/api/agreement-{run:int}.json", self.agreement),
             draw(f"{slide}/small-{{run:int}}-{{column:int}}.png", self.wall.small),
             get(f"{slide}/slide.json", shown.describe),
             get(f"{slide}/evidence-{{run:int}}.bin", shown.scores),
@@ -213,6 +215,17 @@ class Site(PageSite):
     def overview(self) -> dict[str, Any]:
         """The runs and their slides."""
         return {**self.collection.overview(), "whatif": self.whatif is not None}
+
+    def agreement(self, run: int) -> dict[str, Any]:
+        """What readers have drawn against a run's evidence: by slide, and overall."""
+        from xmil.runs.agreement import FOLDER, compare_annotations
+
+        shown, place = self.collection.run(run), self.collection.runs[0].path / FOLDER
+        if not place.is_dir():
+            raise MissingError("Nobody has drawn a region on a slide of this run yet.")
+        found = compare_annotations(shown, place)
+        reasons = {slide: reason.replace(str(place.parent), "") for slide, reason in found.left_out.items()}
+        return {"rows": found.rows, "summary": found.summary, "left_out": reasons}
 
     def decide(self, key: int, run: int) -> dict[str, Any]:
         """The smallest set of patches found whose removal changes the prediction."""
@@ -322,6 +335,7 @@ def _tagged(request: Request, content: bytes, kind: str) -> Response:
 FOLDER = "annotations"
 READER = re.compile(r"[A-Za-z0-9_-]{1,40}")
 MOST = 100_000  # annotations of one reader on one slide
+DEEPEST = 64  # brackets within brackets; those of GeoJSON are a dozen
 
 
 class ConflictError(XmilError):
@@ -332,12 +346,31 @@ class ConflictError(XmilError):
         self.stored = stored
 
 
+def _text_of(document: dict[str, Any]) -> str:
+    """A document as it is stored; refused where it could not be read and sent again."""
+    try:
+        level: list[Any] = [document]
+        for _ in range(DEEPEST):
+            level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+            level = [inner for inner in level if isinstance(inner, dict | list)]
+        if level:
+            raise ValueError(f"they are nested more than {DEEPEST} deep")
+        json.dumps(document, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:  # nan, half a character of UTF-16
+        raise InputError(f"The annotations cannot be kept ({error}).") from None
+    return json.dumps(document) + "\n"
+
+
 class AnnotationFiles:
     """The annotations of a run's folder; read-only if the folder is."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / FOLDER
         self._lock = Lock()
+        if self._folder.is_dir() and not self._folder.is_symlink():
+            for left in self._folder.glob("*/.*.part"):  # of servers that were killed
+                with suppress(XmilError), self._alone(left.parent):
+                    pass
 
     def read(self, slide: str, reader: str) -> dict[str, Any]:
         """What a reader has drawn on a slide, with its revision, and who else has."""
@@ -365,20 +398,29 @@ class AnnotationFiles:
             raise InputError("The revision must be a number from 0 up.")
         if len(document["features"]) > MOST:
             raise InputError(f"A reader can keep {MOST:,} annotations on a slide; export them in parts.")
-        with self._lock:
+        head = document.get("xmil")
+        about = {"slide": slide, "reader": reader, "revision": base + 1}
+        document = {**document, "xmil": {**(head if isinstance(head, dict) else {}), **about}}
+        text = _text_of(document)
+        with self._lock, self._alone(path.parent):
             stored = self.read(slide, reader)
             if base != stored["revision"]:
                 raise ConflictError(stored)
-            about = {"slide": slide, "reader": reader, "revision": base + 1}
-            head = document.get("xmil")
-            document = {**document, "xmil": {**(head if isinstance(head, dict) else {}), **about}}
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                reason = error.strerror
-                raise WriteError(f"Annotations cannot be kept in the run's folder ({reason}).") from None
-            write_text(path, json.dumps(document) + "\n")
+            write_text(path, text)
         return {"revision": base + 1}
+
+    @contextmanager
+    def _alone(self, folder: Path) -> Iterator[None]:
+        """Make the folder and keep other servers out; what killed ones left half written is removed."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with opened(folder / ".lock", os.O_RDWR | os.O_CREAT) as handle:
+                lock(handle)
+                sweep_folder(folder)
+                yield
+        except OSError as error:
+            reason = error.strerror
+            raise WriteError(f"Annotations cannot be kept in the run's folder ({reason}).") from None
 
     def _path(self, slide: str, reader: str) -> Path:
         if not READER.fullmatch(reader):

@@ -77,6 +77,8 @@ def check_zarr_chunks(folder: Path, codecs: set[str], declared: int, *, name: st
             with file.open("rb") as stream:
                 content = stream.read(_ROOM if packers[0] in STATING else -1)
             check_unpacked(packers[0], content, declared, name=name, path=path)
+            if packers[0] == "blosc" and struct.unpack_from("<I", content, 12)[0] != file.stat().st_size:
+                raise _cut(name, path)  # blosc would leave what is missing as memory happens to be
 
 
 def check_unpacked(codec: str, content: bytes, declared: int, *, name: str, path: Path) -> None:
@@ -84,9 +86,7 @@ def check_unpacked(codec: str, content: bytes, declared: int, *, name: str, path
     try:
         unpacked = UNPACKED[codec](content, declared + _ROOM)
     except (zlib.error, OSError, EOFError, lzma.LZMAError, struct.error):
-        raise FileError(
-            f"{path}: {name!r} has a chunk that cannot be unpacked; write or copy the file again."
-        ) from None
+        raise _cut(name, path) from None
     if unpacked > declared + _ROOM - 1:
         raise _bomb(name, path)
 
@@ -113,10 +113,14 @@ UNPACKED: dict[str, Callable[[bytes, int], int]] = {
     "gzip": _inflated,
     "bz2": lambda content, most: len(bz2.BZ2Decompressor().decompress(content, most)),
     "lzma": lambda content, most: len(lzma.LZMADecompressor(memlimit=1 << 28).decompress(content, most)),
-    "blosc": lambda content, _: int(struct.unpack_from("<I", content, 4)[0]),
+    "blosc": lambda content, _: int(struct.unpack_from("<III", content, 4)[0]),
     "lz4": lambda content, _: int(struct.unpack_from("<I", content)[0]),
     "zstd": _zstd,
 }
+
+
+def _cut(name: str, path: Path) -> FileError:
+    return FileError(f"{path}: {name!r} has a chunk that cannot be unpacked; write or copy the file again.")
 
 
 def _bomb(name: str, path: Path) -> FileError:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.budget import read_parquet
+from xmil.core.budget import check_objects, read_parquet
 from xmil.core.errors import FileError
 from xmil.data.containers.container import Contents
 from xmil.data.containers.stores import ZarrContents
@@ -136,6 +136,7 @@ def _polygons(path: Path, tiles: str) -> tuple[npt.NDArray[np.int64], Boxes] | N
         return None
     try:
         table = read_parquet(file)
+        check_objects(table, file)
         shapes = table["geometry"].to_pylist()
         numbers = table["tile_id"].to_numpy() if "tile_id" in table.column_names else np.arange(len(shapes))
         bounds = [_bounds(shape) for shape in shapes]

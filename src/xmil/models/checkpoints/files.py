@@ -11,8 +11,7 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.background import Background
-from xmil.core.budget import allowance, check_budget
+from xmil.core.budget import check_budget, read_arrays
 from xmil.core.errors import CheckpointError, FileError, absent, unreadable
 from xmil.core.pickles import PurePickle, check_torch_file
 from xmil.core.text import parse_json, shorten
@@ -150,9 +149,13 @@ def _load_tensors(path: Path) -> Any:
     except FileError as error:
         raise CheckpointError(str(error)) from None
     except pickle.UnpicklingError as error:
-        with suppress(CheckpointError):  # a Lightning checkpoint, with stubs for the classes it names
+        try:  # a Lightning checkpoint, with stubs for the classes it names
             if zipfile.is_zipfile(path) and (content := read_lightning(path)) is not None:
                 return content
+        except CheckpointError:
+            pass  # what it holds beside tensors is named below
+        except FileError as bomb:
+            raise CheckpointError(str(bomb)) from None
         match = _REFUSED.search(str(error))
         if match is None and not _begins_as_checkpoint(path):
             raise _damaged(path, error) from None
@@ -274,8 +277,8 @@ def read_lightning(path: Path) -> dict[str, Any] | None:
             names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             if len(names) != 1 or any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist()):
                 return None  # torch.save never compresses
-            content = _Reader(archive, names[0].removesuffix("data.pkl")).load()
-    except CheckpointError:
+            content = _Reader(archive, names[0].removesuffix("data.pkl"), path).load()
+    except FileError:
         raise
     except Exception as error:  # a crafted pickle can fail in any way; none of them may pass as success
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}).") from None
@@ -286,15 +289,15 @@ def read_lightning(path: Path) -> dict[str, Any] | None:
 class _Reader(PurePickle):
     """Unpickles `data.pkl` of a zip that `torch.save` wrote."""
 
-    def __init__(self, archive: zipfile.ZipFile, folder: str) -> None:
+    def __init__(self, archive: zipfile.ZipFile, folder: str, path: Path) -> None:
         super().__init__(io.BytesIO(archive.read(f"{folder}data.pkl")), encoding="utf-8")
-        self._archive, self._folder = archive, folder
+        self._archive, self._folder, self._path, self._total = archive, folder, path, 0
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         """Tensors and ordered dictionaries are made; all else is a stub, or refused."""
         if module == "torch._utils" and name in _REBUILD:
-            return _REBUILD[name]
+            return (lambda data, *_: data) if name == "_rebuild_parameter" else self._tensor
         if module in ("torch", "torch.storage") and name in STORAGES:
             return STORAGES[name]
         if (module, name) == ("collections", "OrderedDict"):
@@ -318,21 +321,18 @@ class _Reader(PurePickle):
             self._storages[key] = torch.frombuffer(data, dtype=dtype) if data else empty
         return self._storages[key]
 
+    def _tensor(self, storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
+        """A copy of a view of a storage, which torch refuses where it would reach beyond it.
 
-def _tensor(storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
-    """A view of a storage; torch refuses one that would reach beyond it."""
-    view = storage.as_strided(tuple(size), tuple(stride), int(offset))
-    if view.numel() * view.element_size() > allowance(storage.numel() * storage.element_size()):
-        raise CheckpointError("a tensor claims far more numbers than are stored.")
-    return view.clone()
+        Views may share their numbers: what all copies take together is counted before one is made.
+        """
+        view = storage.as_strided(tuple(size), tuple(stride), int(offset))
+        self._total += view.numel() * view.element_size()
+        check_budget(self._total, "the weights", self._path)
+        return view.clone()
 
 
-_REBUILD: dict[str, Callable[..., Tensor]] = {
-    "_rebuild_tensor_v2": _tensor,
-    "_rebuild_tensor": _tensor,
-    "_rebuild_parameter": lambda data, *_: data,
-}
-
+_REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor", "_rebuild_parameter")
 
 SETTINGS = ("args.json", "config.json")  # of xMIL and of MIL-Lab
 REFERENCE, BINS = "ref_value.json", "survival_bins.npy"  # of a regression, of a survival model
@@ -424,10 +424,10 @@ def _time_bins(folder: Path, n_outputs: int) -> tuple[float, ...] | None:
     if not path.is_file():
         return None
     try:
-        edges = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        edges = read_arrays(path)[""]
+    except (OSError, LookupError, ValueError, FileError) as error:
         raise CheckpointError(
-            f"{BINS} beside it is not an array of numbers ({type(error).__name__}); give time_bins=."
+            f"{BINS} beside it is not an array of numbers ({_first_line(error)}); give time_bins=."
         ) from None
     if not isinstance(edges, np.ndarray) or edges.dtype.kind not in "fiu" or edges.shape != (n_outputs + 1,):
         shape = getattr(edges, "shape", None)

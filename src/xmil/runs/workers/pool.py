@@ -24,7 +24,15 @@ from multiprocessing.connection import wait as wait_for
 from typing import Any, Generic, TypeVar
 
 from xmil.core.durable import OPEN_FILES
-from xmil.core.errors import InputError, StopError, XmilError, bad_parameter, refused, unknown_name
+from xmil.core.errors import (
+    InputError,
+    StopError,
+    WriteError,
+    XmilError,
+    bad_parameter,
+    refused,
+    unknown_name,
+)
 
 KINDS = ("local", "ray")
 WRITING = 4  # items whose results are written at the same time: each waits for the disk
@@ -197,6 +205,9 @@ class Line(AbstractContextManager["Line"]):
             return Reply(work())
         except StopError as error:
             return Reply(error=str(error), stop=True)
+        except WriteError as error:  # no other item can be written either
+            again = "Finished slides are kept; run the same command to continue."
+            return Reply(error=f"{error} {again}", stop=True)
         except Exception as error:  # an item must not end the run, whatever is wrong with it
             logger.debug("%r", item, exc_info=True)
             return _starved(error) or Reply(error=error_line(error))

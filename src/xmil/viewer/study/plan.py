@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from xmil.core.errors import FileError, InputError, unreadable
-from xmil.core.text import counted
+from xmil.core.text import counted, read_toml
 from xmil.evaluate.statistics import PairedDesign
 
 NAME = re.compile(r"[\w-]{1,40}")  # letters of any script are letters
@@ -97,7 +95,7 @@ class Question(Section):
             else range(1, self.steps + 1)
         )
         if self.kind == "text":
-            if not isinstance(answer, str) or len(answer) > 2000:
+            if not isinstance(answer, str) or len(answer) > 2000 or not is_text(answer):
                 raise InputError(f"The answer to {self.id!r} must be a text of at most 2000 letters.")
             return answer
         if isinstance(answer, bool) or not isinstance(answer, str | int) or answer not in possible:
@@ -228,13 +226,20 @@ class Plan(Section):
         return self.model_copy(update={"questions": tuple(questions), "positive": positive})
 
 
+def is_text(answer: str) -> bool:
+    """Whether a text can be written down: no halves of characters."""
+    return answer == answer.encode(errors="ignore").decode()
+
+
 def read_plan(path: str | PathLike[str]) -> Plan:
     """Read the plan in a TOML file; the first fault is told in one line."""
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_toml(path)
     except OSError as error:
         raise FileError(unreadable(path, error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except FileError:
+        raise
+    except ValueError as error:
         raise FileError(f"{path}: not a valid TOML file ({error}); docs/howto/study.md has a plan.") from None
     return make_plan(content, source=str(path))
 

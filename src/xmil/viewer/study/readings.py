@@ -9,9 +9,11 @@ readers.csv                       the code of each reader, to hand out
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -26,7 +28,9 @@ import numpy as np
 from xmil._version import __version__
 from xmil.core.durable import write_folder, write_text
 from xmil.core.errors import FileError, InputError, WriteError, XmilError, absent, unknown_name
+from xmil.core.journal import lock, opened
 from xmil.core.text import counted, csv_text, is_plain, shorten, small_number
+from xmil.evaluate.marks import parse_polygons
 from xmil.storage import Run, explained_run, read_json, read_rows, write_json
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.layers import Evidence, read_evidence
@@ -244,7 +248,7 @@ class Study:
             raise InputError(
                 'The body must be {"revision": 0, "number": 0, "stage": "before", "answers": {}}.'
             )
-        with self._locks[reader]:
+        with self._locks[reader], self._alone():
             stored = self.stored(reader)
             if body.get("revision") != stored["revision"]:
                 raise StaleError({"revision": stored["revision"]})
@@ -274,8 +278,9 @@ class Study:
             raise InputError("answers must be an object and regions a list of GeoJSON features.")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e7:
             raise InputError("seconds must be the time spent on this stage.")
-        if len(regions) > (0 if self.plan.regions == "off" else MOST) or not all(map(_is_region, regions)):
+        if len(regions) > (0 if self.plan.regions == "off" else MOST):
             raise InputError(f"regions must be at most {MOST:,} GeoJSON polygons.")
+        regions = [_region(feature) for feature in regions]
         questions = {question.id: question for question in self.plan.asked(stage, self.arm(reading))}
         for name in answers:
             if name not in questions:
@@ -292,17 +297,34 @@ class Study:
         if stage == BEFORE and self.plan.regions == "required" and not entry["regions"]:
             raise InputError("Mark the region that decides before you commit.")
 
-    def _write(self, reader: str, stored: Stored) -> None:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other servers of the study out while one reads and writes."""
         try:
             (self.folder / READERS).mkdir(exist_ok=True)
+            with opened(self.folder / READERS / ".lock", os.O_RDWR | os.O_CREAT) as handle:
+                lock(handle)
+                yield
         except OSError as error:
             raise WriteError(f"Answers cannot be kept in the study's folder ({error.strerror}).") from None
+
+    def _write(self, reader: str, stored: Stored) -> None:
         write_text(self.folder / READERS / f"{reader}.json", json.dumps(stored, ensure_ascii=False) + "\n")
 
 
-def _is_region(feature: Any) -> bool:
-    geometry = feature.get("geometry") if isinstance(feature, dict) else None
-    return isinstance(geometry, dict) and geometry.get("type") in ("Polygon", "MultiPolygon")
+def _region(feature: Any) -> Stored:
+    """A region as it is stored: its outline in level-0 pixels, and nothing else."""
+    found = feature.get("geometry") if isinstance(feature, dict) else None
+    geometry: Stored = found if isinstance(found, dict) else {}
+    kind = geometry.get("type")
+    try:
+        if kind not in ("Polygon", "MultiPolygon") or not parse_polygons([geometry]):
+            raise ValueError("not a polygon")
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
+        raise InputError("regions must be GeoJSON polygons of finite numbers.") from None
+    outline = {"type": kind, "coordinates": geometry["coordinates"]}
+    about = {"objectType": "annotation", "classification": {"name": "Region"}}
+    return {"type": "Feature", "geometry": outline, "properties": about}
 
 
 def find_column(evidence: Evidence, arm: Arm, predicted: str, slide: str) -> int:
@@ -350,20 +372,20 @@ def make_study(
         raise InputError(f"{folder}: is there already; a study is never written over, choose another out=.")
     if not pictures.is_dir():
         raise InputError(absent(pictures, "folder"))
-    opened = {Path(run).resolve().name: explained_run(run) for run in runs}
-    if len(opened) < len(runs):
+    explained = {Path(run).resolve().name: explained_run(run) for run in runs}
+    if len(explained) < len(runs):
         raise InputError("Two runs have the same name; the arms could not tell them apart. Rename a folder.")
     for arm in plan.arms:
-        if arm.run is not None and arm.run not in opened:
-            raise unknown_name(f"run of the arm {arm.name!r}", arm.run, opened)
-    first = next(iter(opened.values()))
+        if arm.run is not None and arm.run not in explained:
+            raise unknown_name(f"run of the arm {arm.name!r}", arm.run, explained)
+    first = next(iter(explained.values()))
     classes = first.class_names or _labels(first)
     plan = plan.with_classes(classes)
-    known = _known_cases(opened, classes, Pictures(pictures), say)
+    known = _known_cases(explained, classes, Pictures(pictures), say)
     practice, cases = _choose(plan, known)
     if plan.repeats > len(cases) // 2:
         raise InputError(f"repeats = {plan.repeats}: at most half of the {len(cases)} cases can come twice.")
-    _check_arms(plan, opened, [*practice, *cases])
+    _check_arms(plan, explained, [*practice, *cases])
     codes = {reader: "".join(secrets.choice(LETTERS) for _ in range(CODE)) for reader in plan.readers}
     content = {
         "layout": LAYOUT,
@@ -372,13 +394,13 @@ def make_study(
         "plan": plan.model_dump(mode="json"),
         "classes": list(classes),
         "slides": str(pictures.resolve()),
-        "runs": list(opened),
+        "runs": list(explained),
         "practice": [asdict(case) for case in practice],
         "cases": [asdict(case) for case in cases],
     }
 
     def fill(aside: Path) -> None:
-        for name, run in opened.items():
+        for name, run in explained.items():
             (aside / EVIDENCE / name).mkdir(parents=True)
             for case in (*practice, *cases):
                 shutil.copyfile(run.file(case.slide), aside / EVIDENCE / name / f"{case.slide}.parquet")

@@ -18,7 +18,6 @@ from xmil.viewer.study.plan import AFTER, BEFORE, sample_size
 from xmil.viewer.study.readings import Study
 
 REPORT = "report"
-STAGES = {BEFORE: "tissue alone", AFTER: "with what the arm shows"}
 NO_VALUE = "-"
 STYLE = """
 svg.plot { width: 100%; max-width: 46rem; height: auto; }
@@ -26,6 +25,7 @@ svg.plot text { fill: currentColor; font-size: 13px; }
 svg.plot .axis { stroke: var(--line); } svg.plot .range { stroke: var(--dim); stroke-width: 2; }
 svg.plot .dim { fill: var(--dim); } svg.plot circle { fill: currentColor; }
 svg.plot circle.hollow { fill: Canvas; stroke: currentColor; stroke-width: 2; }
+td:not(:first-child) { white-space: nowrap; }
 .lead { font-size: 1.05rem; } .lead li { margin: .35rem 0; }
 """
 
@@ -167,11 +167,12 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
     yield tag("h2", "Right answers")
     yield tag(
         "p",
+        "Before: on the tissue alone; after: with what the arm shows. "
         f"Intervals hold 95 % and are over patients; fewer than {FEWEST} have none. Lines below an arm are "
         "its readers.",
         kind="small",
     )
-    yield _plot([e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
+    yield _plot(study, [e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
     measures = ["accuracy"]
     for name in study.plan.positive:
         measures += [f"sensitivity {name}", f"specificity {name}"]
@@ -182,14 +183,14 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
                 values = [findings.find(measure, arm.name, stage, reader) for measure in measures]
                 if values[0] is not None:
                     named = (
-                        f"{arm.name}, {STAGES[stage]}" if reader == ALL else tag("span", reader, kind="small")
+                        _place(study, arm.name, stage) if reader == ALL else tag("span", reader, kind="small")
                     )
                     rows.append([named, values[0].n, *(_share(value) for value in values)])
                     marked.append(False)
     yield table(rows, head=["arm", "readings", *measures], marked=marked)
 
 
-def _plot(estimates: Sequence[Estimate]) -> Html:
+def _plot(study: Study, estimates: Sequence[Estimate]) -> Html:
     """Accuracies with their intervals, a line each; hollow before, filled after."""
     height, left, width = 30 * len(estimates) + 34, 260, 420
 
@@ -203,7 +204,7 @@ def _plot(estimates: Sequence[Estimate]) -> Html:
         parts.append(tag("text", f"{100 * tick:.0f} %", kind="dim", x=at(tick), y=str(height - 6), **words))
     for i, e in enumerate(estimates):
         y, value = str(22 + 30 * i), e.value
-        parts.append(tag("text", f"{e.arm}, {e.stage}", x="0", y=str(26 + 30 * i)))
+        parts.append(tag("text", _place(study, e.arm, e.stage), x="0", y=str(26 + 30 * i)))
         if np.isfinite(value.low):
             parts.append(tag("line", kind="range", x1=at(value.low), x2=at(value.high), y1=y, y2=y))
         look = "hollow" if e.stage == BEFORE else ""
@@ -240,7 +241,7 @@ def _agreement(findings: Findings) -> Iterator[Html]:
     yield tag("p", "Cohen's kappa: 0 is what chance gives, 1 is perfect agreement.", kind="small")
     rows = [
         [
-            f"{e.arm}, {STAGES.get(e.stage, e.stage)}",
+            _place(findings.study, e.arm, e.stage),
             e.reader if e.reader != ALL else "mean",
             e.n,
             _kappa(e.value),
@@ -292,7 +293,7 @@ def _time(findings: Findings) -> Iterator[Html]:
                 value = findings.find(f"answer {question.id}", arm.name, stage)
                 yes = question.kind == "yes-no"
                 cells.append(NO_VALUE if value is None else _share(value) if yes else _number(value.value))
-            rows.append([f"{arm.name}, {STAGES[stage]}", _number(seconds.value), *cells])
+            rows.append([_place(study, arm.name, stage), _number(seconds.value), *cells])
     yield tag("h2", "Time and further answers")
     yield tag("p", "Median seconds at the case; mean of scales, share of yes.", kind="small")
     yield table(rows, head=["arm", "seconds", *(question.text for question in asked)])
@@ -340,6 +341,11 @@ def _made(findings: Findings, lines: Sequence[tuple[str, int, int]]) -> Iterator
             "estimates.csv and tests.csv have the figures of this page.",
         ]
     )
+
+
+def _place(study: Study, arm: str, stage: str) -> str:
+    """An arm, and which of its stages where it has two."""
+    return f"{arm}, {stage}" if any(each.name == arm and each.shows for each in study.plan.arms) else arm
 
 
 def _percent(share: float) -> str:
