@@ -474,7 +474,9 @@ def _code(value: str, meaning: str, scheme: str = CODING) -> Any:
 def _write_tiles(path: Path, request: Exported) -> None:
     write_geojson(path, request.explanations, origin=request.frame[:2], task=request.task)
     name = path.name.removesuffix(".gz").removesuffix(".geojson")
-    write_style(path.with_name(f"{name}.groovy"), request.explanations, request.scales)
+    folder = path.parent.parent / "groovy"
+    folder.mkdir(exist_ok=True)
+    write_style(folder / f"{name}.groovy", request.explanations, request.scales)
 
 
 STOPS = 33  # colours of a scale that the script has; those between are mixed
