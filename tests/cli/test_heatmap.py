@@ -86,7 +86,7 @@ def test_a_run(place, capsys):
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert found == {
         ".lock", "run.json", "slides.csv", "failures.csv", "style.json",
-        "panel/a.png", "panel/a.svg", "geojson/a.geojson", "csv/a.csv",
+        "panel/a.png", "panel/a.svg", "geojson/a.geojson", "groovy/a.groovy", "csv/a.csv",
         "parquet/a.parquet", "scores/a.scores.ome.tif",
         *(f"colours/a.{m}.HPV+.colours.ome.tif" for m in ("lrp", "attention")),
         *(f"map/a.{m}.HPV+.png" for m in ("lrp", "attention")),

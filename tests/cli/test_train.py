@@ -70,7 +70,7 @@ def test_a_training_ends_with_its_measures(folder, capsys):
     assert run(["train", write_config(folder, train={"epochs": 12})]) == 0
     said = capsys.readouterr().out
     assert "validation  loss" in said
-    assert "1 models trained, 0 already done, 0 failed." in said
+    assert "1 model trained, 0 already done, 0 failed." in said
     assert run(["train", write_config(folder, train={"epochs": 12})]) == 0
     assert "0 models trained, 1 already done" in capsys.readouterr().out
     assert run(["train", write_config(folder, train={"epochs": 3}), "--restart"]) == 0
@@ -197,7 +197,7 @@ def test_two_processes_train_the_model_of_one(folder, full):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("1 models trained") == 1  # one process of the two speaks
+    assert done.stdout.count("1 model trained") == 1  # one process of the two speaks
     a, b = (xmil.load_model(out / "model" / "model.safetensors").state_dict() for out in (one, two))
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)

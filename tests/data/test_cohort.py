@@ -60,13 +60,13 @@ def test_whole_number_labels_are_class_indices() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "a cohort needs a column 'slide_id'. Found: a, b"),
+        ("a,b\n1,2\n", "no column is named like one of slides.*Found: a, b. Name it with slide_column="),
         ("slide_id,label\ns1,0\ns1,1\n", "s1 stands in several rows"),
         ("slide_id\ns1\ns1\ns2\ns2\n", "s1, s2 stand in several rows"),
         ("slide_id,label\n,0\n", "row 2 has no slide_id"),
         ("slide_id,label\ns1\n", "row 2 has 1 cells, the header 2"),
         ("slide_id,slide_id\ns1,s2\n", "slide_id more than once"),
-        ("case_id,label,subset\nc1,0,train\n", "a split by case, without slides; pass metadata="),
+        ("case_id,label,subset\nc1,0,train\n", "slide_column=.*A split by case.*metadata="),
         ("\n\n", "the table is empty"),
     ],
 )
@@ -243,3 +243,22 @@ def test_a_leaking_split_is_refused() -> None:
 def test_bad_shares(shares: dict[str, float]) -> None:
     with pytest.raises(xmil.XmilError, match="two or more positive shares that sum to 1"):
         split_fractions(xmil.Cohort({"slide_id": tuple("abcd")}), shares)
+
+
+@pytest.mark.parametrize("name", ["Slide_ID", "SlideName", "image", "Image ID", "FileName", "WSI"])
+def test_columns_are_found_without_case_and_by_synonym(name: str, tmp_path: Path) -> None:
+    table = write(tmp_path / "c.csv", f"{name},Patient_ID,split,label\nslides/a.svs,p,train,1\n")
+    cohort = xmil.read_cohort(table)
+    assert (cohort.slides, cohort.cases) == (["a.svs"], ["p"])
+    assert cohort.inferred[0] == f"slide_id from the column {name!r}"
+
+
+def test_the_column_of_slides_can_be_named(tmp_path: Path) -> None:
+    table = write(tmp_path / "c.csv", "accession,case_id,split,image\nx1,p,train,z\n")
+    assert xmil.read_cohort(table, slide_column="accession").slides == ["x1"]
+    assert xmil.read_cohort(table).slides == ["z"]
+    with pytest.raises(xmil.XmilError, match="Unknown column 'acession'"):
+        xmil.read_cohort(table, slide_column="acession")
+    table = write(tmp_path / "d.csv", "accession,case_id,split\nx1,p,train\n")
+    with pytest.raises(xmil.XmilError, match="slide_column="):
+        xmil.read_cohort(table)

@@ -56,7 +56,7 @@ DIGEST = re.compile(
     r"\b(?:[0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{16}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b"
     r"|(?<=SHA-256 )[0-9a-f]{12}"
 )
-UNREAD = (".lock", ".pdf", ".svg", ".ckpt")  # files that are only listed
+UNREAD = (".lock", ".pdf", ".svg", ".ckpt", ".groovy")  # files that are only listed
 
 
 def record_folder(folder: Path, *, root: Path, skip: Iterable[str] = ()) -> Record:

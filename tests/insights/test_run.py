@@ -301,7 +301,10 @@ def test_a_second_run_finds_everything_done_and_a_changed_slide_is_looked_at_aga
 
 
 def test_without_model_or_vectors_concepts_are_left_out_and_said(study: Path, tmp_path: Path) -> None:
-    found = xmil.insight(study / "run", features=study / "features", out=tmp_path / "i", concepts=3)
+    model = make_model(tmp_path / "gone.safetensors")
+    run = xmil.explain_slides(model, study / "features", out=tmp_path / "run", target="1")
+    model.unlink()
+    found = xmil.insight(run, out=tmp_path / "i", concepts=3)
     assert "concepts were left out" in (found.path / "report.html").read_text()
     assert rows_of(found, "concepts.csv") == []
 
@@ -470,3 +473,44 @@ def test_the_runs_own_background_is_lent_to_the_model(agreed: xmil.Run, tmp_path
     xmil.save_model(other, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match="restart"):
         xmil.insight(run, features=features, model=tmp_path / "model.safetensors", concepts=3)
+
+
+NETS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return {"logits": self.head(x.relu().mean(dim=1))}
+
+
+def build():
+    return Net()
+"""
+
+
+def test_the_run_names_its_model_and_features(study: Path, looked: xmil.Run, tmp_path: Path) -> None:
+    """The report is the same without naming them; naming them afterwards is no other setting."""
+    options = {"cohort": study / "cohort.csv", "slides": study / "slides", "concepts": 3}
+    plain = xmil.insight_slides(study / "run", out=tmp_path / "plain", **options)
+    for name in ("concepts.csv", "removals.csv", "profiles.csv"):
+        assert rows_of(plain, name) == rows_of(looked, name)
+    named = {"features": study / "features", "model": study / "model.safetensors"}
+    again = xmil.insight_slides(study / "run", out=tmp_path / "plain", **named, **options)
+    assert again.settings == plain.settings
+
+
+def test_a_network_of_your_own_has_concepts(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    own = f"{tmp_path / 'nets.py'}:build"
+    run = xmil.explain_slides(own, study / "features", out=tmp_path / "run", target="1")
+    found = xmil.insight_slides(run, model=own, concepts=3, sanity=2)
+    assert len(rows_of(found, "concepts.csv")) == 3
+    assert len(rows_of(found, "removals.csv")) > 0
+    assert rows_of(xmil.insight_slides(run, concepts=3, out=tmp_path / "without"), "concepts.csv") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -117,9 +118,48 @@ def test_slides_of_another_name_are_refused(study: Path, tmp_path: Path) -> None
 def test_without_vectors_and_model_the_options_are_named(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    model = shutil.copy(study / "m.safetensors", tmp_path / "gone.safetensors")
+    run = xmil.explain_slides(model, study / "features", out=tmp_path / "run", target="1")
+    Path(model).unlink()
     asked = options(study)
     with pytest.raises(SystemExit) as left:
-        main([*asked[:7], "--features", str(study / "features"), "--out", str(tmp_path / "inside")])
+        main(["inside", str(run.path), *asked[2:7], "--features", str(study / "features")])
     said = capsys.readouterr().out
     assert left.value.code == 2
     assert "give --model and --features" in said
+
+
+NETS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(512, 2)
+
+    def forward(self, x):
+        return {"logits": self.head(x.relu().mean(dim=1))}
+
+
+def build():
+    return Net()
+"""
+
+
+def test_the_run_names_model_and_features(study: Path, tmp_path: Path) -> None:
+    """Without both, what run.json has is used; a network of your own has to be named again."""
+    asked = {"slides": study / "slides", "encoder": "resnet18", "random": True, "patches": 2}
+    plain = xmil.inside_slides(study / "run", **asked, out=tmp_path / "inside")
+    given = {"model": study / "m.safetensors", "features": study / "features"}
+    xmil.inside_slides(study / "run", **asked, **given, out=tmp_path / "given")
+    maps = [Inside.load(tmp_path / folder / "a.npz").maps for folder in ("inside", "given")]
+    assert (len(plain), maps[0].tolist()) == (2, maps[1].tolist())
+    (tmp_path / "nets.py").write_text(NETS)
+    own = f"{tmp_path / 'nets.py'}:build"
+    run = xmil.explain_slides(own, study / "features", out=tmp_path / "own", target="1")
+    with pytest.raises(InputError):
+        xmil.inside_slides(run, **asked, out=tmp_path / "none")
+    assert len(xmil.inside_slides(run, **asked, model=own)) == 2

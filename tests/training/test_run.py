@@ -456,3 +456,29 @@ def test_a_training_killed_before_its_first_table_goes_on(folder, tmp_path, monk
         train(config)
     monkeypatch.undo()
     assert train(config).trained == ["model"]
+
+
+def test_files_and_slides_that_cannot_be_trained_on_are_skipped_or_refused_before(tmp_path):
+    """A NaN, a truncated file, and a slide in no split without a label: the rest is trained."""
+    folder = write_cohort(tmp_path)
+    bag = xmil.read_bag(folder / "features" / "s1.h5")
+    bag.features[3, 2] = np.nan
+    xmil.write_bag(bag, folder / "features" / "s1.h5")
+    damaged = folder / "features" / "s2.h5"
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    table = (folder / "cohort.csv").read_text().replace("s3,c3,pos,", "s3,c3,,").splitlines()
+    table = [line.removesuffix("train") if line.startswith("s3,") else line for line in table]
+    (folder / "cohort.csv").write_text("\n".join(table) + "\n")
+    with pytest.raises(InputError, match=r"s1\.h5: features are not finite.*s2\.h5"):
+        make_plan(config_of(folder))
+    plan = make_plan(config_of(folder, data={"missing": "skip"}))
+    assert {"s1", "s2", "s3"}.isdisjoint(plan.training_set.cohort.slides)
+    assert len(plan.training_set) == 27
+    notes = " ".join(plan.training_set.notes)
+    assert all(name in notes for name in ("s1.h5", "s2.h5", "s3"))
+
+
+def test_feature_files_can_be_listed_one_by_one(tmp_path):
+    folder = write_cohort(tmp_path, n=20)
+    files = [str(folder / "features" / f"s{i}.h5") for i in range(20)]
+    assert len(make_plan(config_of(folder, data={"features": files})).training_set) == 20

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import xmil.cli as commands
 from xmil._version import __version__
@@ -33,12 +34,33 @@ UsageError = cast(
 )  # click's own, which newer typers carry inside them
 
 
+class _PlainFlags:
+    """Help in which a flag is shown without a type: it takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, those of flags without a name for a value."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for one in parameters:
+            if getattr(one, "is_flag", False) and one.metavar is None:
+                one.metavar = ""
+        return parameters
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command with plain flags."""
+
+
+class Group(_PlainFlags, TyperGroup):
+    """A group of commands with plain flags."""
+
+
 def build() -> typer.Typer:
     """The application with one command for each public module of this package."""
     app = typer.Typer(
         name="xmil",
         help="Explanations for multiple instance learning on whole-slide images.",
         pretty_exceptions_enable=False,
+        cls=Group,
     )
     app.callback()(_options)
     for name, panel in command_panels().items():
@@ -46,7 +68,7 @@ def build() -> typer.Typer:
         if isinstance(function, typer.Typer):  # commands of its own
             app.add_typer(function, name=name, rich_help_panel=panel)
         else:
-            app.command(name.replace("_", "-"), rich_help_panel=panel)(function)
+            app.command(name.replace("_", "-"), cls=Command, rich_help_panel=panel)(function)
     for point in entry_points(group=GROUP):  # commands of other packages
         try:
             if point.name.replace("-", "_") not in command_panels():

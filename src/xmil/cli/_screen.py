@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ class Screen(Listener):
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.lines: list[str] = []
+        self._parts: ExitStack | None = None
         self._bars: Progress | None = None
 
     def say(self, sentence: str) -> None:
@@ -50,16 +51,19 @@ class Screen(Listener):
 
     def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
         """A bar on the standard error."""
-        return progress_bar(what, total) if self._bars is None else _bar(self._bars, what, total)
+        if self._parts is None:
+            return progress_bar(what, total)
+        self._bars = self._bars or self._parts.enter_context(_progress())
+        return _bar(self._bars, what, total)
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """Within the block, the bars of a command's parts stand below each other."""
-        with _progress() as self._bars:
+        with ExitStack() as self._parts:
             try:
                 yield
             finally:
-                self._bars = None
+                self._bars = self._parts = None
 
 
 @contextmanager
@@ -112,7 +116,8 @@ def finished(run: Run, screen: Screen, *, then: str = "") -> int:
     """
     if screen.as_json:
         report = {"kind": run.kind, "out": str(run.path), "slides": list(run), "failed": run.failed}
-        print(json.dumps({**report, "warnings": run.warnings, "said": screen.lines}, indent=2))
+        verdict = {} if run.verdict is None else {"verdict": run.verdict.as_dict()}
+        print(json.dumps({**report, **verdict, "warnings": run.warnings, "said": screen.lines}, indent=2))
     elif then:
         print(f"Next: {then}")
     return 1 if run.failed else 0

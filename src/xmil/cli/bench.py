@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -123,7 +124,7 @@ def bench(
     if not suite and not (out / RUN).is_file():
         raise InputError("Name a suite: --suite evidence, tissue, confounder, faithfulness or all.")
     done = _measure(request, out, as_json=as_json) if suite else True
-    _report(out, done=done, as_json=as_json)
+    _report(out, request.methods, done=done, as_json=as_json)
     if not done and not as_json:
         print(f"Time is up; run the command again with the same --out to continue. So far: {out}.")
     return 0
@@ -161,7 +162,7 @@ def _export(request: Request, out: Path, folder: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _report(out: Path, *, done: bool, as_json: bool) -> None:
+def _report(out: Path, entered: Sequence[str] = (), *, done: bool, as_json: bool) -> None:
     from xmil.bench import PAGE, Folder, read_settings, write_report
     from xmil.storage import RunFolder
 
@@ -175,12 +176,31 @@ def _report(out: Path, *, done: bool, as_json: bool) -> None:
         for column in suite["columns"]:
             lead = column["verdicts"][0]["sentence"] if column["verdicts"] else column["status"]
             print(f"  {column['problem']}, {column['model']}: {lead}")
+            for line in _entered_scores(column, entered):
+                print(f"    {line}")
         failed = [check for check in suite["controls"] if not check["passed"]]
         passed = len(suite["controls"]) - len(failed)
         print(f"  The suite's self-checks: {passed} of {len(suite['controls'])} hold.")
         for check in failed:
             print(f"    fails: {check['what']} ({check['detail']})")
     print(f"\nWritten to {out / PAGE}.")
+
+
+def _entered_scores(column: dict[str, Any], entered: Sequence[str]) -> list[str]:
+    """A line for each method that was entered: its score by the leading measure, and its place."""
+    measure = column["verdicts"][0]["measure"] if column["verdicts"] else None
+    places = [name.rpartition(":") for name in entered]  # mine.py:score has the row mine:score
+    own = {
+        f"{Path(place).stem}:{function}" if place else Path(function).stem for place, _, function in places
+    }
+    names = {*entered, *own}
+    lines = []
+    for row in column["rows"]:
+        cell = row["cells"].get(measure) if row["method"] in names else None
+        if cell is not None and cell["estimate"] is not None:
+            place = f", place {cell['place']} of {len(column['rows'])}" if cell["place"] else ""
+            lines.append(f"{row['method']}: {measure} {cell['estimate']:.3f}{place}")
+    return lines
 
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> int:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
@@ -43,7 +44,23 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
     then = f"{command_line('xmil', 'heatmap', run.path)} --slides SLIDES"
     if request.slides is not None:
         then = command_line("xmil", "view", run.path, "--slides", request.slides)
+    elif not _has_places(run):
+        inputs = [word for model in request.model for word in ("--model", model)]
+        inputs += ["--features", request.features, "--out", f"{run.path}-evaluated"]
+        then = command_line("xmil", "evaluate", *inputs)
+        then += "  # no coordinates, so no maps: features that have them (CLAM: h5_files) can be drawn"
     return max(int(failed), finished(run, screen, then=then))
+
+
+def _has_places(run: Run) -> bool:
+    """Whether the patches of the first slide that can be read have coordinates."""
+    from xmil.storage import read_explanations
+
+    for path in run.files.values():
+        with suppress(XmilError):
+            first = read_explanations(path)[0]
+            return first.coords is not None or first.raw_coords is not None
+    return True
 
 
 def _draw_slides(run: Run, request: ExplainRequest, screen: Screen) -> bool:
@@ -62,6 +79,7 @@ SHOWN = 5  # patches of each sign
 PAIRS = 3
 APART = {  # what a report holds beside the model's numbers
     *("slide", "n", "picture", "beyond_scale", "explanations", "interactions", "warnings", "predicted"),
+    "verdict",
 }
 WORKERS = ("engine", "workers")  # options that say nothing of the results
 
@@ -69,7 +87,7 @@ WORKERS = ("engine", "workers")  # options that say nothing of the results
 def explain_one(asked: ExplainRequest, screen: Screen) -> int:
     """Explain one file or slide, print what was found, and leave a picture in the current folder."""
     from xmil.core.interactions import Interactions
-    from xmil.heatmaps import Look, beyond_scale
+    from xmil.heatmaps import Look, beyond_scale, why_one_colour
     from xmil.runs.explain import explain_slides
     from xmil.storage import read_explanations
 
@@ -80,12 +98,14 @@ def explain_one(asked: ExplainRequest, screen: Screen) -> int:
         (name,) = run.slides
         explanations = read_explanations(run.file(name))
         together = [Interactions.load(path) for path in run.find_interactions(name)]
-        picture = Path(f"{'_'.join(name.split())}.heatmap.png")
+        picture = _free_name(Path(f"{'_'.join(name.split())}.heatmap.png"), made_by := _mark(run))
         slide = None if request.slides is None else _slide_of(name, request)
-        fault = _draw_picture(explanations, slide, picture, run, pairs=together)
+        fault = _draw_picture(explanations, slide, picture, run, pairs=together, mark=made_by)
         report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
         notes = dict.fromkeys([*run.warnings, *(line for e in explanations for line in e.warnings)])
+        notes |= dict.fromkeys(filter(None, (why_one_colour(e, run.task) for e in explanations)))
         report |= {"explanations": [_facts(e) for e in explanations], "warnings": list(notes)}
+        report["verdict"] = None if run.verdict is None else run.verdict.as_dict()
         report["beyond_scale"] = max(
             Look().scale(e.scores, signed=e.signed).share_beyond(e.scores) for e in explanations
         )
@@ -105,7 +125,8 @@ def explain_one(asked: ExplainRequest, screen: Screen) -> int:
         _print(report, explanations)
         print(f"\nPicture: {as_flags(fault or str(picture))}")
         if fault is None and (sentence := beyond_scale(report["beyond_scale"])):
-            print(f"  {sentence}: keep the scores as below, then xmil heatmap --clip none")
+            keep = command_line("xmil", "heatmap", run_folder(name), "--clip", "none")
+            print(f"  {sentence}: keep the scores as below, then {keep}")
         words = [run_command(asked, name)]
         if asked.features is None:
             words += [command_line("--slides", asked.slides)]
@@ -120,9 +141,10 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
     """The request with its one feature file; that of a slide is made, in a folder of its own."""
     from xmil.data import feature_files
     from xmil.data.files import folder_advice
-    from xmil.runs.explain import with_features
+    from xmil.runs.explain import check_output, with_features
     from xmil.runs.slide_features import listed_slides
 
+    check_output(request)
     if request.features is None:
         listing = listed_slides(request, screen)
         if len(names := [*listing.slides, *listing.twice]) > 1:
@@ -227,7 +249,13 @@ def _slide_of(name: str, request: ExplainRequest) -> Path:
 
 
 def _draw_picture(
-    found: Sequence[Explanation], slide: Path | None, path: Path, run: Run, *, pairs: Sequence[Interactions]
+    found: Sequence[Explanation],
+    slide: Path | None,
+    path: Path,
+    run: Run,
+    *,
+    pairs: Sequence[Interactions],
+    mark: str,
 ) -> str | None:
     """The heatmap of the slide with lines for pairs, or scores by rank where patches have no known place.
 
@@ -245,11 +273,40 @@ def _draw_picture(
             raise
         picture = plot(found[0])
     try:
-        picture.savefig(path, dpi=150) if hasattr(picture, "savefig") else picture.save(path)
+        if hasattr(picture, "savefig"):
+            picture.savefig(path, dpi=150, metadata={MARK: mark})
+        else:
+            from PIL.PngImagePlugin import PngInfo
+
+            about = PngInfo()
+            about.add_text(MARK, mark)
+            picture.save(path, pnginfo=about)
     except OSError as error:
         why = error.strerror or error
         return f"{path.resolve()} cannot be written ({why}); give out=, a folder for scores and pictures."
     return None
+
+
+MARK = "xmil"  # the text of a picture that says which model it is of
+
+
+def _mark(run: Run) -> str:
+    """The models that explained a slide."""
+    return " ".join(run.digests)
+
+
+def _free_name(path: Path, mark: str) -> Path:
+    """The name for a picture: one of the same model is replaced, any other stays."""
+    from PIL import Image
+
+    for number in count(2):
+        if not path.is_file():
+            return path
+        with suppress(OSError, ValueError, SyntaxError), Image.open(path) as picture:
+            if picture.info.get(MARK) == mark:
+                return path
+        path = path.with_name(f"{path.name.partition('.heatmap')[0]}.heatmap-{number}.png")
+    raise AssertionError  # numbers do not end
 
 
 def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
@@ -269,6 +326,8 @@ def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
         )
         print(f"\nPairs that act together for {pairs['target']}: {told}")
         print(f"  {pairs['sure']} of {counted(pairs['n'], 'pair')} beyond three standard errors")
+    if report["verdict"] is not None:
+        print(f"\n{report['verdict']['sentence']}")
     for warning in report["warnings"]:
         print(f"warning: {as_flags(warning)}")
 

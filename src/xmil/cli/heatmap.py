@@ -13,8 +13,10 @@ from xmil.runs.requests import DrawRequest
 def heatmap(request: DrawRequest, screen: Screen) -> int:
     """Draw each slide's scores: overlays, panels, patch sheets; GeoJSON, OME-TIFF, tables."""
     from xmil.runs.heatmap import draw_slides
+    from xmil.storage import Run
 
     drawn = draw_slides.run(request, listener=screen)
     slides = ("--slides", request.slides) if request.slides is not None else ()
     view = command_line("xmil", "view", request.run, *slides)
-    return finished(drawn, screen, then="" if Path(request.run).is_file() else view)
+    code = finished(drawn, screen, then="" if Path(request.run).is_file() else view)
+    return code or int(Path(request.run).is_dir() and not Run(request.run).is_finished)

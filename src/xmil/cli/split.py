@@ -24,6 +24,9 @@ def split(
         str | None, typer.Option(help="Column of sites; all cases of a site go to the same side.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    slide_column: Annotated[
+        str | None, typer.Option(help="Column that names the slides, if it is not found by its name.")
+    ] = None,
     column: Annotated[str | None, typer.Option(help="Column to write: `fold` or `split` by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the table itself by default.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the column if it exists.")] = False,
@@ -31,8 +34,13 @@ def split(
 ) -> None:
     """Split a cohort by case, so that no case lies on two sides, and write the split as a column."""
     from xmil.data import read_cohort, split_folds, split_fractions
+    from xmil.data.splits import check_labels
 
-    table = read_cohort(cohort)
+    table = read_cohort(cohort, slide_column=slide_column)
+    if table.taken and not as_json:
+        print(f"{cohort}: {table.taken}.")
+    if stratify is not None:
+        check_labels(table, stratify)
     name = column or ("fold" if folds is not None else "split")
     if name in table.columns and not overwrite:
         raise InputError(f"{cohort}: has a column {name!r} already; pass --overwrite, or --column another.")

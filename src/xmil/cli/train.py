@@ -11,6 +11,7 @@ import typer
 
 from xmil.cli._command import Json
 from xmil.cli._screen import print_failures
+from xmil.core.text import counted
 
 if TYPE_CHECKING:
     from xmil.training.config import Config
@@ -47,7 +48,7 @@ def train(
     as_json: Json = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the resolved settings, check the cohort's columns and stop."),
+        typer.Option("--dry-run", help="Print the resolved settings, check cohort and features, and stop."),
     ] = False,
 ) -> int:
     """Train models: folds, repeats and a grid in one command; goes on after an interruption."""
@@ -69,7 +70,7 @@ def train(
     if dry_run:
         print(dumps(plain(settings)), end="")
         check_columns(settings)
-        return 0
+        return _check_plan(settings)
     outcome = _train(settings, restart=restart)
     if outcome.reports and as_json:
         about = {name: getattr(outcome, name) for name in ("best", "notes", "trained", "found", "failed")}
@@ -79,6 +80,21 @@ def train(
     if not outcome.best:
         return 2
     return 1 if outcome.failed else 0
+
+
+def _check_plan(settings: Config) -> int:
+    """Say, as comments of the file, what a run would do and leave out; what it would refuse is refused."""
+    from xmil.training.train import make_plan
+
+    folders = settings.data.features
+    inputs = [settings.data.cohort, *([folders] if isinstance(folders, str) else folders)]
+    if not all(Path(one).exists() for one in inputs):
+        return 0
+    plan = make_plan(settings)
+    for note in plan.training_set.notes:
+        print(f"# {settings.data.cohort}: {note}")
+    print(f"# {counted(len(plan.jobs), 'model')} of {counted(len(plan.training_set), 'bag')}")
+    return 0
 
 
 def _train(settings: Config, *, restart: bool) -> TrainOutcome:
@@ -130,5 +146,5 @@ def _report(settings: Config, outcome: TrainOutcome) -> None:
                 measures.append(f"{name} {over['mean']:.3f}{spread}")
             if measures:
                 print(f"{part:<10}  " + "   ".join(measures))
-    done = f"{len(outcome.trained)} models trained, {len(outcome.found)} already done"
+    done = f"{counted(len(outcome.trained), 'model')} trained, {len(outcome.found)} already done"
     print(f"{done}, {len(outcome.failed)} failed. Written to {settings.out}.")

@@ -232,6 +232,10 @@ class Explanation(Placed):
             raise bad_parameter("k", "Explanation.top", "an int in the range [1, inf)", k)
         return self.to_pandas().sort_values("score", ascending=False, kind="stable").head(int(k))
 
+    def to_anndata(self) -> Any:
+        """This explanation as AnnData, for scanpy and LazySlide: scores in X, places in obsm["spatial"]."""
+        return import_module(DRAWING).to_anndata([self])
+
     def plot(self, slide: Any = None, **look: Any) -> Any:
         """Draw the scores: a heatmap where the patches have places, else by rank; see `xmil.heatmap`."""
         return import_module(DRAWING).plot(self, slide, **look)

@@ -460,5 +460,7 @@ def _find(value: Any, n_classes: int, class_names: Sequence[str] | None) -> int:
         value = small_number(value)
     index = _as_index(value)
     if not 0 <= index < n_classes:
-        raise InputError(f"The target class must be in the range [0, {n_classes}). Got {index} instead.")
+        names = class_names or ()
+        known = ", ".join(f"{i} ({name})" for i, name in enumerate(names)) or f"0 to {n_classes - 1}"
+        raise InputError(f"The target class must be one of {known}. Got {index} instead.")
     return index

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,22 @@ from xmil.data.containers.stores import read_csv
 
 StrPath = str | PathLike[str]
 SLIDE, CASE, SPLIT, PATH = "slide_id", "case_id", "split", "path"
-# What others call these columns (STAMP, Slideflow, the paper's split files).
+# What others call these columns, in letters and digits alone (STAMP, Slideflow, QuPath, the paper).
 _ALIASES = {
-    SLIDE: ("slide", "slide_name", "filename", "FILENAME", "wsi"),
-    CASE: ("case", "patient", "patient_id", "PATIENT", "submitter_id"),
-    SPLIT: ("subset",),
+    SLIDE: (
+        "slideid",
+        "slide",
+        "slidename",
+        "filename",
+        "file",
+        "wsi",
+        "wsiid",
+        "image",
+        "imageid",
+        "imagename",
+    ),
+    CASE: ("caseid", "case", "patient", "patientid", "subject", "subjectid", "submitterid"),
+    SPLIT: ("split", "subset"),
 }
 
 
@@ -68,6 +79,11 @@ class Cohort:
     def slides(self) -> list[str]:
         """Slide names, in the table's order."""
         return [str(name) for name in self.columns[SLIDE]]
+
+    @property
+    def taken(self) -> str:
+        """Which columns were taken for those used here; empty where they have our names."""
+        return ", ".join(note for note in self.inferred if " from the column " in note)
 
     @property
     def cases(self) -> list[str]:
@@ -177,8 +193,13 @@ class Cohort:
         return str(self.path) if self.path else "The cohort"
 
 
-def read_cohort(path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None = None) -> Cohort:
+def read_cohort(
+    path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None = None, slide_column: str | None = None
+) -> Cohort:
     """Read a cohort table, or the paper's metadata folder; `metadata` completes the paper's split files.
+
+    `slide_column` names the column of slides, where it is not called so that it is found; `inferred` says
+    which columns were taken.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -188,9 +209,10 @@ def read_cohort(path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None =
     """
     source = Path(path)
     if source.is_dir() and is_metadata(source):
-        return cohort_of(read_metadata([source]), source)
+        return cohort_of(read_metadata([source]), source, slide_column)
     table = read_table(source)
     if metadata is not None:
+        table = _renamed(table)[0]
         if CASE not in table:
             raise FileError(f"{source}: a split file needs a column 'case_id'. Found: {', '.join(table)}.")
         folders = [metadata] if isinstance(metadata, str | PathLike) else metadata
@@ -199,26 +221,44 @@ def read_cohort(path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None =
             raise InputError(
                 f"{source}: none of its cases is in the metadata; check that they are of one dataset."
             )
-    return cohort_of(table, source)
+    return cohort_of(table, source, slide_column)
 
 
-def cohort_of(table: Table, path: Path) -> Cohort:
+def cohort_of(table: Table, path: Path, slide_column: str | None = None) -> Cohort:
     """A cohort from a table, with the columns under the names used here."""
-    columns, notes = dict(table), []
-    for name, others in _ALIASES.items():
-        alias = next((other for other in others if other in columns), None)
-        if name not in columns and alias is not None:
-            columns = {name if key == alias else key: cells for key, cells in columns.items()}
-            notes.append(f"{name} from the column {alias!r}")
-    if SLIDE not in columns and CASE in columns and SPLIT in columns:
-        raise FileError(
-            f"{path}: a split by case, without slides; pass metadata= (the folder with slide_metadata.csv)."
-        )
+    if slide_column is not None and slide_column not in table:
+        raise FileError(f"{path}: {unknown_name('column', slide_column, table)}")
+    columns, notes = _renamed(table, slide_column)
     if SLIDE not in columns:
-        raise FileError(f"{path}: a cohort needs a column 'slide_id'. Found: {', '.join(columns)}.")
+        by_case = CASE in columns and SPLIT in columns
+        paper = " A split by case, as the paper has it, needs metadata= as well." if by_case else ""
+        raise FileError(
+            f"{path}: no column is named like one of slides ('slide_id', 'filename', 'image', ...). Found: "
+            f"{', '.join(table)}. Name it with slide_column=.{paper}"
+        )
     if CASE not in columns:
         notes.append("no case_id: each slide is a case of its own")
     return Cohort(columns, path, tuple(notes))
+
+
+def _renamed(table: Table, slide_column: str | None = None) -> tuple[Table, list[str]]:
+    """The table with columns of slides, cases and splits under our names, and notes on which they were.
+
+    Names count without case and punctuation. A column of slides that others named may hold paths.
+    """
+    columns, notes = dict(table), []
+    plain = {name: "".join(letter for letter in name.lower() if letter.isalnum()) for name in table}
+    for name, others in _ALIASES.items():
+        named = [key for other in others for key in table if plain[key] == other]
+        alias = (slide_column if name == SLIDE else None) or next(iter(named), None)
+        if alias is None or alias == name or (name in columns and alias != slide_column):
+            continue
+        cells = columns.pop(alias)
+        if name == SLIDE:
+            cells = tuple(cell and PureWindowsPath(cell).name for cell in cells)  # of either kind of slash
+        columns = {name: cells, **{key: cells for key, cells in columns.items() if key != name}}
+        notes.append(f"{name} from the column {alias!r}")
+    return columns, notes
 
 
 def _as_integer(cell: str) -> int | None:

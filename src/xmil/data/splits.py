@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from xmil.core.errors import InputError, bad_parameter
+from xmil.core.text import counted, shorten
 from xmil.data.cohort import SPLIT, Cohort
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,19 @@ def split_fractions(
             f"Too few cases ({len(side)}) to fill {', '.join(sorted(missing))}; use fewer splits."
         )
     return cohort.with_column(column, [side.get(case) for case in cohort.cases])
+
+
+def check_labels(cohort: Cohort, column: str) -> None:
+    """Refuse cases whose slides have different labels: a split by case cannot stratify by them."""
+    labels: dict[str, set[str]] = {}
+    for case, cell in zip(cohort.cases, cohort.column(column), strict=True):
+        labels.setdefault(case, set()).update(() if cell is None else (cell,))
+    mixed = [f"{case} ({', '.join(sorted(own))})" for case, own in sorted(labels.items()) if len(own) > 1]
+    if mixed:
+        raise InputError(
+            f"{counted(len(mixed), 'case')} with slides of different {column!r}: {shorten(mixed, 5)}; "
+            "correct the table, or leave out --stratify if the labels are of slides."
+        )
 
 
 def _by_site(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Exported,
         read_asap,
         read_geojson,
+        to_anndata,
         write_geojson,
         write_pairs,
     )
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
         number,
         subtitle,
         title,
+        why_one_colour,
         without_repeats,
     )
 
@@ -87,14 +89,14 @@ _NAMES = {
     "canvas": "HATCH Canvas Cells View blend check_fit opened picture_box place_on",
     "drawing": "DrawingJob Drawn Look NEED_SLIDE Order cohort_scales explanation_html heatmap "
     "make_drawer pair_lines plot run_html with_targets",
-    "exports": "EXPORTS Export Exported read_asap read_geojson write_geojson write_pairs",
+    "exports": "EXPORTS Export Exported read_asap read_geojson to_anndata write_geojson write_pairs",
     "inside": "draw_between draw_inside half_level lay_over write_inside_geojson write_inside_tiff",
     "pages": "Html bullets figure image join page table tag",
     "panel": "Picture cut_patch extremes",
     "pyramids": "Pyramid write_colours write_scores",
     "style": "BEYOND BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS Scale clip_limits drawable families "
     "letter_figure method_colour spelt_out write_figure",
-    "words": "Caption beyond_scale caption ends number subtitle title without_repeats",
+    "words": "Caption beyond_scale caption ends number subtitle title why_one_colour without_repeats",
 }
 _HOME = {name: f"xmil.heatmaps.{module}" for module, names in _NAMES.items() for name in names.split()}
 
@@ -106,9 +108,9 @@ __all__ = [
     "explanation_html", "extremes", "families", "figure", "half_level", "heatmap", "image", "join",
     "lay_over", "letter_figure", "make_drawer", "method_colour", "number", "opened", "page", "pair_lines",
     "picture_box", "place_on", "plot", "read_asap", "read_geojson", "run_html", "spelt_out", "subtitle",
-    "table", "tag", "title", "with_targets", "without_repeats", "write_colours",
-    "write_figure", "write_geojson", "write_inside_geojson", "write_inside_tiff", "write_pairs",
-    "write_scores",
+    "table", "tag", "title", "to_anndata", "why_one_colour", "with_targets", "without_repeats",
+    "write_colours", "write_figure", "write_geojson", "write_inside_geojson", "write_inside_tiff",
+    "write_pairs", "write_scores",
 ]  # fmt: skip
 
 

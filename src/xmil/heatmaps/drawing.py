@@ -46,6 +46,7 @@ from xmil.heatmaps.words import (
     beyond_scale,
     caption,
     ends,
+    figure_notes,
     is_predicted,
     number,
     subtitle,
@@ -230,8 +231,7 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
     if kind in NEED_SLIDE and slide is None:
         raise InputError(f"The picture {kind!r} needs the slide; give it, or draw 'overlay' or 'panel'.")
     scene = scene if kind == "panel" else replace(scene, explanations=(first,))
-    warned = dict.fromkeys(text for e in scene.explanations for text in e.warnings)
-    heading = Heading(scene.caption.name, scene.caption.facts(), tuple(warned))
+    heading = Heading(scene.caption.name, scene.caption.facts(), tuple(figure_notes(scene.explanations)))
     if kind == "patches" and slide is not None:
         scale, task = scene.scales[first.column], scene.caption.task
         return draw_sheet(first, slide, scale, heading=heading, top=look.top, task=task)

@@ -473,6 +473,100 @@ def _code(value: str, meaning: str, scheme: str = CODING) -> Any:
 
 def _write_tiles(path: Path, request: Exported) -> None:
     write_geojson(path, request.explanations, origin=request.frame[:2], task=request.task)
+    name = path.name.removesuffix(".gz").removesuffix(".geojson")
+    folder = path.parent.parent / "groovy"
+    folder.mkdir(exist_ok=True)
+    write_style(folder / f"{name}.groovy", request.explanations, request.scales)
+
+
+STOPS = 33  # colours of a scale that the script has; those between are mixed
+STYLE = """// Colours the tiles of {slide} as the legend does: import the GeoJSON, then run this script.
+// Another explanation: change the name; scores beyond the ends have the ends' colours.
+def measurement = {first}
+def scales = [
+{scales}
+]
+def scale = scales[measurement]
+getDetectionObjects().each {{ tile ->
+    def value = tile.measurements[measurement]
+    if (value == null || Double.isNaN(value as double)) return
+    def place = ((value - scale.low) / ((scale.high - scale.low) ?: 1)) * (scale.colours.size() - 1)
+    place = Math.max(0, Math.min(scale.colours.size() - 1, place as double))
+    int below = Math.floor(place) as int
+    int above = Math.min(below + 1, scale.colours.size() - 1)
+    def (low, high) = [scale.colours[below], scale.colours[above]]
+    def mix = (0..2).collect {{ k -> Math.round(low[k] + (place - below) * (high[k] - low[k])) as int }}
+    tile.setColor(mix[0], mix[1], mix[2])
+}}
+fireHierarchyUpdate()
+"""
+
+
+def write_style(path: Path, explanations: Sequence[Explanation], scales: Mapping[str, Scale]) -> None:
+    """Write a script for QuPath that gives imported tiles the colours of our pictures."""
+    entries = []
+    for e in explanations:
+        scale = scales[e.column]
+        table = scale.paint(np.linspace(scale.low, scale.high, STOPS))[:, :3].tolist()
+        about = f"[low: {scale.low!r}d, high: {scale.high!r}d, colours: {table}]"
+        entries.append(f"    {_groovy(e.column)}: {about},")
+    first = explanations[0]
+    words = {"slide": (first.bag or "the slide").replace("\n", " "), "first": _groovy(first.column)}
+    write_text(path, STYLE.format(**words, scales="\n".join(entries)))
+
+
+def _groovy(text: str) -> str:
+    """A text as Groovy writes it, without its dollar signs being read."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", " ") + "'"
+
+
+def to_anndata(explanations: Sequence[Explanation]) -> Any:
+    """The explanations of one slide as AnnData: a row per patch, a variable `<method>:<target>` each.
+
+    `obsm["spatial"]` has the middle of each patch in level-0 pixels, as scanpy and LazySlide expect it, and
+    `uns["xmil"]` what else is known: outputs, accounts, patch edge, mpp and warnings.
+    """
+    anndata, first = load_optional("anndata", "anndata"), explanations[0]
+    if len({len(e) for e in explanations}) > 1:
+        raise InputError("The explanations are of bags of different sizes; give those of one slide.")
+    import pandas as pd
+
+    obs = first.to_pandas()[[name for name in ("x0", "y0") if first.coords is not None]]
+    obs.index = pd.Index([str(i) for i in range(len(first))], name="patch")
+    columns = pd.DataFrame(
+        {"method": [e.method for e in explanations], "target": [str(e.target) for e in explanations]},
+        index=[e.column for e in explanations],
+    )
+    about = {
+        "slide": first.bag or "",
+        "version": __version__,
+        "patch_size": first.patch_size or 0,
+        "mpp": first.mpp or float("nan"),
+        "explanations": {
+            e.column.replace("/", "_"): {
+                "output": e.output,
+                "logits": np.asarray(e.logits),
+                "audit": {} if e.audit is None else e.audit.as_dict(),
+                "warnings": np.array(list(e.warnings), dtype=object),
+            }
+            for e in explanations
+        },
+    }
+    table = anndata.AnnData(
+        np.stack([e.scores for e in explanations], axis=1), obs=obs, var=columns, uns={"xmil": about}
+    )
+    if first.coords is not None:
+        table.obsm["spatial"] = first.coords + (first.patch_size or 0) / 2
+    for name in ("stderr", "spread"):
+        layers = [getattr(e, name) for e in explanations]
+        if all(layer is not None for layer in layers):
+            table.layers[name] = np.stack(layers, axis=1)
+    return table
+
+
+def _write_anndata(path: Path, request: Exported) -> None:
+    table = to_anndata(request.explanations)
+    write_atomically(path, lambda part: table.write_h5ad(part))
 
 
 _BUILT_IN = {
@@ -489,6 +583,7 @@ _BUILT_IN = {
     ),
     "ome-zarr": Export(write_omezarr, "scores.ome.zarr"),
     "spatialdata": Export(write_spatialdata, "zarr"),
+    "anndata": Export(_write_anndata, "h5ad"),
     "csv": Export(write_table, "csv"),
     "parquet": Export(write_table, "parquet"),
 }

@@ -58,6 +58,9 @@ COLOURS = {
 _SPELT = ("HIRAGANA LETTER ", "KATAKANA LETTER ", "HANGUL SYLLABLE ")
 
 
+FLAT = 0.1  # unsigned scores whose range is less than this share of the largest are drawn from zero on
+
+
 @dataclass(frozen=True)
 class Scale:
     """Scores from `low` to `high` and their colour map; `cut` says on which sides scores were cut off.
@@ -82,12 +85,18 @@ class Scale:
         percentile: float = 99.0,
         colours: str | None = None,
     ) -> Scale:
-        """Make the scale of these scores; that of signed scores reaches equally far to both sides of zero."""
+        """Make the scale of these scores; that of signed scores reaches equally far to both sides of zero.
+
+        >>> Scale.of([0.02217, 0.0222, 0.02226], signed=False).low
+        0.0
+        """
         values = np.asarray(scores, dtype=np.float64)
         low, high = clip_limits(values, clip=clip, percentile=percentile)
         if signed:
             high = max(abs(low), abs(high))
             low = -high
+        elif values.min() >= 0 and values.max() - low < FLAT * values.max():
+            low = 0.0  # hardly different: they must look so
         cut = (bool(values.min() < low), bool(values.max() > high))
         return cls(low, high, signed, colours or (SIGNED if signed else UNSIGNED), cut)
 

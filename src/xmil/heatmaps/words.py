@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
@@ -120,6 +121,43 @@ def ends(explanation: Explanation, task: str = "classification") -> tuple[str, s
         noun = "attention" if explanation.method == "attention" else "score"
         return f"low {noun}", f"high {noun}"
     return _meaning(explanation, task).ends(explained(explanation))
+
+
+TECHNICAL = re.compile(  # words of engineers, which a figure for readers does without
+    r"[\w.]+=|`|\bof shape\b|\b(tensors?|softmax|forward|logits?|dtype|audit\.\w+)\b|\(\d+, ?\d"
+)
+NOTE = "Technical notes belong to this map: slides.csv of the run and e.warnings have them."
+EVEN = 0.5  # spread over mean of scores that hardly differ
+FEWEST = 8  # patches below which that says nothing
+
+
+def figure_notes(explanations: Sequence[Explanation]) -> list[str]:
+    """The sentences above a picture: plain ones as they are, one for all that is technical, and why a map has
+    one colour."""
+    warned = list(dict.fromkeys(text for e in explanations for text in e.warnings))
+    plain = [text for text in warned if not TECHNICAL.search(text)]
+    notes = [*plain, *([NOTE] if len(plain) < len(warned) else [])]
+    return list(dict.fromkeys([*notes, *(text for e in explanations if (text := why_one_colour(e)))]))
+
+
+def why_one_colour(e: Explanation, task: str = "classification") -> str | None:
+    """Say why all patches have one colour, where no patch stands out from the others.
+
+    >>> import numpy as np
+    >>> from xmil.core.task import Target
+    >>> print(why_one_colour(Explanation(np.full(9, 0.1), np.zeros(2), 0.0, "lrp", Target(1), True)))
+    No patch stands out: each supports class 1 about equally, as with a model that says the same of any ...
+    """
+    scores = np.asarray(e.scores, dtype=np.float64)
+    if not e.signed or len(scores) < FEWEST or not (scores.min() > 0 or scores.max() < 0):
+        return None
+    if scores.std() > EVEN * abs(scores.mean()):
+        return None
+    side = _meaning(e, task).ends(explained(e))[int(scores[0] > 0)]
+    return (
+        f"No patch stands out: each {side} about equally, as with a model that says the same of any tissue "
+        "(untrained, or constant). Compare its predictions over several slides."
+    )
 
 
 def beyond_scale(share: float) -> str:

@@ -28,7 +28,7 @@ import torch
 
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
-from xmil.core.durable import file_digest, identity, unchanged, write_text
+from xmil.core.durable import identity, unchanged, write_text
 from xmil.core.errors import InputError, UnknownNameError, XmilError
 from xmil.core.explanation import Explanation
 from xmil.core.request import takes
@@ -64,9 +64,10 @@ from xmil.insights.shortcuts import INK, LIGHT, appearance, light, patch_correla
 from xmil.insights.tables import STABILITY, write_insight
 from xmil.methods import explain
 from xmil.methods.inside import baseline_shift, explain_again
+from xmil.network import open_network
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, stopping
-from xmil.runs.ensemble import BACKGROUND, load_models, load_run_models, model_paths
+from xmil.runs.ensemble import BACKGROUND, Ensemble, load_models, recorded_features, recorded_model
 from xmil.runs.inputs import join_names, named_slides
 from xmil.runs.requests import InsightRequest
 from xmil.runs.workers.pool import MakeWorker
@@ -99,8 +100,9 @@ Models = Sequence[Any]
 def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run:
     """Concepts, strategies, shortcuts and biomarkers of a run of `xmil explain`, into RUN/insight or `out`.
 
-    `features` are the files that were explained. Concepts need relevance per feature: explanations with
-    stored vectors (lrp's `feature_level`), or the `model`. `cohort` brings labels, cases and columns of
+    `features` are the files that were explained, by default where the run found them. Concepts need relevance
+    per feature: explanations with stored vectors (lrp's `feature_level`), or the `model`, by default the
+    checkpoint that the run names. `cohort` brings labels, cases and columns of
     acquisition; `causes` names those to test, by default all that are not ids, splits or outcomes. `slides`
     bring pictures: properties of patches, and examples in the report. `model` may be the folder of a
     training: stability is then that of its folds; `beside` names further runs of the same slides to compare
@@ -111,11 +113,14 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
     """
     listener, run = listener or Listener(), request.run
     explained = explained_run(run.path if isinstance(run, Run) else run)
+    features = request.features or recorded_features(explained)
+    model = request.model or recorded_model(explained, listener.say)
+    request = replace(request, features=features, model=model)
     out = request.out or explained.path / "insight"
     pictures: Mapping[str, Path] = {}
     if request.slides is not None:
         pictures = named_slides(request.slides, follow_links=request.follow_links, say=listener.say).slides
-    files, _ = feature_files(request.features, follow_links=request.follow_links)
+    files, _ = feature_files(features, follow_links=request.follow_links)
     analysis = InsightRun(
         out,
         request,
@@ -175,7 +180,6 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
 
     def settings(self) -> dict[str, Any]:
         """What is looked for, in which run."""
-        model = self.request.model
         more = {
             "within": list(self.request.within),
             "beside": [str(path.resolve()) for path in self.beside],
@@ -184,15 +188,21 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         return {
             **{name: getattr(self.request, name) for name in LOOKED_FOR},
             "of": self.explained.about.get("fingerprint"),
-            "model": None if model is None else str(model),
             **{name: value for name, value in more.items() if value},
         }
 
     @cached_property
     def weights(self) -> list[str]:
-        """Checksums of the model's files: findings of other weights are not taken for those of these."""
-        paths = [] if self.request.model is None else model_paths(self.request.model)
-        return [file_digest(path) for path in paths if isinstance(path, Path) and path.exists()]
+        """Checksums of the models: findings of other weights are not taken for those of these."""
+        return [] if self.models is None else list(self.models.digests)
+
+    @cached_property
+    def models(self) -> Ensemble | None:
+        """The models, with the background that the run gave them."""
+        if self.request.model is None:
+            return None
+        background = Background.load(self.explained.path / BACKGROUND)
+        return load_models(self.request.model, background, self.request.features)
 
     def about(self) -> dict[str, Any]:
         """The run that is looked at."""
@@ -234,7 +244,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
 
     def make_worker(self) -> MakeWorker[str, dict[str, Any]]:
         """A worker has the dictionary, the model and the places of the files."""
-        return partial(make_slide_worker, self)
+        return partial(make_slide_worker, self if self.request.pool.in_process else replace(self))
 
     def find_result(self, item: str) -> dict[str, Any] | None:
         """What a slide gave earlier under these settings."""
@@ -281,14 +291,15 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
                 "that it names."
             )
         explained = {str(digest) for digest in self.explained.settings.get("models") or () if digest}
-        model, evaluated = self.request.model, self.evaluated
-        if model is not None and explained and set(load_models(model).digests) != explained:
+        models, evaluated = self.models, self.evaluated
+        if models is not None and explained and set(models.digests) != explained:
+            names = ", ".join(path.name for path in models.paths)
             doubts.append(
-                f"The run was explained with other models than {model.name}: scores and biomarkers are the "
+                f"The run was explained with other models than {names}: scores and biomarkers are the "
                 "run's; concepts, deletions and sanity tests are those of the model given."
             )
-        models = None if evaluated is None else evaluated.about.get("models")
-        rows = [row for row in models if isinstance(row, dict)] if isinstance(models, list) else []
+        listed = None if evaluated is None else evaluated.about.get("models")
+        rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
         digests = {str(row["digest"]) for row in rows if row.get("digest")}
         if evaluated is not None and explained and digests and digests != explained:
             doubts.append(
@@ -346,7 +357,7 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
         noted = {}
     if cohort is None:
         return CohortColumns(cases=noted)
-    table = read_cohort(cohort)
+    table = read_cohort(cohort, slide_column=request.slide_column)
     if not set(table.slides) & set(slides):
         first = f" Its first is {table.slides[0]!r}, the run's {slides[0]!r}." if len(table) else ""
         raise InputError(f"{cohort}: names none of the run's slides; give the table of this cohort.{first}")
@@ -477,12 +488,12 @@ def check_inputs(run: InsightRun) -> None:
 def _check_widths(run: InsightRun) -> None:
     """Refuse features of another width than those that were explained, and a model that takes others."""
     width, unread = run.explained.spec.get("in_dim"), []
-    if run.request.model is not None and isinstance(width, int):
-        taken = load_models(run.request.model).spec.in_dim
+    if run.models is not None and isinstance(width, int):
+        taken = run.models.spec.in_dim
         if taken != width:
             raise InputError(
-                f"{run.request.model}: takes {taken} features, and the run explained {width}; give the run's "
-                "model."
+                f"{run.models.paths[0]}: takes {taken} features, and the run explained {width}; give the "
+                "run's model."
             )
     for slide in run.items:
         try:
@@ -531,8 +542,7 @@ def _has_explained_features(run: InsightRun, slide: str) -> bool:
 
 def make_slide_worker(run: InsightRun) -> Callable[[str], dict[str, Any]]:
     """A function from a slide to what it gives, with dictionary and models loaded once."""
-    model = run.request.model
-    models: Models = () if model is None else load_run_models(model, run.explained.path)
+    models: Models = () if run.models is None else run.models.models
     return partial(_analyse, run, Dictionary.load(run.dictionary_path), models)
 
 
@@ -685,7 +695,8 @@ class MeanLogit:
         return np.asarray(gradient.numpy(), dtype=np.float32)
 
     def _mean(self, x: Any) -> Any:
-        return sum(model(x[None])[0, self.cls] for model in self.models) / len(self.models)
+        logits = [open_network(model, x.detach())[0](x[None])[0, self.cls] for model in self.models]
+        return sum(logits) / len(logits)
 
 
 def _view_patches(path: Path | None, e: Explanation) -> dict[str, Any]:

@@ -38,7 +38,6 @@ from xmil.insights.shortcuts import (
     why_untested,
 )
 from xmil.methods import explain
-from xmil.runs.ensemble import load_run_models
 from xmil.storage import write_table
 
 if TYPE_CHECKING:
@@ -400,9 +399,9 @@ def _test_sanity(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
 
     A row for each slide goes to sanity.csv. Without the model there is nothing to test.
     """
-    if run.request.model is None or not run.request.sanity or not slides:
+    if run.models is None or not run.request.sanity or not slides:
         return {}
-    models = load_run_models(run.request.model, run.explained.path)
+    models = run.models.models
     chosen = np.unique(np.linspace(0, len(slides) - 1, run.request.sanity).round().astype(int))
     rows = []
     try:

@@ -43,6 +43,7 @@ from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
 from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
 from xmil.runs.requests import CohortRequest, EvaluateRequest, ExplainRequest
 from xmil.runs.workers.pool import MakeWorker, Worker
+from xmil.storage import Run, read_run
 
 BACKGROUND = "background.npz"
 HINT = (
@@ -216,14 +217,52 @@ def _make_worker(run: ModelRun[Result]) -> Worker[Case, Result]:
     return replace(run, models=run.models.files.load(run.device)).worker()
 
 
-def load_models(model: StrPath | Sequence[StrPath], background: Background | None = None) -> Ensemble:
-    """Load the models that a path, or several, stand for; a background takes the place of their own."""
-    return ModelFiles(model_paths(model), background=background).load()
+def load_models(
+    model: StrPath | Sequence[StrPath], background: Background | None = None, features: Path | None = None
+) -> Ensemble:
+    """Load the models that a path, or several, stand for; a background takes the place of their own.
+
+    A network of the user's own is tried out on `features`.
+    """
+    return ModelFiles(model_paths(model), features=features, background=background).load()
 
 
-def load_run_models(path: StrPath, run: Path) -> tuple[MILModel, ...]:
+def recorded_model(run: Run, say: Say = lambda _: None) -> tuple[Path, ...] | None:
+    """The checkpoints that a run was made with, if they are there and the same.
+
+    A function that builds a network is for the user to name: no file chooses code that is run.
+    """
+    models = run.about.get("models")
+    listed = [row for row in models if isinstance(row, dict)] if isinstance(models, list) else []
+    paths = [Path(str(row.get("path"))) for row in listed]
+    if not paths:
+        return None
+    for path, row in zip(paths, listed, strict=True):
+        builds = is_function_name(str(path))
+        if builds or not path.exists():
+            what = "built by" if builds else "at"
+            say(f"The run's model, {what} {path}, is not loaded; give model={path} if it is to be used.")
+            return None
+        if file_digest(path) != row.get("digest"):
+            say(f"{path}: is not the model that the run was made with any more; give model=.")
+            return None
+    return tuple(paths)
+
+
+def recorded_features(run: Run) -> Path:
+    """The feature files that a run was made of, where they are now."""
+    named = run.about.get("features")
+    for path in (Path(str(named or "")), run.path / "features"):
+        if named and path.exists():
+            return path
+    raise InputError(f"{run.path}: its feature files are not at {named} any more; give features=.")
+
+
+def load_run_models(
+    path: StrPath | Sequence[StrPath], run: Path, features: Path | None = None
+) -> tuple[MILModel, ...]:
     """The models at a path, with the background that a run of explanations gave them."""
-    return load_models(path, Background.load(run / BACKGROUND)).models
+    return load_models(path, Background.load(run / BACKGROUND), features).models
 
 
 def open_models(request: CohortRequest) -> tuple[Ensemble, str]:

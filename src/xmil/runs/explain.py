@@ -247,6 +247,7 @@ def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
         raise InputError("interactions= is for one model; an ensemble has none in common.")
     if not request.methods or not request.target:
         raise InputError("There is nothing to explain: name at least one method and one target.")
+    check_output(request)
     parameters = method_parameters(request)
     Check(request.check)
     for model in models.models:
@@ -272,6 +273,13 @@ def asks_for_bins(request: ExplainRequest) -> bool:
     return not set(request.target) <= {PREDICTED, RISK}
 
 
+def check_output(request: ExplainRequest) -> None:
+    """Refuse an output that is none; it may be the folder for results."""
+    if request.output not in (None, *OUTPUTS, *own_outputs()):
+        error = unknown_name("output", request.output, OUTPUTS)
+        raise UnknownNameError(f"{error} If it is the folder for results, give out={request.output}.")
+
+
 def _check_method(name: str, model: MILModel, own: Mapping[str, Any], output: str | None) -> None:
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
@@ -286,7 +294,7 @@ def _check_method(name: str, model: MILModel, own: Mapping[str, Any], output: st
         raise unknown_name("preset", preset, PRESETS)
     outputs = (*METHODS[name].outputs, *own_outputs())
     if output is not None and output not in outputs:
-        raise unknown_name(f"output of {name}", output, outputs if output in OUTPUTS else OUTPUTS)
+        raise unknown_name(f"output of {name}", output, outputs)
 
 
 def case_targets(

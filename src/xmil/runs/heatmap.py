@@ -8,6 +8,7 @@ pairs/<slide>.<target>.geojson    lines, where the run has interactions
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,12 +79,18 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     out = request.out or saved.path / "heatmaps"
     drawing = HeatmapRun(out, request, saved, order)
     tally = drawing.execute(drawing.jobs(listener), listener)
+    if not saved.is_finished:
+        listener.warn(
+            f"{saved.path}: the run is unfinished, {counted(len(saved.files), 'slide')} so far; the command "
+            "that made it goes on where it stopped, and this one then draws the rest."
+        )
     done = list(tally.results.values())
     notes = {name: each.note for name, each in tally.results.items() if each.note is not None}
     for line in merge_notes(notes):
         listener.say(line)
-    for line in clipped({name: each.beyond for name, each in tally.results.items()}):
-        listener.say(line)
+    if order.pictures:
+        for line in clipped({name: each.beyond for name, each in tally.results.items()}, saved.path):
+            listener.say(line)
     written, present = sum(each.written for each in done), sum(each.kept for each in done)
     also = f", {present} were there" if present else ""
     listener.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
@@ -92,10 +99,10 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     return Run(drawing.out)
 
 
-def clipped(shares: Mapping[str, float]) -> list[str]:
+def clipped(shares: Mapping[str, float], run: Path) -> list[str]:
     """A line on the slides many of whose patches lie beyond the colour scale, and on what shows them apart.
 
-    >>> clipped({"a": 0.4, "b": 0.02})
+    >>> clipped({"a": 0.4, "b": 0.02}, Path("run"))
     ['a: 40 % of the patches lie beyond the colour scale and share its full colour; ...']
     """
     clipped_slides = sorted((-share, name) for name, share in shares.items() if share > BEYOND)
@@ -104,7 +111,7 @@ def clipped(shares: Mapping[str, float]) -> list[str]:
     )
     text = (
         f"{largest} of the patches lie beyond the colour scale and share its full colour; "
-        "clip=none with restart=True tells them apart."
+        f"{shlex.join(['xmil', 'heatmap', str(run), '--clip', 'none', '--restart'])} tells them apart."
     )
     return merge_notes({name: text for _, name in clipped_slides})
 

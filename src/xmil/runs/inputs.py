@@ -41,7 +41,9 @@ def parted_cohort(request: CohortRequest, say: Say) -> tuple[Cohort, dict[str, s
     """
     if request.cohort is None:
         raise InputError("split= and by='case' need a cohort= that names them.")
-    every = read_cohort(request.cohort)
+    every = read_cohort(request.cohort, slide_column=request.slide_column)
+    if taken := every.taken:
+        say(f"{request.cohort}: {taken}.")
     table = every.subset(*request.split) if request.split else every
     joined, report = join_features(table, request.features, among=every, follow_links=request.follow_links)
     if report.without_features or report.doubled or report.not_followed:
@@ -294,13 +296,13 @@ def training_overlap_warning(models: Sequence[object], cases: Sequence[Case]) ->
     alike = [case for case in cases if case.case_id not in case.slides and case.case_id in owners]
     if trained_on:
         return (
-            f"{len(trained_on)} of {len(cases)} predictions are of cases that were in the training of a "
-            "model: the results look better than they are. Those of held-out cases are in the "
-            "predictions.csv of the training run."
+            f"{len(trained_on)} of the {len(cases)} bags here were in the training of a model: the results "
+            "look better than they are. Those of held-out cases are in the predictions.csv of the training "
+            "run."
         )
     if alike:
         return (
-            f"{len(alike)} of {len(cases)} predictions are of cases with the case_id of a case in the "
+            f"{len(alike)} of the {len(cases)} bags here are of cases with the case_id of a case in the "
             "training of a model, though from other slides: if they are the same patients, the results look "
             "better than they are."
         )

@@ -10,7 +10,8 @@ run.json, slides.csv, failures.csv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from xmil.data.header import slide_name
 from xmil.network import find_device
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, stopping
+from xmil.runs.ensemble import BACKGROUND, load_run_models, recorded_features, recorded_model
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
 from xmil.runs.workers.pool import MakeWorker
@@ -40,13 +42,18 @@ SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")
 def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -> Run:
     """Look inside the strongest patches of every slide of a run of `xmil explain`, into RUN/inside or `out`.
 
-    Relevance per feature comes from stored vectors, else from the `model` on the `features`; without features
-    every patch is encoded again. `map` says how maps are made; see `xmil.explain_inside`. `tiff` writes
-    the maps as OME-TIFF as well.
+    Relevance per feature comes from stored vectors, else from the `model` on the `features`, by default those
+    that the run names; without features every patch is encoded again. `map` says how maps are made; see
+    `xmil.explain_inside`. `tiff` writes the maps as OME-TIFF as well.
     """
     listener = listener or Listener()
     run = request.run if isinstance(request.run, Run) else explained_run(request.run)
     pictures = dict(named_slides(request.slides, follow_links=request.follow_links, say=listener.say).slides)
+    if request.model is None and not run.settings.get("params", {}).get("lrp", {}).get("feature_level"):
+        request = replace(request, model=recorded_model(run, listener.say))
+    if request.model is not None:
+        with suppress(InputError):  # without features patches are encoded again
+            request = replace(request, features=request.features or recorded_features(run))
     features = {}
     if request.features is not None:
         features = {slide_name(path): path for path in feature_files(request.features)[0]}
@@ -116,16 +123,15 @@ class InsideRun(CohortRun[str, TableRow]):
 
 def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
     from xmil.encoders import load_encoder
-    from xmil.runs.ensemble import BACKGROUND, load_run_models
 
     request, model = run.request, None
     weights = None if request.weights is None else str(request.weights)
     encoder = load_encoder(request.encoder, weights=weights, device=run.device, random=request.random)
     if request.model is not None:
-        models = load_run_models(request.model, run.run.path)
+        models = load_run_models(request.model, run.run.path, request.features)
         if len(models) > 1:
             raise InputError(
-                f"{request.model}: holds {len(models)} models and maps inside patches take one; "
+                f"{run.run.path}: is of {len(models)} models and maps inside patches take one; "
                 "explain with params= lrp.feature_level=true and leave out model=."
             )
         model = models[0]

@@ -197,6 +197,9 @@ class CohortRequest(SeededRequest):
         (), panel=INPUT,
     )  # fmt: skip
     split: tuple[str, ...] = option("Use only slides of these splits.", (), panel=INPUT)
+    slide_column: str | None = option(
+        "Column of the cohort that names the slides, if it is not found by its name.", None, panel=INPUT
+    )
     by: str = option(
         "Unit of a bag: slide, or case (all slides of a case together).", "slide", panel=INPUT,
         choices=("slide", "case"), decides=True,
@@ -587,6 +590,13 @@ class DrawRequest(RunRequest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        try:
+            clips = self.clip in ("whiskers", "none") or 50 < float(self.clip) <= 100
+        except ValueError:
+            clips = False
+        if not clips:
+            must = "whiskers, none, or a percentile above 50, up to 100"
+            raise bad_parameter("clip", "heatmap", must, self.clip)
         if not 0 <= self.alpha <= 1:
             raise bad_parameter("alpha", "heatmap", "a number in the range [0, 1]", self.alpha)
         if self.region is not None and len(self.region) != 4:
@@ -600,7 +610,7 @@ class ExportRequest(Request):
     run: Any = option("Folder of a run, or one explanation file (.parquet).", argument=True)
     to: tuple[str, ...] = option(
         "Of qupath (gzipped GeoJSON), asap (XML), dicom (Parametric Map), dicom-annotations, ome-zarr, "
-        "spatialdata, geojson, scores, colours (OME-TIFF), csv, parquet."
+        "spatialdata, anndata (.h5ad), geojson, scores, colours (OME-TIFF), csv, parquet."
     )  # fmt: skip
     slides: Path | None = option(
         "Folder of slides; needed for coordinates in microns or with an offset.", None
@@ -627,9 +637,11 @@ class InsideRequest(DeviceRequest):
     slides: Path = option("Folder of slides.", panel=INPUT)
     encoder: str = option("The encoder that made the features; see `xmil embed`.", panel=INPUT)
     weights: Path | None = option("State dict of the encoder.", None, panel=INPUT)
-    model: Path | None = option(
-        "The run's checkpoint; needed if no relevance vectors are stored.", None, panel=INPUT
-    )
+    model: Any = option(
+        "The run's checkpoint, or the network of yours as module:function, if no relevance vectors are "
+        "stored; by default the checkpoint that the run names.",
+        None, panel=INPUT,
+    )  # fmt: skip
     features: Path | None = option(
         "Feature files; without them and without vectors, patches are encoded again.", None, panel=INPUT
     )
@@ -677,15 +689,23 @@ class InsightRequest(RunRequest):
     """Find concepts, strategies, shortcuts and biomarkers over a run; write a report and a card."""
 
     run: Any = option("Folder of a run of `xmil explain`.", argument=True)
-    features: Path = option("Folder of the feature files that were explained.", panel=INPUT)
+    features: Path | None = option(
+        "Folder of the feature files that were explained; by default where the run found them.",
+        None,
+        panel=INPUT,
+    )
     cohort: Path | None = option(
         "Table with labels and columns of acquisition (site, scanner, ...).", None, panel=INPUT
+    )
+    slide_column: str | None = option(
+        "Column of the cohort that names the slides, if it is not found by its name.", None, panel=INPUT
     )
     slides: Path | None = option(
         "Folder of slides, for image properties of patches and examples in the report.", None, panel=INPUT
     )
-    model: Path | None = option(
-        "The run's checkpoint, or its training folder; for concepts, and stability over folds.",
+    model: Any = option(
+        "The run's checkpoint, its training folder for stability over folds, or the network of yours as "
+        "module:function; by default the checkpoint that the run names.",
         None,
         panel=INPUT,
     )

@@ -118,7 +118,7 @@ def listed_slides(request: ExplainRequest, listener: Listener) -> SlideListing:
     listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
     if request.cohort is None:
         return listing
-    table = read_cohort(request.cohort)
+    table = read_cohort(request.cohort, slide_column=request.slide_column)
     table = table.subset(*request.split) if request.split else table
     names = {bare_name(slide) for slide in table.slides}
     slides = {name: path for name, path in listing.slides.items() if name in names}

@@ -43,6 +43,12 @@ def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Ru
     )  # fmt: skip
     listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
     run = TileRun(request.out, request, settings, listing.slides)
+    earlier = None if request.restart else (read_run(request.out) or {}).get("slide_mpp")
+    if earlier is not None and request.slide_mpp not in (None, earlier):
+        listener.say(
+            f"{request.out}: slides that store no mpp were tiled with slide_mpp={earlier:g}; their patches "
+            f"are replaced by those of slide_mpp={request.slide_mpp:g}."
+        )
     tally = run.execute(list(listing.slides.items()), listener, refused=listing.twice)
     for line in merge_notes({name: note for name in tally.done for note in tally.results[name]["inferred"]}):
         listener.say(line)

@@ -49,6 +49,7 @@ class Data(Section):
     features: str | list[str] = "features"
     cohort: str = "cohort.csv"
     metadata: list[str] = []
+    slide_column: str | None = None  # of the cohort, if it is not found by its name
     label: str = "label"
     labels: list[str] = []
     class_names: list[str] = []

@@ -204,6 +204,9 @@ class Fit:
             write_state(now, self.folder)
             if best.epoch == epoch:
                 self._write_model(best)
+        if on_step is not None:  # the epoch is done, with what its validation says
+            steps = len(self.batches.plan())
+            on_step(Step(epoch, steps, steps, torch.tensor(row["train_loss"]), 1.0, best.value))
         return now
 
     def _train_epoch(self, state: State, on_step: OnStep | None) -> float:

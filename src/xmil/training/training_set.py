@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from xmil.training.config import Config, Data
 logger = logging.getLogger(__name__)
 SHOWN = 5
 FILES = 20  # feature files that one line names
+LOOKING = 8  # threads that read feature files
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class TrainingSet:
 def read_training_set(config: Config) -> TrainingSet:
     """The bags of a config, checked before anything is trained."""
     cohort, notes = _joined(config.data)
+    cohort, idle = _taking_part(cohort, config.data)
+    notes += [_list_names("slides are in no split and take no part", idle)] if idle else []
     columns = target_columns(config)
     cells = zip(*[cohort.column(name) for name in columns], strict=True)
     has_target = [None not in row for row in cells]
@@ -72,25 +77,24 @@ def read_training_set(config: Config) -> TrainingSet:
     return _without_large(training_set, config.data.exclude_above)
 
 
+def _taking_part(cohort: Cohort, data: Data) -> tuple[Cohort, list[str]]:
+    """The slides that have a side, where a column says which; and those that have none."""
+    column = data.fold_column or (data.split if data.folds is None else None)
+    cells = cohort.columns.get(column or "", ("",) * len(cohort))
+    idle = [name for name, cell in zip(cohort.slides, cells, strict=True) if cell is None]
+    if len(idle) in (0, len(cohort)):  # a column without any side is refused later
+        return cohort, []
+    return cohort.take(i for i, cell in enumerate(cells) if cell is not None), idle
+
+
 def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
     """The bags of a cohort; feature files that cannot be used are refused together, or skipped."""
-    fault, broken = None, {}
-    try:
-        training_set = _training_set(cohort, config)
-        if all(len(part) and part.dim for part in _parts(training_set.bags)):
-            return training_set
-    except XmilError as error:
-        fault = error
-    for path in map(str, cohort.column("path")):
-        try:
-            header = open_bag(path, **_options(config.data))
-        except XmilError as error:
-            broken[path] = str(error)
-        else:
-            if not len(header) or not header.dim:
-                broken[path] = f"{path}: holds no instances"
-    if not broken and fault is not None:
-        raise fault
+    paths = [str(path) for path in cohort.column("path")]
+    with ThreadPoolExecutor(LOOKING) as threads:
+        faults = list(threads.map(partial(_fault, _options(config.data)), paths))
+    broken = {path: fault for path, fault in zip(paths, faults, strict=True) if fault is not None}
+    if not broken:
+        return _training_set(cohort, config)
     usable = cohort.take(i for i, path in enumerate(cohort.column("path")) if str(path) not in broken)
     if config.data.missing == "refuse" or not len(usable):
         reasons = "; ".join([reason.rstrip(".") for reason in broken.values()][:FILES])
@@ -102,6 +106,21 @@ def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
     note = _list_names("feature files cannot be used and are left out", [Path(path).name for path in broken])
     training_set = _training_set(usable, config)
     return replace(training_set, notes=(note, *training_set.notes))
+
+
+def _fault(options: Mapping[str, Any], path: str) -> str | None:
+    """Why a feature file cannot be trained on; None where it can."""
+    try:
+        header = open_bag(path, **options)
+        if not len(header) or not header.dim:
+            return f"{path}: holds no instances"
+        features = header.read().features
+    except XmilError as error:
+        return str(error)
+    if np.isfinite(features.sum(dtype=np.float64)):
+        return None
+    rows = int((~np.isfinite(features)).any(axis=1).sum())
+    return f"{path}: features are not finite (NaN or inf) in {rows} of {len(features)} rows"
 
 
 def _training_set(cohort: Cohort, config: Config) -> TrainingSet:
@@ -131,19 +150,19 @@ def _options(data: Data) -> dict[str, Any]:
 
 def _joined(data: Data) -> tuple[Cohort, list[str]]:
     """The slides that have features in one of the folders."""
-    cohort = read_cohort(data.cohort, metadata=data.metadata or None)
+    cohort = read_cohort(data.cohort, metadata=data.metadata or None, slide_column=data.slide_column)
     folders = [data.features] if isinstance(data.features, str) else data.features
     left, paths, links = cohort, dict[str, object](), list[str]()
     for folder in folders:
         part, report = join_features(left, folder, follow_links=data.follow_links)
         links += report.not_followed
         paths.update(zip(part.slides, part.column("path"), strict=True))
-        missing = set(report.without_features)
-        left = left.take(i for i, name in enumerate(left.slides) if name in missing)
-        if not missing:
+        left = left.take(i for i, name in enumerate(left.slides) if name not in paths)
+        if not len(left):
             break
     featured = cohort.take(i for i, name in enumerate(cohort.slides) if name in paths)
-    notes = [_list_names("slides have no features and are left out", left.slides)] if len(left) else []
+    notes = [cohort.taken] if cohort.taken else []
+    notes += [_list_names("slides have no features and are left out", left.slides)] if len(left) else []
     notes += [_list_names("links were not followed", links)] if links else []
     return featured.with_column("path", [paths[name] for name in featured.slides]), notes
 
@@ -153,7 +172,7 @@ def check_columns(config: Config) -> None:
     data = config.data
     if not Path(data.cohort).exists():
         return
-    cohort = read_cohort(data.cohort, metadata=data.metadata or None)
+    cohort = read_cohort(data.cohort, metadata=data.metadata or None, slide_column=data.slide_column)
     side = [data.fold_column] if data.fold_column else [data.split] if data.folds is None else []
     for name in [*target_columns(config), *side]:
         cohort.column(name)

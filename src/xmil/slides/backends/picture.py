@@ -34,7 +34,7 @@ def open_(path: Path) -> Slide:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its error stays
+            warnings.simplefilter("ignore")  # of bombs and of cut-off files: their errors stay
             with Image.open(path) as picture:
                 kind = str(picture.format)
                 if picture.mode not in MODES:
