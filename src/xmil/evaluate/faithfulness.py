@@ -18,7 +18,7 @@ from torch import nn
 
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter, check_names
-from xmil.core.explanation import Explanation
+from xmil.core.explanation import PARTS, Explanation
 from xmil.evaluate.curves import (
     Bags,
     Band,
@@ -44,7 +44,6 @@ AFFORDABLE = 50_000  # sub-bags that may be tried for the smallest set that deci
 FLAT = 0.05  # a curve and band that move less than this, of the output's scale, cannot tell orders apart
 UNEXPLAINED = 0.01  # the largest share of the output an audit may leave unexplained
 LIMIT = 0.5  # of the mean rank correlation under re-drawn weights
-SHARES = ("instances", "class_token", "bias", "epsilon", "baseline", "cut", "other")
 
 
 @dataclass(frozen=True)
@@ -407,10 +406,10 @@ def audit_summary(explanations: Sequence[Explanation]) -> AuditSummary | None:
     audited = [e for e in explanations if e.audit is not None]
     if not audited:
         return None
-    rows = np.array([[getattr(e.audit, share) for share in SHARES] for e in audited])
+    rows = np.array([[getattr(e.audit, share) for share in PARTS] for e in audited])
     outputs = np.array([e.audit.output for e in audited if e.audit is not None])
     rows = rows / np.maximum(np.abs(outputs), np.finfo(np.float64).tiny)[:, None]
     unexplained = np.abs(rows[:, -1])
     worst = int(unexplained.argmax())
-    means = dict(zip(SHARES, (float(x) for x in rows.mean(axis=0)), strict=True))
+    means = dict(zip(PARTS, (float(x) for x in rows.mean(axis=0)), strict=True))
     return AuditSummary(len(audited), means, float(unexplained[worst]), audited[worst].bag)

@@ -85,6 +85,7 @@ class Site:
             get("/api/run.json", self.overview),
             get("/api/openapi.json", self.describe),
             get("/api/columns-{run:int}.json", self.wall.columns),
+            get("/api/scales-{run:int}.json", self.wall.scales),
             get("/api/wall-{run:int}-{column:int}.json", self.wall.wall),
             draw(f"{slide}/small-{{run:int}}-{{column:int}}.png", self.wall.small),
             get(f"{slide}/slide.json", shown.describe),
