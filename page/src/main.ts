@@ -1,6 +1,7 @@
 /** The page: the list of slides, or one of them, after the address. */
 
 import { button, el, put } from "./dom";
+import { takeNames } from "./words";
 import { Cohort } from "./cohort/list";
 import { WallView } from "./cohort/wall";
 import { CompareView } from "./compare/compare";
@@ -83,11 +84,11 @@ async function route(): Promise<void> {
   if (!run) return;
   if (address) await openSlide(address.slide);
   else if (both) await openBoth(both);
-  else if (location.hash === "#/wall" && run.live) showPage(new WallView(run).element);
+  else if (location.hash === "#/wall") showPage(new WallView(run, page).element);
   else showList(run);
   drawBar();
   const opened = handle.view;
-  const title = opened ? (opened.info?.id ?? "Slide") : both ? both.slides.join(" beside ") : run.name;
+  const title = opened ? (opened.info?.id ?? "Slide") : both ? both.slides.join(" and ") : run.name;
   document.title = `${title} – xmil`;
 }
 
@@ -192,6 +193,7 @@ async function start(): Promise<void> {
   drawBar();
   try {
     run = await getRun();
+    takeNames(run);
   } catch (error) {
     return put(content, problem((error as Error).message));
   }

@@ -29,6 +29,7 @@ export interface NotesHost {
   showArea(area: Bounds): void;
   choose(tool: Tool): void;
   redraw(): void;
+  focusSlide(): void;
   say(text: string, problem?: boolean): void;
 }
 
@@ -65,7 +66,12 @@ export class NotesPanel {
 
   private append(note: Annotation): void {
     this.change([...this.notes, note], note.id);
-    this.element.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(note.id)}"] input`)?.focus();
+    this.view.focusSlide(); // the next region, or a key, comes next
+  }
+
+  /** Goes to the name of the annotation in focus. */
+  rename(): void {
+    this.element.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(this.focused ?? "")}"] input`)?.focus();
   }
 
   /** Gives the annotation in focus other corners; one step of undo for each drag. */

@@ -1,10 +1,10 @@
 /** What if these patches were not there? The model is asked again, and can be asked back. */
 
 import { button, el, put } from "../dom";
-import { countPatches, formatNumber, formatPercent, plural, WORDS } from "../words";
+import { countPatches, formatNumber, formatPercent, methodName, WORDS } from "../words";
 import type { Evidence } from "./evidence";
 import { keptRanges, LeftExplanations, type LeftHost } from "./left_maps";
-import { decidingOf } from "./patch_layers";
+import { decidingOf, decidingWords } from "./patch_layers";
 import { getDeciding, postWhatIf } from "../server/api";
 import type { Step } from "../state/store";
 
@@ -153,6 +153,7 @@ export class WhatIfPanel {
         button("Select shown patches", () => view.selectShown(), { disabled: this.busy }),
         this.deciding(),
       ),
+      this.decidingLines(),
     );
   }
 
@@ -161,10 +162,19 @@ export class WhatIfPanel {
     const { view } = this;
     const evidence = view.active?.evidence;
     const deciding = evidence ? decidingOf(evidence) : null;
-    if (!deciding && evidence) return button("Find the patches that decide", () => void this.findDeciding(), { disabled: this.busy, data: { action: "find-deciding" } });
+    if (!deciding && evidence) return button("Find the smallest set that changes the prediction", () => void this.findDeciding(), { disabled: this.busy, data: { action: "find-deciding" } });
     if (!deciding) return null;
-    const text = `Select the ${plural(deciding.instances.length, "patch that decides", "patches that decide")}`;
-    return button(text, () => view.select(deciding.instances), { disabled: this.busy, title: deciding.sentence, data: { action: "deciding" } });
+    return button(`Select ${decidingWords(deciding)}`, () => view.select(deciding.instances), { disabled: this.busy, title: deciding.sentence, data: { action: "deciding" } });
+  }
+
+  /** What was found of the smallest set, with its caution: that another patch would do as well. */
+  private decidingLines(): HTMLElement | null {
+    const evidence = this.view.active?.evidence;
+    const deciding = evidence ? decidingOf(evidence) : null;
+    if (!deciding) return null;
+    const { sentence, caution } = deciding;
+    const plain = caution ? sentence.replace(caution, "").trim() : sentence;
+    return el("div", { class: "deciding" }, el("p", { class: "muted small" }, plain), caution ? el("p", { class: "problem small", role: "alert" }, caution) : null);
   }
 
   /** Asks the model for the smallest set that decides, and selects it. */
@@ -215,7 +225,7 @@ export class WhatIfPanel {
     if (!evidence) return null;
     const { left } = this;
     const [refusal, pending] = [left.refusal(evidence), left.underWay(evidence)];
-    const about = `${evidence.choice.method}, evidence for ${evidence.choice.target}`;
+    const about = `${methodName(evidence.choice.method)}, evidence for ${evidence.choice.target}`;
     return el(
       "section",
       { class: "block explain-left" },

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import XmilError
+from xmil.core.task import TASKS
 from xmil.data import read_bag
 from xmil.viewer.cache import Cache, Stamp, stamp
 from xmil.viewer.collection import PATIENCE, Collection, MissingError
@@ -133,10 +134,13 @@ class CohortWall:
 
     def columns(self, run: int) -> dict[str, Any]:
         """The signed methods and targets of a run, by number, from its first slide that can be read."""
-        self._collection.run(run)
+        task = TASKS[self._collection.run(run).task]
         _, first = next(self._collection.readable(run), (0, None))
-        signed = [c for c in first.columns if c["signed"]] if first else []
-        return {"columns": [{"method": c["method"], "target": c["target"]} for c in signed]}
+        signed = [(c["method"], c["target"]) for c in first.columns if c["signed"]] if first else []
+        ends = [task.short_ends(target) for _, target in signed]
+        return {
+            "columns": [{"method": m, "target": t, "ends": e} for (m, t), e in zip(signed, ends, strict=True)]
+        }
 
     def wall(self, run: int, column: int) -> dict[str, Any]:
         """The strongest patches for and against, for each label and for right and wrong predictions."""
@@ -146,7 +150,7 @@ class CohortWall:
             return self._walls.fetch(key, lambda: self._build(run, method, target))
 
     def scales(self, run: int) -> dict[str, Any]:
-        """Where the colours of each method end over all slides and targets, as `xmil heatmap` scales a cohort."""
+        """Where each method's colours end over the cohort: 99 % of all patches' scores lie within."""
         self._collection.run(run)
         checked, scales = self._checked.get(run, (0.0, {}))
         if time.monotonic() - checked > PATIENCE:  # every small picture asks
@@ -173,7 +177,7 @@ class CohortWall:
         scales = {}
         for method, parts in pools.items():
             scores = np.concatenate(parts)
-            scale = Scale.of(scores, signed=signed[method])
+            scale = Scale.of(scores, signed=signed[method], clip="percentile")
             ends = {"low": scale.low, "high": scale.high}
             scales[method] = ends | {"lowest": float(scores.min()), "highest": float(scores.max())}
         return {"slides": slides, "scales": scales}
