@@ -104,6 +104,9 @@ export const KINDS: { name: string; colour: Rgb }[] = [
   { name: "Other", colour: [185, 185, 185] },
 ];
 
-export function colourOf(kind: string): Rgb {
-  return KINDS.find((known) => known.name === kind)?.colour ?? [120, 120, 120];
+/** Colours for classes of one's own, in turn. */
+export const SPARE: Rgb[] = [[95, 120, 0], [215, 160, 230], [110, 70, 60], [235, 215, 130], [70, 40, 110], [120, 170, 140]];
+
+export function colourOf(kind: string, own: readonly { name: string; colour: Rgb }[] = []): Rgb {
+  return [...KINDS, ...own].find((known) => known.name === kind)?.colour ?? [120, 120, 120];
 }

@@ -118,9 +118,9 @@ export class SlideView implements PaneHost {
       if (store.state.panel === "evidence") this.controls.refreshNumbers();
     });
     store.on(["removed"], () => this.drawHead());
-    store.on(["selection", "annotations", "focused", "draft", "picked", "hovered", "similar"], () => this.redraw());
+    store.on(["selection", "annotations", "others", "focused", "draft", "picked", "hovered", "similar"], () => this.redraw());
     store.on(["selection"], () => this.bar.refresh());
-    store.on(["selection", "annotations", "focused", "tool"], () => ["whatif", "notes"].includes(store.state.panel) && this.panels.refresh());
+    store.on(["selection", "annotations", "others", "focused", "tool"], () => ["whatif", "notes"].includes(store.state.panel) && this.panels.refresh());
     store.on(["layers"], () => this.arrived());
     store.on(["choices"], () => this.panes.forEach((pane) => pane.take()));
     store.on(["active"], () => this.showActive());
