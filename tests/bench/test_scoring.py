@@ -28,7 +28,7 @@ SPECS = [
     "lrp", "lrp:exact", "lrp:paper", "lrp:released", "lrp@log_odds", "lrp:paper@contrastive", "attention",
     "attention:unfolded",
     "gxi", "gxi@log_odds", "grad2", "ig", "single", "single@logit", "one_removed", "combined", "logits",
-    "logits@contrastive", "milli", "shapley",
+    "one_added", "logits@contrastive", "milli", "shapley",
 ]  # fmt: skip
 MODELS = {
     "attnmil": {"dim": 8, "attention_dim": 6, "n_out_layers": 1},

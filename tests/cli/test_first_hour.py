@@ -1,4 +1,4 @@
-"""From each producer's folder to pictures and the viewer in three commands, each printed by the last."""
+"""The first hour: slides and a checkpoint to a map in one command or three, each printed by the last."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from PIL import Image
 import xmil
 from tests.cli.test_cli import run
 from tests.data import producers as p
+from tests.slides.pyramids import textured, write_pyramid
 from tests.viewer.make_run import write_slide
 
 
@@ -55,7 +56,7 @@ def hint(out: str) -> list[str]:
     """The command that a command's last line names, without the program's name."""
     last = out.rstrip().splitlines()[-1]
     assert last.startswith("Next: xmil "), out
-    return shlex.split(last.removeprefix("Next: xmil "))
+    return shlex.split(last.removeprefix("Next: xmil "), comments=True)
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
@@ -102,3 +103,38 @@ def test_without_slides_the_hints_go_by_heatmap(
     Image.new("RGB", (64, 64), (200, 120, 170)).save(tmp_path / "only" / "s.png")
     _, out, _ = run("inspect", "only", capsys=capsys)
     assert hint(out) == ["tile", "only", "--out", "tiles"]
+
+
+def test_slides_and_a_checkpoint_in_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training records how its features were made, so that the model alone tells how to make others."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for folder in ("training", "slides"):
+        (tmp_path / folder).mkdir()
+    for i in range(8):
+        box = (256, 128, 384, 256) if i % 2 else (128, 256, 256, 256)
+        write_pyramid(Path("training") / f"t{i}.tif", textured([box], (900, 600), seed=i))
+    for i in range(2):
+        write_pyramid(Path("slides") / f"s{i}.tif", textured([(256, 128, 384, 256)], (900, 600), seed=i))
+    xmil.tile_slides("training", out="tiles", size=128)
+    xmil.embed_slides("tiles", "training", encoder="resnet18", random=True, out="features")
+    rows = [f"t{i},c{i},{'tumour' if i % 2 else 'benign'},{'val' if i > 5 else 'train'}" for i in range(8)]
+    Path("cohort.csv").write_text("\n".join(["slide_id,case_id,label,split", *rows]) + "\n")
+    Path("train.toml").write_text(
+        'out = "trained"\n[data]\nfeatures = "features"\ncohort = "cohort.csv"\n'
+        '[model]\nname = "attnmil"\ndim = 8\n[train]\nepochs = 1\ndevice = "cpu"\n'
+    )
+    code, out, err = run("train", "train.toml", capsys=capsys)
+    assert code == 0, err
+    code, out, err = run("inspect", "trained/model/model.safetensors", "slides", capsys=capsys)
+    code, out, err = run(*hint(out), capsys=capsys)
+    assert code == 0, err
+    assert sorted(path.stem for path in Path("run/heatmaps/panel").glob("*.png")) == ["s0", "s1"]
+    assert xmil.read_bag("run/features/s0.h5").patch_size == 128
+    assert hint(out) == ["view", "run", "--slides", "slides"]
+    code, out, err = run("explain", "--model", "trained", "--slides", "slides/s0.tif", capsys=capsys)
+    assert (code, Path("s0.heatmap.png").is_file(), out.startswith("s0: predicted ")) == (0, True, True), err
+    code, out, err = run(*hint(out), capsys=capsys)  # goes on with its features
+    assert (code, "0 patches of 0 slides, 1 already done" in out) == (0, True), err

@@ -11,7 +11,7 @@ from torch import nn
 
 import xmil
 from xmil.core.explanation import Audit, Explanation
-from xmil.evaluate import Certificate, Flips, random_band
+from xmil.evaluate import Certificate, Flips, Judge, random_band
 
 
 class Mean(nn.Module):
@@ -38,29 +38,30 @@ def certify(scores, scale=1.0, audit=None):
         audit=audit,
     )
     morf, lerf = (flips.curve(e.scores, order=order) for order in ("morf", "lerf"))
-    return Certificate(e, morf, lerf, random_band(flips, orders=20))
+    (verdict,) = Judge(flips).verdicts([("test", e)])
+    return Certificate(e, morf, lerf, random_band(flips, orders=20), verdict)
 
 
 @pytest.mark.parametrize(
     ("scores", "scale", "verdict"),
     [
-        (X[:, 0].numpy(), 1.0, "faithful"),
-        (-X[:, 0].numpy(), 1.0, "worse than random"),
-        (np.random.default_rng(5).normal(size=60), 1.0, "like random"),
-        (X[:, 0].numpy(), 1e-4, "undecided"),
+        (X[:, 0].numpy(), 1.0, "better"),
+        (-X[:, 0].numpy(), 1.0, "worse"),
+        (np.random.default_rng(5).normal(size=60), 1.0, "no better"),
+        (X[:, 0].numpy(), 1e-4, "cannot tell"),
     ],
 )
 def test_verdicts(scores, scale, verdict):
     certificate = certify(scores, scale)
-    assert certificate.verdict == verdict
+    assert certificate.verdict.kind == verdict
     assert json.loads(json.dumps(certificate.as_dict()))["verdict"] == verdict
 
 
 def test_sentences():
     good = certify(X[:, 0].numpy(), audit=Audit.close(output=2.0, instances=2.0))
-    assert good.sentence.startswith("Faithful: dropping by test")
-    assert "The decision flips once" in good.sentence
-    assert "The account closes" in good.sentence
+    assert good.sentence.startswith("Better than random: test has SRG")
+    assert "changes the prediction" in good.sentence
+    assert "Scores add up to the output" in good.sentence
     assert good.srg > 0
     leaky = certify(X[:, 0].numpy(), audit=Audit.close(output=2.0, instances=1.0))
     assert "does not close: 50.0%" in leaky.sentence

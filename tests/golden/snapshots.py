@@ -109,7 +109,8 @@ def commands_help() -> str:
     """The help of every command: names, types, defaults and descriptions of its options, a line each."""
     first = _help()
     names = re.findall(r"^ ?([a-z][\w-]*)  +\S", first, flags=re.MULTILINE)
-    return "\n".join([_squeezed(first), *(_squeezed(_help(name)) for name in names)])
+    commands = [(name,) for name in names] + [("study", "init"), ("study", "report")]
+    return "\n".join([_squeezed(first), *(_squeezed(_help(*command)) for command in commands)])
 
 
 def _help(*command: str) -> str:

@@ -231,6 +231,19 @@ def test_families(family: str, tmp_path: Path) -> None:
     )
 
 
+def test_the_encoder_comes_from_settings_or_from_the_published_name(tmp_path: Path) -> None:
+    name, params, rules, prefix, _ = CASES["mil-lab-abmil"]
+    model = xmil.create_model(name, in_dim=6, n_classes=3, seed=0, **params)
+    place = tmp_path / "abmil.base.uni_v2.pc108-24k"
+    place.mkdir()
+    torch.save(in_family(model, rules, prefix), place / "pytorch_model.bin")
+    assert xmil.load_model(place).spec.encoder == "uni_v2"
+    settings = {"patch_encoder": "ctranspath", "tile_size_um": 256, "tile_size_px": 224}
+    (place / "config.json").write_text(json.dumps(settings))
+    spec = xmil.load_model(place).spec
+    assert (spec.encoder, spec.features) == ("ctranspath", {"patch_px": 224, "mpp": 1.1429})
+
+
 @pytest.mark.parametrize("prefix", ["model.", "module.", "net.", "model.model.", "module.model."])
 def test_foreign_keys_beside_a_prefix_are_dropped_and_named(prefix: str, tmp_path: Path) -> None:
     model = xmil.create_model("addmil", in_dim=6, n_classes=2, hidden=7)

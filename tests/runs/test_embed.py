@@ -184,11 +184,11 @@ def test_an_encoder_that_cannot_be_made_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_result_does_not_bar_the_next(tmp_path: Path) -> None:
-    """The encoder could not be had: other settings may follow in the same folder, until there is a result."""
+    """The encoder could not be had: no empty folder is left, and other settings may follow."""
     pair = prepared(tmp_path, "s")
     with pytest.raises(XmilError):
         embed_pairs({"s": pair}, tmp_path / "out", embed_request("tests.encoders.builders:broken"))
-    assert (tmp_path / "out" / "run.json").is_file()
+    assert not (tmp_path / "out").exists()
     embed_pairs({"s": pair}, tmp_path / "out", embed_request(MEAN))
     with pytest.raises(XmilError, match="other settings"):
         embed_pairs({"s": pair}, tmp_path / "out", embed_request(MEAN, stain_norm=True))

@@ -106,7 +106,8 @@ def test_explanations_and_certificates(done):
     certificate = json.loads((done / "out" / "certificates" / "s0.json").read_text())
     assert len(certificate["random_band"]["mean"]) == 101
     verdicts = {m["method"]: m["verdict"] for m in certificate["methods"]}
-    assert verdicts["lrp"] == "faithful"
+    assert verdicts["lrp"] == "better"
+    assert {m["orders"] for m in certificate["methods"]} == {200}
     assert (done / "out" / "certificates" / "s0.png").stat().st_size > 10_000
 
 

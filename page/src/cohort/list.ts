@@ -176,7 +176,7 @@ export class Cohort {
       el("td", { data: { name: WORDS.prediction } }, slide.predicted ?? "–"),
       el("td", { class: "number column-probability", data: { name: "Probability" } }, slide.probability === null ? "–" : formatPercent(slide.probability)),
       el("td", {}, correctLabel(slide.correct)),
-      el("td", { data: { name: WORDS.faithfulness } }, verdictLabel(slide.verdict, slide.verdict_method)),
+      el("td", { data: { name: WORDS.faithfulness } }, verdictLabel(slide.verdict, slide.verdict_method, slide.verdict_orders)),
       el("td", { class: "number column-n", data: { name: "Patches" } }, slide.n === null ? "–" : slide.n.toLocaleString("en")),
     );
   }

@@ -6,14 +6,15 @@ import type { Choice, Evidence } from "./evidence";
 import { describeEvidence, warningsOf } from "./legend";
 import type { Audit, Certificate, MethodCertificate } from "../server/api";
 
-const MARKS: Record<string, string> = { faithful: "good", "like random": "poor", "worse than random": "bad", undecided: "open" };
+const MARKS: Record<string, [string, string]> = { better: ["good", "better than random"], "no better": ["poor", "no better than random"], worse: ["bad", "worse than random"] };
+const SIGNS: Record<string, string> = { good: "✓", poor: "≈", bad: "✕", open: "?" };
 
-/** A verdict as a small label with a sign that does not rely on colour; `method` is whose verdict it is. */
-export function verdictLabel(verdict: string | null, method: string | null = null): HTMLElement {
+/** A verdict as a small label with a sign that does not rely on colour: whose it is, and how many random orders it is held against. */
+export function verdictLabel(verdict: string | null, method: string | null = null, orders: number | null = null): HTMLElement {
   if (!verdict) return el("span", { class: "muted" }, "–");
-  const kind = MARKS[verdict] ?? "open";
-  const sign = { good: "✓", poor: "≈", bad: "✕", open: "?" }[kind];
-  return el("span", { class: `verdict ${kind}` }, el("span", { ariaHidden: "true" }, `${sign} `), method ? `${verdict} (${methodName(method)})` : verdict);
+  const [mark, words] = MARKS[verdict] ?? ["open", verdict]; // "cannot tell", or the word of an earlier version
+  const beside = [method && methodName(method), orders ? `${orders} orders` : null].filter(Boolean).join(", ");
+  return el("span", { class: `verdict ${mark}` }, el("span", { ariaHidden: "true" }, `${SIGNS[mark]} `), beside ? `${words} (${beside})` : words);
 }
 
 /** What the panel needs of the page. */
@@ -76,7 +77,7 @@ export class CertificatePanel {
 
   private faithfulness(certificate: Certificate, result: MethodCertificate): HTMLElement[] {
     return [
-      el("p", { class: "verdict-line" }, verdictLabel(result.verdict), ` ${result.sentence}`),
+      el("p", { class: "verdict-line" }, verdictLabel(result.verdict, null, result.orders), ` ${result.sentence}`),
       el("section", { class: "block" }, el("h2", {}, "Flip curve: the output while patches are removed"), flipChart(certificate, result)),
     ];
   }

@@ -10,6 +10,7 @@ export interface SlideRow {
   probability: number | null;
   verdict: string | null;
   verdict_method: string | null;
+  verdict_orders: number | null;
   n: number | null;
   image: boolean;
   error: string | null;
@@ -66,6 +67,8 @@ export interface MethodCertificate {
   method: string;
   target: string;
   verdict: string;
+  /** Random orders that the verdict is held against; files of earlier versions do not say. */
+  orders?: number;
   sentence: string;
   aupc: number;
   srg: number;

@@ -95,7 +95,7 @@ export function slideHead(view: HeadHost): HTMLElement[] {
       whatIf !== null ? fact("What if", whatIf) : null,
       info.predicted !== null ? fact(WORDS.prediction, info.predicted, row?.probability != null ? ` ${formatPercent(row.probability, 0)}` : "") : null,
       value(view) !== null ? fact(info.sets[0].noun, formatNumber(value(view))) : null,
-      row?.verdict && whatIf === null ? verdictLabel(row.verdict, row.verdict_method) : null,
+      row?.verdict && whatIf === null ? verdictLabel(row.verdict, row.verdict_method, row.verdict_orders) : null,
       info.label !== null ? fact(WORDS.label, info.label) : null,
       info.correct !== null && whatIf === null ? correctLabel(info.correct) : null,
       info.case && info.case !== info.id ? fact("Case", info.case) : null,

@@ -32,7 +32,7 @@ from xmil.core.errors import check_names
 
 LEARNED = 0.7  # bag AUROC on the test bags from which on a model counts
 METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by bag; they can be named
-    "random", "attention", "attention:unfolded", "single", "one_removed", "combined", "logits",
+    "random", "attention", "attention:unfolded", "single", "one_added", "one_removed", "combined", "logits",
     "gxi", "grad2", "ig", "lrp", "lrp:exact", "lrp:paper",
 )  # fmt: skip
 QUICK_MODELS = ("attnmil",)

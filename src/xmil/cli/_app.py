@@ -23,7 +23,7 @@ PANELS = {  # the order of the help; commands that are not named here come last
     "From slides to features": ("tile", "embed"),
     "From features to a model": ("split", "train", "predict"),
     "Evidence": ("explain", "evaluate", "heatmap", "view", "inside", "insight", "export", "verify"),
-    "Studies": ("toy", "bench"),
+    "Studies": ("study", "toy", "bench"),
 }
 OTHERS = "More"
 GROUP = "xmil.commands"
@@ -43,7 +43,10 @@ def build() -> typer.Typer:
     app.callback()(_options)
     for name, panel in command_panels().items():
         function = getattr(import_module(f"{commands.__name__}.{name}"), name)
-        app.command(name.replace("_", "-"), rich_help_panel=panel)(function)
+        if isinstance(function, typer.Typer):  # commands of its own
+            app.add_typer(function, name=name, rich_help_panel=panel)
+        else:
+            app.command(name.replace("_", "-"), rich_help_panel=panel)(function)
     for point in entry_points(group=GROUP):  # commands of other packages
         try:
             if point.name.replace("-", "_") not in command_panels():

@@ -14,9 +14,9 @@ import typer
 from xmil.cli._screen import Screen
 from xmil.core.request import Option, Request, field_types, options
 from xmil.core.text import listed
-from xmil.runs.requests import ADVANCED, COMPUTE, INPUT, OUTPUT, WHAT, parse_parameters
+from xmil.runs.requests import ADVANCED, COMPUTE, INPUT, OUTPUT, SLIDES, WHAT, parse_parameters
 
-PANELS = (INPUT, WHAT, OUTPUT, COMPUTE, ADVANCED)
+PANELS = (INPUT, SLIDES, WHAT, OUTPUT, COMPUTE, ADVANCED)
 R = TypeVar("R", bound=Request)
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
 Layout = Annotated[

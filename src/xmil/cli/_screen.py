@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -16,6 +17,8 @@ from xmil.core.text import merge_notes, text_table
 from xmil.runs import Listener
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from xmil.storage import Run
 
 SAMPLING = ("xmil.methods.shapley", "xmil.methods.interactions")
@@ -27,6 +30,7 @@ class Screen(Listener):
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.lines: list[str] = []
+        self._bars: Progress | None = None
 
     def say(self, sentence: str) -> None:
         """A line."""
@@ -46,7 +50,16 @@ class Screen(Listener):
 
     def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
         """A bar on the standard error."""
-        return progress_bar(what, total)
+        return progress_bar(what, total) if self._bars is None else _bar(self._bars, what, total)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Within the block, the bars of a command's parts stand below each other."""
+        with _progress() as self._bars:
+            try:
+                yield
+            finally:
+                self._bars = None
 
 
 @contextmanager
@@ -74,13 +87,22 @@ def costs_said() -> Iterator[None]:
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on the screen; call what it gives for each item done."""
+    with _progress() as progress, _bar(progress, what, total) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(progress: Progress, what: str, total: int) -> Iterator[Callable[[], None]]:
+    bar = progress.add_task(what, total=total)
+    yield lambda: progress.advance(bar)
+
+
+def _progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task(what, total=total)
-        yield lambda: progress.advance(bar)
+    return Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty())
 
 
 def finished(run: Run, screen: Screen, *, then: str = "") -> int:

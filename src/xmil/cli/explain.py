@@ -29,39 +29,33 @@ if TYPE_CHECKING:
 def explain(request: ExplainRequest, screen: Screen) -> int:
     """Explain every slide: which instances speak for a class, and which against it.
 
-    Without --out one feature file is explained: verdict, account and strongest patches are printed, and a
-    picture is left in the current folder.
+    Slides without features are tiled and encoded first. Without --out one feature file or slide is explained:
+    verdict, account and strongest patches are printed, and a picture is left in the current folder.
     """
-    from xmil.data import feature_files
-    from xmil.data.files import folder_advice
     from xmil.runs.explain import explain_slides
 
     if request.out is None:
-        files = feature_files(request.features)[0]
-        if not files:
-            advice = folder_advice(request.features)
-            raise InputError(f"{request.features}: no feature files in this folder; {advice}.")
-        if files != [request.features]:
-            raise InputError(
-                f"{request.features}: holds {len(files)} feature files; give out=, the folder for their "
-                f"results, or one file: features={files[0]}."
-            )
         with costs_said():
-            return explain_one(request, as_json=screen.as_json)
-    with costs_said():
+            return explain_one(request, screen)
+    with costs_said(), screen.together():
         run = explain_slides.run(request, listener=screen)
-    if request.slides is None:
-        return finished(run, screen, then=f"{command_line('xmil', 'heatmap', run.path)} --slides SLIDES")
+        failed = request.slides is not None and _draw_slides(run, request, screen)
+    then = f"{command_line('xmil', 'heatmap', run.path)} --slides SLIDES"
+    if request.slides is not None:
+        then = command_line("xmil", "view", run.path, "--slides", request.slides)
+    return max(int(failed), finished(run, screen, then=then))
+
+
+def _draw_slides(run: Run, request: ExplainRequest, screen: Screen) -> bool:
+    """Draw a run's heatmaps; gives whether some could not be."""
     from xmil.runs.heatmap import draw_slides
 
     drawing = {name: getattr(request, name) for name in ("slides", "mpp", "patch_size", "follow_links")}
     try:
-        failed = bool(draw_slides(run, **drawing, listener=screen).failed)
+        return bool(draw_slides(run, **drawing, listener=screen).failed)
     except XmilError as error:  # the slides are explained all the same
         print(f"xmil: error: explained, but not drawn: {as_flags(str(error))}", file=sys.stderr)
-        failed = True
-    then = command_line("xmil", "view", run.path, "--slides", request.slides)
-    return max(int(failed), finished(run, screen, then=then))
+        return True
 
 
 SHOWN = 5  # patches of each sign
@@ -72,13 +66,14 @@ APART = {  # what a report holds beside the model's numbers
 WORKERS = ("engine", "workers")  # options that say nothing of the results
 
 
-def explain_one(request: ExplainRequest, *, as_json: bool) -> int:
-    """Explain one file, print what was found, and leave a picture in the current folder."""
+def explain_one(asked: ExplainRequest, screen: Screen) -> int:
+    """Explain one file or slide, print what was found, and leave a picture in the current folder."""
     from xmil.core.interactions import Interactions
     from xmil.heatmaps import Look, beyond_scale
     from xmil.runs.explain import explain_slides
     from xmil.storage import read_explanations
 
+    request = one_file(asked, screen)
     with TemporaryDirectory() as folder:
         run = explain_slides.run(replace(request, out=Path(folder) / "run"), listener=OneSlide())
         (name,) = run.slides
@@ -102,7 +97,7 @@ def explain_one(request: ExplainRequest, *, as_json: bool) -> int:
             }
             for pairs in together
         ]
-    if as_json:
+    if screen.as_json:
         report["warnings"] += [] if fault is None else [fault]
         print(json.dumps(report, indent=2, default=str))
     else:
@@ -110,16 +105,50 @@ def explain_one(request: ExplainRequest, *, as_json: bool) -> int:
         print(f"\nPicture: {as_flags(fault or str(picture))}")
         if fault is None and (sentence := beyond_scale(report["beyond_scale"])):
             print(f"  {sentence}: keep the scores as below, then xmil heatmap --clip none")
-        words = [run_command(request, name)]
-        words += [command_line("--slides", slide.parent)] if slide is not None and slide.stem == name else []
+        words = [run_command(asked, name)]
+        if asked.features is None:
+            words += [command_line("--slides", asked.slides)]
+            print(f"Patches and features: {run_folder(name)}, where the next command finds them")
+        elif slide is not None and slide.stem == name:
+            words += [command_line("--slides", slide.parent)]
         print(f"Next: {' '.join(words)}  # keeps the scores, for xmil heatmap, view and export")
     return 0 if fault is None else 1
+
+
+def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
+    """The request with its one feature file; that of a slide is made, in a folder of its own."""
+    from xmil.data import feature_files
+    from xmil.data.files import folder_advice
+    from xmil.runs.explain import with_features
+    from xmil.runs.slide_features import listed_slides
+
+    if request.features is None:
+        listing = listed_slides(request, screen)
+        if len(names := [*listing.slides, *listing.twice]) > 1:
+            raise InputError(
+                f"{request.slides}: holds {len(names)} slides; give out=, the folder for their results, "
+                f"or one slide: slides={next(iter(listing.slides.values()), request.slides)}."
+            )
+        with screen.together():
+            made = with_features(request, run_folder(names[0]), OneSlide(screen))
+        OneSlide().failures(made.refused)
+        return replace(made.request, features=made.file(names[0]))
+    files = feature_files(request.features)[0]
+    if not files:
+        advice = folder_advice(request.features)
+        raise InputError(f"{request.features}: no feature files in this folder; {advice}.")
+    if files != [request.features]:
+        raise InputError(
+            f"{request.features}: holds {len(files)} feature files; give out=, the folder for their "
+            f"results, or one file: features={files[0]}."
+        )
+    return request
 
 
 def run_command(request: ExplainRequest, name: str) -> str:
     """The command that explains the slide with the same options, into a folder of its own."""
     words: list[Any] = [word for model in request.model for word in ("--model", model)]
-    words += ["--features", request.features]
+    words += [] if request.features is None else ["--features", request.features]
     for one in fields(request):
         value, about = getattr(request, one.name), options(ExplainRequest)[one.name]
         if one.name in ("model", "features", "out", "slides", "restart", *WORKERS) or value == one.default:
@@ -133,11 +162,23 @@ def run_command(request: ExplainRequest, name: str) -> str:
             words += [word for text in texts for word in (flag, text)]
         elif value:
             words += [flag, ",".join(value) if isinstance(value, tuple) else value]
-    return command_line("xmil", "explain", *words, "--out", f"run-{'_'.join(name.split())}")
+    return command_line("xmil", "explain", *words, "--out", run_folder(name))
+
+
+def run_folder(name: str) -> Path:
+    """The folder for a slide of its own."""
+    return Path(f"run-{'_'.join(name.split())}")
 
 
 class OneSlide(Listener):
-    """Says nothing of a run of one slide, whose numbers and warnings are printed at the end."""
+    """Says nothing of a run of one slide, whose numbers and warnings are printed at the end.
+
+    Where there are features to be made first, a screen shows how far they are, and what is doubtful.
+    """
+
+    def __init__(self, screen: Screen | None = None) -> None:
+        if screen is not None:
+            self.counting, self.warn = screen.counting, screen.warn  # type: ignore[method-assign]
 
     def failures(self, failed: Mapping[str, str]) -> None:
         """There is one slide: its failure is the command's."""

@@ -257,6 +257,10 @@ def next_command(results: list[Result], options: dict[str, Any]) -> str:
     folders = [result for result in results if result["kind"] == "folder"]
     if patches := [result for result in folders if result.get("facts", {}).get("instances")]:
         return embedding(Path(patches[0]["path"]), slides[0]["path"] if slides else None)
+    if slides and models:
+        encoder = () if models[0]["facts"].get("encoder") else ("--encoder", "ENCODER")
+        inputs = ("--model", models[0]["path"], "--slides", slides[0]["path"])
+        return command_line("xmil", "explain", *inputs, *encoder, "--out", "run")
     return command_line("xmil", "tile", slides[0]["path"], "--out", "tiles") if slides else ""
 
 

@@ -277,6 +277,7 @@ CARDS = {
     "attention": MethodCard("Attention", "Attention"),
     "single": MethodCard("Single instance", "Single"),
     "one_removed": MethodCard("One removed", "One removed"),
+    "one_added": MethodCard("One added", "One added"),
     "combined": MethodCard("Combined", "Combined"),
     "milli": MethodCard("MILLI", "MILLI"),
     "shapley": MethodCard("Shapley value", "Shapley"),

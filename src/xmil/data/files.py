@@ -314,6 +314,8 @@ def feature_facts(source: Bag | Header) -> dict[str, Any]:
         "stain_norm": record.get("stain_norm"),
         "precision": record.get("precision"),
     }
+    if (asked := record.get("asked")) != source.encoder and isinstance(asked, str):
+        facts["asked"] = asked  # as the encoder was called, where its name is short for it
     return {name: value for name, value in facts.items() if value is not None}
 
 

@@ -42,7 +42,8 @@ MODELS = {
     "transmil": {"dim": 32, "heads": 4},
 }
 METHODS = (
-    "lrp", "ig", "gxi", "one_removed", "milli", "combined", "attention", "single", "grad2", "random",
+    "lrp", "ig", "gxi", "one_added", "one_removed", "milli", "combined", "attention", "single", "grad2",
+    "random",
 )  # fmt: skip
 MEASURED = ("lrp", "ig", "single", "attention", "random")  # by flip curves, which take longer
 NEEDED = ("openslide", "tifffile", "skimage", "lightning_fabric")  # beyond what is always installed

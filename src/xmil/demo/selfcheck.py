@@ -18,7 +18,7 @@ import numpy as np
 STORED = "selfcheck.json"
 TOLERANCE = 2e-4  # of the largest score: float32 on any machine
 IN_DIM, N = 6, 7
-METHODS = ("lrp", "attention", "gxi", "ig", "single", "one_removed")
+METHODS = ("lrp", "attention", "gxi", "ig", "single", "one_added", "one_removed")
 MODELS: dict[str, dict[str, Any]] = {
     "attnmil": {"dim": 8, "attention_dim": 4},
     "transmil": {"dim": 8, "heads": 2},

@@ -28,7 +28,7 @@ from xmil.demo.results_page import how_it_was_made, look_yourself, view_line
 from xmil.heatmaps import Html, figure, join, page, table, tag
 from xmil.storage import Run, read_explanations, write_table
 
-METHODS = ("lrp", "attention", "gxi", "single", "random")
+METHODS = ("lrp", "attention", "gxi", "one_added", "random")
 MEASURED = ("lrp", "attention", "random")
 SPLITS = {"train": 28, "val": 8, "test": 12}
 QUICK = {"train": 14, "val": 4, "test": 4}

@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from xmil.encoders.encoder import IMAGENET, Encoder, Transform
-from xmil.encoders.load import ENCODERS, list_encoders, load_encoder
+from xmil.encoders.load import (
+    ENCODERS,
+    WIDTHS,
+    check_encoder,
+    known_encoder,
+    list_encoders,
+    load_encoder,
+)
 
-__all__ = ["ENCODERS", "IMAGENET", "Encoder", "Transform", "list_encoders", "load_encoder"]
+__all__ = [
+    "ENCODERS",
+    "IMAGENET",
+    "WIDTHS",
+    "Encoder",
+    "Transform",
+    "check_encoder",
+    "known_encoder",
+    "list_encoders",
+    "load_encoder",
+]

@@ -22,11 +22,64 @@ from xmil.nn.images import CTransPath, ResNet, load_ctranspath, load_resnet
 
 SCRIPTS = (".pt", ".pth", ".ts", ".jit", ".torchscript")
 PREFIXES = ("hf-hub:", "hf_hub:", "local-dir:")  # of timm
+NO_WEIGHTS = "CTransPath's weights are handed out by its authors; pass weights='ctranspath.pth'."
+ALSO_CALLED = {  # what TRIDENT, STAMP and CLAM call them, letters and digits alone
+    "univ1": "uni",
+    "univ2": "uni2-h",
+    "uni2": "uni2-h",
+    "hoptimus0": "h-optimus-0",
+    "provgigapath": "gigapath",
+    "phikonv1": "phikon",
+    "resnet50trunc": "resnet50_trunc",
+}
+WIDTHS = {  # of their features, to tell which may have made those that a model reads
+    "resnet18": 512,
+    "ctranspath": 768,
+    "phikon": 768,
+    "resnet50_trunc": 1024,
+    "uni": 1024,
+    "gigapath": 1536,
+    "h-optimus-0": 1536,
+    "uni2-h": 1536,
+    "resnet50": 2048,
+    "virchow": 2560,
+    "virchow2": 2560,
+}
 
 
 def list_encoders() -> list[str]:
     """Names that `load_encoder` knows by itself; timm's models, files and functions come on top."""
     return sorted({*ENCODERS, *RECIPES})
+
+
+def known_encoder(name: str) -> str | None:
+    """The encoder that a file calls by this name; None for names by which a file could run code or download.
+
+    >>> known_encoder("UNI_v2"), known_encoder("resnet50_trunc"), known_encoder("mine.py:build")
+    ('uni2-h', 'resnet50_trunc', None)
+    """
+    if name in ENCODERS or name in RECIPES:
+        return name
+    plain = "".join(letter for letter in name.lower() if letter.isalnum())
+    names = {"".join(letter for letter in one if letter.isalnum()): one for one in list_encoders()}
+    return ALSO_CALLED.get(plain) or names.get(plain)
+
+
+def check_encoder(name: str, *, weights: str | Path | None = None, random: bool = False) -> None:
+    """Refuse an encoder that cannot be loaded, as far as that shows without building it."""
+    path = Path(name)
+    if weights is not None and not Path(weights).is_file():
+        raise FileError(absent(Path(weights)))
+    if name in ENCODERS:
+        if name == "ctranspath" and weights is None and not random:
+            raise InputError(NO_WEIGHTS)
+    elif path.suffix.lower() in (".onnx", *SCRIPTS):
+        if not path.is_file():
+            raise FileError(absent(path))
+    elif ":" in name and not name.startswith(PREFIXES):
+        load_function(name, kind="encoder")
+    else:
+        _check_timm_name(name)
 
 
 def load_encoder(
@@ -147,7 +200,7 @@ def _ctranspath(weights: Path | None, random: bool) -> Built:
     if random:
         return CTransPath(), transform
     if weights is None:
-        raise InputError("CTransPath's weights are handed out by its authors; pass weights='ctranspath.pth'.")
+        raise InputError(NO_WEIGHTS)
     return load_ctranspath(read_state(weights), source=weights), transform
 
 
@@ -216,10 +269,25 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+def _check_timm_name(name: str) -> None:
+    """Refuse a name that neither we nor timm know; without timm, only names of its kind are taken for its."""
+    if name in RECIPES or name.startswith(PREFIXES):
+        _import_timm()
+        return
+    known = [*list_encoders(), "any timm model", "FILE.onnx", "module:function"]
+    unknown = unknown_name("encoder", name, known)
+    try:
+        timm = _import_timm()
+    except InputError as error:
+        raise InputError(f"{unknown} It may be a model of timm, but {error}") from None
+    if not timm.is_model(name):
+        raise unknown
+
+
 def load_timm(name: str, weights: Path | None, *, random: bool = False) -> tuple[Any, Transform]:
     """A model by timm's name, `hf-hub:` included, or by the name of a recipe."""
-    timm = _import_timm()
-    recipe = RECIPES.get(name)
+    _check_timm_name(name)
+    timm, recipe = _import_timm(), RECIPES.get(name)
     model = _create(timm, recipe or name, pretrained=weights is None and not random)
     if weights is not None:
         state = read_state(weights)
@@ -264,9 +332,6 @@ def _create(timm: Any, what: str | Recipe, *, pretrained: bool) -> Any:
     if isinstance(what, Recipe):
         gated = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
         arguments = {**what.arguments, **(gated if what.swiglu else {})}
-    if not name.startswith(PREFIXES) and not timm.is_model(name):
-        known = [*list_encoders(), "any timm model", "FILE.onnx", "module:function"]
-        raise unknown_name("encoder", name, known)
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
     except Exception as error:  # the hub, the network, a licence not accepted

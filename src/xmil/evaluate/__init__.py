@@ -1,144 +1,130 @@
 """How good explanations and predictions are: flip curves, known evidence, measures, statistics by case.
 
-`statistics` is the one module that draws, permutes and tests; its unit is an argument.
+`statistics` is the one module that draws, permutes and tests; its unit is an argument. Names are imported
+when they are first used: `statistics` and `marks` do without torch.
 """
 
-from xmil.evaluate import statistics
-from xmil.evaluate.curves import (
-    ACTIONS,
-    ORDERS,
-    Band,
-    Curve,
-    Flips,
-    flip,
-    flip_order,
-    necessity,
-    random_band,
-    random_draws,
-    srg,
-    step_counts,
-    sufficiency,
-    top_instances,
-)
-from xmil.evaluate.evidence import (
-    MEASURES,
-    Truth,
-    auprc2,
-    auroc,
-    average_precision,
-    correlation,
-    covered_by_polygons,
-    marked_by_geojson,
-    marked_by_mask,
-    pointing_game,
-    ranks,
-    read_polygons,
-    relevance_mass,
-    score_bag,
-    score_evidence,
-)
-from xmil.evaluate.faithfulness import (
-    DEFAULT_METHODS,
-    LIMIT,
-    Certificate,
-    FaithfulnessSettings,
-    Row,
-    SlideResult,
-    audit_summary,
-    evaluate_slide,
-    randomisation,
-    redrawn,
-    stability,
-)
-from xmil.evaluate.minimal import MinimalSet, minimal_set
-from xmil.evaluate.predictions import (
-    Answer,
-    Predictions,
-    balanced_accuracy,
-    c_index,
-    calibration_bins,
-    calibration_error,
-    class_metrics,
-    concordance,
-    draw_calibration,
-    draw_figures,
-    draw_roc,
-    draw_survival,
-    draw_values,
-    prediction_columns,
-    r_squared,
-    risk_metrics,
-    value_metrics,
-    write_predictions,
-)
-from xmil.evaluate.report import FORMATS, as_text, draw_certificate, draw_summary, statistics_csv, summarise
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xmil.evaluate.curves import (
+        ACTIONS,
+        ORDERS,
+        Band,
+        Curve,
+        Flips,
+        flip,
+        flip_order,
+        necessity,
+        random_band,
+        random_draws,
+        srg,
+        step_counts,
+        sufficiency,
+        top_instances,
+    )
+    from xmil.evaluate.evidence import (
+        MEASURES,
+        auprc2,
+        auroc,
+        average_precision,
+        correlation,
+        ranks,
+        score_bag,
+        score_evidence,
+    )
+    from xmil.evaluate.faithfulness import (
+        DEFAULT_METHODS,
+        LIMIT,
+        Certificate,
+        FaithfulnessSettings,
+        Row,
+        SlideResult,
+        audit_summary,
+        evaluate_slide,
+        randomisation,
+        redrawn,
+        stability,
+    )
+    from xmil.evaluate.marks import (
+        Truth,
+        covered_by_polygons,
+        marked_by_geojson,
+        marked_by_mask,
+        pointing_game,
+        read_polygons,
+        relevance_mass,
+        score_regions,
+    )
+    from xmil.evaluate.minimal import MinimalSet, minimal_set
+    from xmil.evaluate.predictions import (
+        Answer,
+        Predictions,
+        balanced_accuracy,
+        c_index,
+        calibration_bins,
+        calibration_error,
+        class_metrics,
+        concordance,
+        draw_calibration,
+        draw_figures,
+        draw_roc,
+        draw_survival,
+        draw_values,
+        prediction_columns,
+        r_squared,
+        risk_metrics,
+        value_metrics,
+        write_predictions,
+    )
+    from xmil.evaluate.report import (
+        FORMATS,
+        as_text,
+        draw_certificate,
+        draw_summary,
+        statistics_csv,
+        summarise,
+    )
+    from xmil.evaluate.verdict import KINDS, Judge, Verdict, judge
+
+_NAMES = {
+    "curves": "ACTIONS ORDERS Band Curve Flips flip flip_order necessity random_band random_draws srg "
+    "step_counts sufficiency top_instances",
+    "evidence": "MEASURES auprc2 auroc average_precision correlation ranks score_bag score_evidence",
+    "faithfulness": "DEFAULT_METHODS LIMIT Certificate FaithfulnessSettings Row SlideResult audit_summary "
+    "evaluate_slide randomisation redrawn stability",
+    "marks": "Truth covered_by_polygons marked_by_geojson marked_by_mask pointing_game read_polygons "
+    "relevance_mass score_regions",
+    "minimal": "MinimalSet minimal_set",
+    "predictions": "Answer Predictions balanced_accuracy c_index calibration_bins calibration_error "
+    "class_metrics concordance draw_calibration draw_figures draw_roc draw_survival draw_values "
+    "prediction_columns r_squared risk_metrics value_metrics write_predictions",
+    "report": "FORMATS as_text draw_certificate draw_summary statistics_csv summarise",
+    "verdict": "KINDS Judge Verdict judge",
+}
+_HOME = {name: f"xmil.evaluate.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "ACTIONS",
-    "DEFAULT_METHODS",
-    "FORMATS",
-    "LIMIT",
-    "MEASURES",
-    "ORDERS",
-    "Answer",
-    "Band",
-    "Certificate",
-    "Curve",
-    "FaithfulnessSettings",
-    "Flips",
-    "MinimalSet",
-    "Predictions",
-    "Row",
-    "SlideResult",
-    "Truth",
-    "as_text",
-    "audit_summary",
-    "auprc2",
-    "auroc",
-    "average_precision",
-    "balanced_accuracy",
-    "c_index",
-    "calibration_bins",
-    "calibration_error",
-    "class_metrics",
-    "concordance",
-    "correlation",
-    "covered_by_polygons",
-    "draw_calibration",
-    "draw_certificate",
-    "draw_figures",
-    "draw_roc",
-    "draw_summary",
-    "draw_survival",
-    "draw_values",
-    "evaluate_slide",
-    "flip",
-    "flip_order",
-    "marked_by_geojson",
-    "marked_by_mask",
-    "minimal_set",
-    "necessity",
-    "pointing_game",
-    "prediction_columns",
-    "r_squared",
-    "random_band",
-    "random_draws",
-    "randomisation",
-    "ranks",
-    "read_polygons",
-    "redrawn",
-    "relevance_mass",
-    "risk_metrics",
-    "score_bag",
-    "score_evidence",
-    "srg",
-    "stability",
-    "statistics",
-    "statistics_csv",
-    "step_counts",
-    "sufficiency",
-    "summarise",
-    "top_instances",
-    "value_metrics",
-    "write_predictions",
-]
+    "ACTIONS", "DEFAULT_METHODS", "FORMATS", "KINDS", "LIMIT", "MEASURES", "ORDERS", "Answer",
+    "Band", "Certificate", "Curve", "FaithfulnessSettings", "Flips", "Judge", "MinimalSet",
+    "Predictions", "Row", "SlideResult", "Truth", "Verdict", "as_text", "audit_summary", "auprc2",
+    "auroc", "average_precision", "balanced_accuracy", "c_index", "calibration_bins",
+    "calibration_error", "class_metrics", "concordance", "correlation", "covered_by_polygons",
+    "draw_calibration", "draw_certificate", "draw_figures", "draw_roc", "draw_summary",
+    "draw_survival", "draw_values", "evaluate_slide", "flip", "flip_order", "judge",
+    "marked_by_geojson", "marked_by_mask", "minimal_set", "necessity", "pointing_game",
+    "prediction_columns", "r_squared", "random_band", "random_draws", "randomisation", "ranks",
+    "read_polygons", "redrawn", "relevance_mass", "risk_metrics", "score_bag", "score_evidence",
+    "score_regions", "srg", "stability", "statistics_csv", "step_counts", "sufficiency", "summarise",
+    "top_instances", "value_metrics", "write_predictions",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'xmil.evaluate' has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(_HOME[name]), name)
+    return value

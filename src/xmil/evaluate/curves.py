@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Unpack
@@ -211,6 +212,26 @@ class Flips:
             )
             for i, order in enumerate(orders)
         ]
+
+    def gains(self, orders: npt.NDArray[np.int64], *, steps: int) -> Floats:
+        """Compute the SRG of orders (q, n), most relevant first: v(the first m) - v(the last m), over sizes.
+
+        The area between the two curves; a mean over their values, as `srg` takes, depends on the steps.
+        """
+        sizes = step_counts(self.n, min(steps, self.n))[1:-1]
+        if not len(sizes):
+            return np.zeros(len(orders))
+        logits = self.logits_of(np.concatenate([orders, orders[:, ::-1]]), sizes)
+        values = self._values(logits.flatten(0, 1)).reshape(2, len(orders), -1)
+        return np.asarray((values[0] - values[1]).sum(axis=1) / (len(sizes) + 1))
+
+    def part(self, rows: npt.NDArray[np.int64]) -> Flips:
+        """The same target of the sub-bag of these rows."""
+        twin, index = copy(self), torch.from_numpy(rows).to(self._parts.x.device)
+        twin.network = self.network.part(index)
+        with frozen(self.network.module), torch.no_grad():
+            twin._parts = open_subsets(twin.network, self._parts.x[:, index])
+        return twin
 
     def check_scores(self, scores: Scores) -> Floats:
         """Give scores (n,) in double precision; refuse an explanation of another bag or target."""

@@ -30,9 +30,11 @@ from xmil.evaluate.curves import (
     step_counts,
     top_instances,
 )
-from xmil.evaluate.evidence import average_precision, pointing_game, relevance_mass, score_bag
+from xmil.evaluate.evidence import average_precision, score_bag
+from xmil.evaluate.marks import pointing_game, relevance_mass
 from xmil.evaluate.minimal import MinimalSet, minimal_set
 from xmil.evaluate.statistics import spearman
+from xmil.evaluate.verdict import Judge, Verdict
 from xmil.methods import explain, list_methods, seeds
 from xmil.subsets import MODES
 
@@ -41,7 +43,6 @@ EVIDENCE = ("auprc2", "auroc2", "ap", "ndcg", "pointing", "mass")
 Row = dict[str, Any]
 
 AFFORDABLE = 50_000  # sub-bags that may be tried for the smallest set that decides
-FLAT = 0.05  # a curve and band that move less than this, of the output's scale, cannot tell orders apart
 UNEXPLAINED = 0.01  # the largest share of the output an audit may leave unexplained
 LIMIT = 0.5  # of the mean rank correlation under re-drawn weights
 
@@ -50,8 +51,9 @@ LIMIT = 0.5  # of the mean rank correlation under re-drawn weights
 class FaithfulnessSettings:
     """What is measured. In the first mode: curves in both directions and the random band; in others: morf.
 
-    `top` is the share for sufficiency and necessity, `orders` the number of random orders. `truth_class` is
-    the class for which the ground truth is evidence; for other targets its sign is turned.
+    `top` is the share for sufficiency and necessity, `orders` the number of random orders in the band of the
+    picture; the verdict has its own. `truth_class` is the class for which the ground truth is evidence; for
+    other targets its sign is turned.
     """
 
     methods: tuple[str, ...] = DEFAULT_METHODS
@@ -87,31 +89,18 @@ class FaithfulnessSettings:
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """One method on one slide: its curves, the random band, its audit, and the verdict.
-
-    `verdict`: "faithful" (AUPC below 95 % of random orders), "like random", "worse than random", or
-    "undecided" where no order moves the output.
-    """
+    """One method on one slide: its curves, the band of random orders, its audit, and the verdict."""
 
     explanation: Explanation
     morf: Curve
     lerf: Curve
     band: Band
+    verdict: Verdict
 
     @property
     def srg(self) -> float:
         """Symmetric relevance gain."""
         return self.lerf.aupc - self.morf.aupc
-
-    @property
-    def verdict(self) -> str:
-        """The verdict in two words."""
-        low, high = self.band.aupc_interval
-        if max(np.ptp(self.morf.values), np.ptp(self.band.mean)) < FLAT * self.morf.scale:
-            return "undecided"
-        if self.morf.aupc < low:
-            return "faithful"
-        return "worse than random" if self.morf.aupc > high else "like random"
 
     @property
     def unexplained(self) -> float | None:
@@ -127,35 +116,31 @@ class Certificate:
     @property
     def sentence(self) -> str:
         """The verdict for a reader."""
-        low, high = self.band.aupc_interval
-        name, numbers = self.explanation.method, f"AUPC {self.morf.aupc:.2f}, random {low:.2f} to {high:.2f}"
-        on_order = {
-            "faithful": f"Faithful: dropping by {name} lowers the output faster than chance ({numbers}).",
-            "like random": f"No better than random: {name} orders the instances as chance would ({numbers}).",
-            "worse than random": f"Worse than random: what {name} ranks first matters least ({numbers}).",
-            "undecided": f"Undecided: the output hardly depends on which instances are dropped ({numbers}).",
-        }[self.verdict]
-        on_flip = "The decision never flips."
+        on_flip = "No removal changes the prediction."
         if not self.morf.decides:
             kind = self.explanation.params.get("output", "value")
             noun = kind if kind in ("value", "risk") else "hazard"
-            on_flip = f"The output is a {noun}: there is no decision to flip."
+            on_flip = f"The output is a {noun}: there is no prediction to change."
         elif self.morf.flipped is not None:
-            on_flip = f"The decision flips once {100 * self.morf.flipped / self.morf.steps:.0f} % are out."
-        on_audit, share = "This method does not account for the output.", self.unexplained
+            top = 100 * self.morf.flipped / self.morf.steps
+            on_flip = f"Removing the top {top:.0f} % changes the prediction."
+        on_audit, share = "Scores of this method do not add up to the output.", self.unexplained
         if share is not None:
-            state = "The account closes" if share <= UNEXPLAINED else "The account does not close"
-            on_audit = f"{state}: {share:.1%} of the output is unexplained."
-        return f"{on_order} {on_flip} {on_audit}"
+            state = (
+                "Scores add up to the output"
+                if share <= UNEXPLAINED
+                else "Scores do not add up to the output"
+            )
+            on_audit = f"{state}: {share:.1%} of it is unexplained."
+        return f"{self.verdict} {on_flip} {on_audit}"
 
     def as_dict(self) -> dict[str, Any]:
         """What a certificate's file holds, in plain types."""
-        low, high = self.band.aupc_interval
         audit = self.explanation.audit
         return {
             "method": self.explanation.method,
             "target": str(self.explanation.target),
-            "verdict": self.verdict,
+            **self.verdict.as_dict(),
             "sentence": self.sentence,
             "aupc": self.morf.aupc,
             "srg": self.srg,
@@ -163,7 +148,7 @@ class Certificate:
             "at_zero": self.morf.at_zero,
             "flipped_at_zero": self.morf.flipped_at_zero if self.morf.decides else None,
             "random_aupc": self.band.aupc,
-            "random_interval": [low, high],
+            "random_interval": list(self.band.aupc_interval),
             "audit": None if audit is None else audit.as_dict(),
         }
 
@@ -236,8 +221,9 @@ def evaluate_slide(
     draws = random_draws(first.n, orders=settings.orders, seed=settings.seed)
     curves = first.curves([*own, *draws], steps=settings.steps, seed=settings.seed)
     band = band_of(curves[len(own) :])
-    pairs = zip(explanations, curves[: len(own) : 2], curves[1 : len(own) : 2], strict=True)
-    certificates = [Certificate(e, morf, lerf, band) for e, morf, lerf in pairs]
+    verdicts = Judge(first, seed=settings.seed).verdicts([(e.method, e.scores) for e in explanations])
+    pairs = zip(explanations, curves[: len(own) : 2], curves[1 : len(own) : 2], verdicts, strict=True)
+    certificates = [Certificate(e, morf, lerf, band, verdict) for e, morf, lerf, verdict in pairs]
     top = [top_instances(e.scores.astype(np.float64), settings.top, seed=settings.seed) for e in explanations]
     morf, tops = {settings.modes[0]: [c.morf for c in certificates]}, {}
     for mode in settings.modes:
@@ -285,7 +271,7 @@ def _measures(certificate: Certificate, curve: Curve, alone: float, without: flo
         "morf": curve.values.tolist(),
         "unexplained": certificate.unexplained,
         "srg": certificate.srg if is_first else None,
-        "verdict": certificate.verdict if is_first else None,
+        "verdict": certificate.verdict.kind if is_first else None,
         "random_aupc": certificate.band.aupc if is_first else None,
         "lerf": certificate.lerf.values.tolist() if is_first else None,
     }

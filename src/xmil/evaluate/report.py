@@ -223,7 +223,7 @@ def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
     styles = method_styles([c.explanation.method for c in result.certificates])
     for certificate in result.certificates:
         name = certificate.explanation.method
-        label = f"{card_of(name).title} ({certificate.morf.aupc:.2f}, {certificate.verdict})"
+        label = f"{card_of(name).title} ({certificate.morf.aupc:.2f}, {certificate.verdict.kind})"
         left.plot(percent, certificate.morf.values, label=label, **styles[name])
     kind, target = result.rows[0]["explained"], result.headline.morf.target
     _label_curves(left, f"probability of class {target}" if kind == "probability" else EXPLAINED[kind])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Statistic = Callable[[Floats], Floats]  # weights (draws, n) -> values (draws,)
 ALPHA = 0.05
+NORMAL = NormalDist()
 BLOCK = 1 << 22  # weights, or shuffled values, that are drawn at once
 LEAST = 0.5  # share of the draws that must determine a measure for it to have an interval
 
@@ -95,6 +97,23 @@ def correlation(weights: Floats, first: Floats, second: Floats) -> Floats:
 def rank_correlation(weights: Floats, first: Floats, second: Floats) -> Floats:
     """Spearman's correlation: Pearson's of the ranks among the drawn."""
     return correlation(weights, _ranks(weights, first), _ranks(weights, second))
+
+
+def kappa(weights: Floats, first: Ints, second: Ints) -> Floats:
+    """Cohen's kappa of two answers (n,): agreement beyond what their shares give by chance.
+
+    nan where both give one and the same answer throughout: then nothing is left to chance.
+
+    >>> kappa(np.ones((1, 4)), np.array([0, 0, 1, 1]), np.array([0, 0, 1, 0]))
+    array([0.5])
+    """
+    agreed = mean(weights, (first == second).astype(np.float64))
+    chance = np.zeros(len(weights))
+    for answer in np.union1d(first, second):
+        chance += np.prod(
+            [mean(weights, (own == answer).astype(np.float64)) for own in (first, second)], axis=0
+        )
+    return ratio(agreed - chance, np.where(1 - chance > 1e-12, 1 - chance, 0.0))
 
 
 def nan_mean(columns: list[Floats]) -> Floats:
@@ -461,6 +480,64 @@ def holm(p: npt.ArrayLike) -> Floats:
     order = np.argsort(values)[: np.isfinite(values).sum()]  # nan comes last
     out[order] = np.minimum(np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1)), 1.0)
     return out
+
+
+@dataclass(frozen=True)
+class PairedDesign:
+    """Two ways of answering the same cases, told apart by their shares of right answers; cases are the unit.
+
+    `correlation` is that of one reader's two answers to a case, `alike` that of two readers' differences
+    between the answers: at 1 a further reader adds nothing.
+
+    >>> design = PairedDesign((0.8, 0.9))
+    >>> design.cases(power=0.8), round(design.power(202), 3)
+    (202, 0.801)
+    """
+
+    shares: tuple[float, float]
+    correlation: float = 0.0
+    readers: int = 1
+    alike: float = 1.0
+    alpha: float = ALPHA
+
+    def __post_init__(self) -> None:
+        first, second = self.shares
+        if not (0 < first < 1 and 0 < second < 1 and first != second):
+            must = "two different shares in the range (0, 1)"
+            raise bad_parameter("shares", "a paired design", must, self.shares)
+        if self._differing < abs(second - first) + 1e-9:
+            raise InputError(
+                f"Answers of which {first:g} and {second:g} right cannot correlate by {self.correlation:g}."
+            )
+
+    @property
+    def _differing(self) -> float:
+        """The share of cases with one right and one wrong answer."""
+        first, second = self.shares
+        together = self.correlation * np.sqrt(first * (1 - first) * second * (1 - second))
+        return float(first * (1 - second) + second * (1 - first) - 2 * together)
+
+    @property
+    def _deviations(self) -> tuple[float, float]:
+        """Deviation of a case's difference, the mean of its readers', without and with a gap."""
+        averaged = (1 + (self.readers - 1) * self.alike) / self.readers
+        gap = self.shares[1] - self.shares[0]
+        return float(np.sqrt(self._differing * averaged)), float(
+            np.sqrt((self._differing - gap**2) * averaged)
+        )
+
+    def power(self, cases: float) -> float:
+        """Predict the power of a two-sided test with so many cases."""
+        null, spread = self._deviations
+        gap = abs(self.shares[1] - self.shares[0])
+        return NORMAL.cdf((gap * np.sqrt(cases) - NORMAL.inv_cdf(1 - self.alpha / 2) * null) / spread)
+
+    def cases(self, *, power: float) -> int:
+        """Count the cases that reach a power."""
+        null, spread = self._deviations
+        gap = abs(self.shares[1] - self.shares[0])
+        root = (NORMAL.inv_cdf(1 - self.alpha / 2) * null + NORMAL.inv_cdf(power) * spread) / gap
+        return max(2, int(np.ceil(root**2)))
 
 
 def _compare_pair(a: str, b: str, first: Floats, second: Floats, units: Sequence[Any]) -> Comparison:

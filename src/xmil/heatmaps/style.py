@@ -47,6 +47,7 @@ COLOURS = {
     "attention": "#E69F00",
     "single": "#56B4E9",
     "one_removed": "#56B4E9",
+    "one_added": "#56B4E9",
     "combined": "#56B4E9",
     "shapley": "#000000",
     "logits": "#F0E442",

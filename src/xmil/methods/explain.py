@@ -42,7 +42,7 @@ from xmil.network import (
     open_network,
 )
 
-PLAIN_METHODS = ("ig", "gxi", "grad2", "single", "one_removed")  # need nothing but outputs or gradients
+PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 
 
@@ -104,8 +104,8 @@ def list_methods(model: nn.Module | str | PathLike[str] | None = None) -> list[s
     """Names of the methods, or of those that can explain the model, which may be a path.
 
     >>> list_methods()
-    ['attention', 'combined', 'grad2', 'gxi', 'ig', 'logits', 'lrp', 'milli', 'one_removed', 'random',
-     'shapley', 'single']
+    ['attention', 'combined', 'grad2', 'gxi', 'ig', 'logits', 'lrp', 'milli', 'one_added', 'one_removed',
+     'random', 'shapley', 'single']
     """
     if model is None:
         return list(METHODS)

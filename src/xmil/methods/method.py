@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from os import PathLike
 from typing import Any
 from zlib import crc32
 
@@ -304,6 +305,39 @@ def stored_background(network: Network) -> Background | None:
     """The background that came with the model."""
     background = getattr(network.module, "background", None)
     return background if isinstance(background, Background) else None
+
+
+CHECKPOINT, USER = "checkpoint", "user"  # whose background it is; BAG where there is none
+BACKGROUNDS = "a Bag, an array (k, d), a Background, a path, 'bag' or None"
+
+
+def find_background(
+    background: Any, *, network: Network, x: Tensor, method: str
+) -> tuple[Background | None, str]:
+    """The ordinary patches that a method compares with, and whose they are: checkpoint, user or bag.
+
+    Without one the model's own is taken; where that has none, or with "bag", there is the bag alone.
+    """
+    stored = stored_background(network)
+    if background is None and stored is not None:
+        chosen, whose = stored, CHECKPOINT
+    elif background is None or (isinstance(background, str) and background == BAG):
+        return None, BAG
+    else:
+        from xmil.data import background as make_background
+
+        if not isinstance(background, Background | Bag | str | PathLike) and np.ndim(background) != 2:
+            raise bad_parameter("background", method, BACKGROUNDS, background)
+        if isinstance(background, Tensor):
+            background = background.detach().cpu().numpy()
+        chosen = background if isinstance(background, Background) else make_background(background)
+        whose = USER
+    if chosen.dim != x.shape[-1]:
+        raise InputError(
+            f"The background of {method} must have the width of the instances, {x.shape[-1]}. "
+            f"Got {chosen.dim}."
+        )
+    return chosen, whose
 
 
 def _as_point(values: Any, x: Tensor, method: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Methods that compare outputs of the model: single instances, bags without one instance, sampled sub-bags.
+"""Methods that compare outputs of the model: with and without an instance, instances alone, sampled sub-bags.
 
 `single`, `one_removed`, `combined` and `milli`: Early et al., "Model Agnostic Interpretability for Multiple
 Instance Learning", ICLR 2022, arXiv:2201.11701. Beside them the instance logits of additive models, and
@@ -8,6 +8,7 @@ random scores, which a method must beat.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +18,22 @@ from torch import Tensor
 from xmil.core.errors import bad_parameter
 from xmil.core.explanation import Audit
 from xmil.methods.method import (
+    USER,
     Attribution,
     Attributions,
     Output,
     Question,
     attributions,
+    find_background,
     register_method,
     seed_words,
 )
+from xmil.methods.shapley import sure_signs
 from xmil.network import Network
 from xmil.subsets import open_subsets
 
 OUTPUTS = ("probability", "logit", "log_odds", "contrastive")
+COMPANY, DRAWS = 8, 4
 
 
 @torch.no_grad()
@@ -77,6 +82,64 @@ def one_removed(network: Network, x: Tensor, question: Question) -> Attributions
     bag = open_subsets(network, x)
     without = bag.without_each().to(x.dtype)
     return attributions(bag.logits, question, lambda o: o(bag.logits) - o(without))
+
+
+@register_method(
+    "one_added",
+    signed=True,
+    cost="n passes over 9 instances per draw; about 2 for pooling models",
+    outputs=("log_odds", "logit", "contrastive", "probability"),
+)
+@torch.no_grad()
+def one_added(
+    network: Network,
+    x: Tensor,
+    question: Question,
+    *,
+    company: int = COMPANY,
+    draws: int = DRAWS,
+    background: Any = None,
+    seed: int | Sequence[int] = 0,
+) -> Attributions:
+    """f(company and x_k) - f(company): what an instance adds to a few ordinary ones, the mean over draws.
+
+    The company are `company` patches of the `background` (a Bag, an array (k, d), a Background or a path),
+    by default the model's own; if it has none, or with "bag", other instances of the bag. Instances of a bag
+    bring their coordinates and the like; patches of a background stand at the places of instances drawn from
+    the bag. `e.params["company_from"]` says whose they are.
+    """
+    for name, value in {"company": company, "draws": draws}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise bad_parameter(name, "one_added", "an int in the range [1, inf)", value)
+    ordinary, whose = find_background(background, network=network, x=x, method="one_added")
+    about: dict[str, Any] = {"params": {"company": company, "draws": draws, "company_from": whose}}
+    if whose == USER and ordinary is not None:
+        about["params"]["background"] = f"{ordinary.n} patches, {ordinary.digest}"
+    patches = None if ordinary is None else ordinary.patches
+    rng = np.random.default_rng(seed_words(seed, "one_added"))
+    n, most = x.shape[1], x.shape[1] - 1 if patches is None else len(patches)
+    draws = draws if company < most else 1  # else there is one company only
+    rows, spare = torch.arange(n, device=x.device), min(company, most)
+    decks = np.stack([rng.permutation(n if patches is None else most)[: spare + 1] for _ in range(draws)])
+    if patches is None:
+        parts, logits = (bag := open_subsets(network, x)), bag.logits
+    else:
+        chosen = decks[:, :spare].ravel()
+        places = torch.from_numpy(rng.integers(n, size=len(chosen))).to(x.device)
+        guests = torch.from_numpy(patches[chosen]).to(x)
+        parts = open_subsets(network.part(torch.cat([rows, places])), torch.cat([x, guests[None]], dim=1))
+        decks, logits = n + np.arange(len(chosen)).reshape(draws, spare), network(x)
+    at = torch.from_numpy(decks).to(x.device)
+    pairs = [parts.beside(deck[:spare], int(deck[-1]), rows) for deck in at]
+    of = []
+    for output in question.outputs(logits):
+        gains = torch.stack([output(together) - output(apart) for together, apart in pairs])  # (draws, n)
+        scores = gains.mean(dim=0)
+        if draws > 1:
+            stderr = gains.std(dim=0) / draws**0.5
+            about |= {"stderr": stderr, "stable": sure_signs(scores, stderr, draws)}
+        of.append(Attribution(output, float(output(logits)), scores.to(x.dtype), **about))
+    return Attributions(logits, of)
 
 
 @register_method(

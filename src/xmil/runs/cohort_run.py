@@ -62,6 +62,7 @@ class CohortRun(ABC, Generic[Item, Result]):
     kind: ClassVar[str]
     folders: ClassVar[tuple[str, ...]] = ()
     verb: ClassVar[str] = "done"
+    doing: ClassVar[str] = ""  # what the progress bar says
     tabled: ClassVar[bool] = True  # whether there is a slides.csv
     adds: ClassVar[bool] = False  # whether rows of earlier runs stay in it
     grows: ClassVar[tuple[str, ...]] = ()  # settings that may be added to
@@ -166,7 +167,8 @@ class CohortRun(ABC, Generic[Item, Result]):
         with folder.open(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
             self.begin(again=again)
             tally: Tally[Result] = Tally(failed=dict(refused or {}), rows=self._rows_before(items))
-            with self._tables(folder, items, tally) as save, listener.counting(what, len(items)) as advance:
+            counting = listener.counting(f"{self.doing} {what}".strip(), len(items))
+            with self._tables(folder, items, tally) as save, counting as advance:
                 waiting = list(self._waiting(items, tally, advance))
                 for outcome in self.outcomes(waiting):
                     self._note(outcome, tally)

@@ -58,9 +58,10 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
     a folder beside the patches. `readers` processes read and decode (-1: one per core for a GPU, none for a
     CPU, where threads do); `compile` compiles the network, which changes the last digits of features.
     """
-    from xmil.encoders.load import short_name
+    from xmil.encoders.load import check_encoder, short_name
 
     listener = listener or Listener()
+    check_encoder(request.encoder, weights=request.weights, random=request.random)
     pairs, refused = _pairs(request, listener)
     folder = request.out or request.tiles / f"features_{short_name(request.encoder)}"
     run = EmbedRun(folder, request, find_device(request.place))
@@ -105,6 +106,7 @@ class EmbedRun(CohortRun[Item, Result]):
     request: EmbedRequest
     device: str = "cpu"
     kind = "embed"
+    doing = "encoding"
     verb = "used"
     adds = True
 

@@ -121,6 +121,7 @@ class EvaluateRun(ModelRun[list[Row]]):
     truth: Truth | None = None
     lines: list[str] = field(default_factory=list)  # of the summary, for the screen
     kind = "evaluate"
+    doing = "evaluating"
     folders = ("slides", "results", "certificates")
     verb = "measured"
 

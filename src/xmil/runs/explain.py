@@ -1,6 +1,7 @@
 """`explain_slides`: every slide of a cohort explained, into a folder that goes on where it stopped.
 
 run.json, slides.csv, failures.csv
+tiles/, features/           of slides that had no features, see `xmil.runs.slide_features`
 slides/<slide_id>.parquet   one file per slide, by atomic rename
 interactions/<slide_id>.<target>.parquet    with --interactions
 summary/                    see `xmil.runs.summary`
@@ -47,16 +48,19 @@ from xmil.models.base import ModelSpec
 from xmil.runs import Listener
 from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row, stopping
 from xmil.runs.ensemble import (
+    Builder,
     Ensemble,
     ModelRun,
     average,
     bins_warning,
+    model_paths,
     open_models,
     predicted_by,
     with_background,
 )
 from xmil.runs.inputs import join_names, task_cases
 from xmil.runs.requests import ExplainRequest
+from xmil.runs.slide_features import MARK, Made, make_features
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
 from xmil.runs.workers.pool import Stages
 from xmil.storage import (
@@ -90,22 +94,28 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     model may be a function of yours that builds it, as "mine:build" or "nets/mine.py:build". `background` is
     for models that have none of their own: "auto", "none", or a folder of features whose mean patch lrp
     measures against.
+
+    With `slides` and no features the slides are tiled and encoded first, into OUT/tiles and OUT/features,
+    by the encoder that the model's checkpoint names or `encoder`.
     """
     listener, out = listener or Listener(), request.out
     if out is None:
         raise InputError("The parameter 'out' is missing: the folder for results.")
     if LABEL in request.target and request.cohort is None:
         raise InputError("target='label' needs a cohort= with the labels.")
+    made = with_features(request, out, listener)
+    request = made.request
     models, device = open_models(request)
     spec = check_request(request, models)
     before = read_run(out) or {}
     earlier = {} if request.restart else earlier_methods(request, out, before)
     request.check_apart(out)
     cases, missing = task_cases(request, spec, say=listener.say)
+    cases = [case for case in cases if made.slides is None or made.slides.issuperset(case.slides)]
     if "lrp" in (*request.methods, *earlier):
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
     run = ExplainRun(out, request, models, device, missing, earlier)
-    tally = run.execute(cases, listener)
+    tally = run.execute(cases, listener, refused=made.refused)
     if run.outliers:
         who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
         listener.say(f"{who} out from the others: {join_names(run.outliers)} (summary/outliers.csv)")
@@ -113,6 +123,21 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     if (line := run.others(cases, before)) is not None:
         listener.say(line)
     return Run(run.out)
+
+
+def with_features(request: ExplainRequest, out: Path, listener: Listener) -> Made:
+    """The request with its features; where it has slides alone, they are tiled and encoded into `out`.
+
+    What can be refused is, before the slides are worked on.
+    """
+    if request.features is not None:
+        return Made(request)
+    specs: list[ModelSpec] = []
+    if not any(isinstance(path, Builder) for path in model_paths(request.model)):  # tried out on features
+        models, _ = open_models(request)
+        check_request(request, models)
+        specs = models.specs
+    return make_features(request, specs, out, listener)
 
 
 def method_parameters(request: ExplainRequest) -> Parameters:
@@ -283,9 +308,11 @@ class ExplainRun(ModelRun[Explained]):
     outliers: list[str] = field(default_factory=list)
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
     kind = "explain"
+    doing = "explaining"
     folders = ("slides",)
     verb = "explained"
     grows = ("methods", "params")
+    marks = (MARK,)
 
     @property
     def methods(self) -> Parameters:

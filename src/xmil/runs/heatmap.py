@@ -142,6 +142,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     run: Run
     order: Order
     kind = "heatmap"
+    doing = "drawing"
     verb = "drawn"
     adds = True
     marks = (STYLE,)

@@ -68,6 +68,7 @@ class InsideRun(CohortRun[str, TableRow]):
     pictures: Mapping[str, Path]
     features: Mapping[str, Path]
     kind = "inside"
+    doing = "explaining"
     verb = "looked into"
 
     @cached_property

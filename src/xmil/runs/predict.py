@@ -97,6 +97,7 @@ class PredictRun(ModelRun[Answer]):
     request: PredictRequest
     lines: list[str] = field(default_factory=list)  # of the measures, for the screen
     kind = "predict"
+    doing = "predicting"
     verb = "predicted"
     tabled = False
 

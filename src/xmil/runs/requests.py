@@ -18,6 +18,7 @@ from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Workers
 
 INPUT, WHAT, OUTPUT, COMPUTE, ADVANCED = "Input", "What to explain", "Output", "Compute", "Advanced"
+SLIDES = "Slides without features"
 COMPUTING = ("out", "engine", "workers", "device", "memory", "restart")  # changes no result
 PICTURES, WRITTEN = ("panel", "overlay", "patches"), ("png", "geojson")
 
@@ -252,14 +253,34 @@ BACKGROUND = (
 class ExplainRequest(CohortRequest):
     """Explain every slide: which instances speak for a class, and which against it.
 
-    Without --out one feature file is explained: verdict, account and strongest patches are printed, and a
-    picture is left in the current folder.
+    Without --out one feature file or slide is explained: verdict, account and strongest patches are printed,
+    and a picture is left in the current folder.
     """
 
+    features: Path | None = option(  # type: ignore[assignment]  # filled in before it is read
+        "Folder of feature files, or a single file; without it, slides are tiled and encoded first, into "
+        "OUT/tiles and OUT/features.",
+        None, panel=INPUT,
+    )  # fmt: skip
     out: Path | None = option(f"{RESULTS} Optional for one slide.", None, panel=OUTPUT)
     slides: Path | None = option(
-        "Folder of slides: draw heatmaps as well, into OUT/heatmaps; without OUT, the slide to draw over.",
+        "Folder of slides, or one: heatmaps are drawn as well, into OUT/heatmaps; without OUT, one picture.",
         None, panel=INPUT,
+    )  # fmt: skip
+    encoder: str | None = option(
+        "Without features: the encoder, if the model does not name the one it was trained on; see xmil "
+        "embed.",
+        None, panel=SLIDES,
+    )  # fmt: skip
+    weights: Path | None = option("Weights of the encoder instead of the published ones.", None, panel=SLIDES)
+    random: bool = option("Use an untrained encoder, for testing.", False, panel=SLIDES)
+    tile_mpp: float | None = option(
+        "Microns per pixel of a patch; by default what the model was trained on, else 0.5.",
+        None, panel=SLIDES, least=0,
+    )  # fmt: skip
+    tile_size: int | None = option(
+        "Patch size in pixels; by default what the model was trained on, else 256.", None, panel=SLIDES,
+        least=8,
     )  # fmt: skip
     methods: tuple[str, ...] = option("Explanation methods.", ("lrp",), panel=WHAT)
     target: tuple[str, ...] = option(
@@ -289,7 +310,11 @@ class ExplainRequest(CohortRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Rare parameters of methods go through `params`."""
+        """Rare parameters of methods go through `params`; features that are there are not made."""
+        made = ("encoder", "weights", "random", "tile_mpp", "tile_size")
+        extra = next((name for name in made if values.get(name)), None)
+        if extra is not None and values.get("features") is not None:
+            raise InputError(f"{extra}= is for slides without features; leave out features=, or {extra}=.")
         params = {name: dict(own) for name, own in (values.get("params") or {}).items()}
         old = {"keep": pop_old(values, "keep", 'pass params={"lrp": {"keep": ...}}.')}
         if pop_old(values, "save_vectors", 'pass params={"lrp": {"feature_level": True}}.'):
@@ -310,7 +335,9 @@ class EvaluateRequest(CohortRequest):
         "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), panel=WHAT
     )
     steps: int = option("Steps per curve.", 100, panel=WHAT, least=1)
-    orders: int = option("Random orders for the band.", 20, panel=WHAT, least=2)
+    orders: int = option(
+        "Random orders for the band of pictures; verdicts have 200.", 20, panel=WHAT, least=2
+    )
     background: str = option(BACKGROUND, "auto", panel=WHAT)
     truth: Path | None = option(
         "Ground truth: a folder of GeoJSON, masks or instance labels.", None, panel=INPUT
@@ -579,6 +606,26 @@ class InsideRequest(DeviceRequest):
         if (kind := pop_old(values, "method", "pass map=.")) is not None:
             values["map"] = kind
         return super().upgrade(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest(Request):
+    """Make a reading study from runs and a plan: cases, arms, an order for each reader."""
+
+    runs: tuple[Path, ...] = option("Folders of `xmil explain` or `xmil evaluate`.", argument=True)
+    slides: Path = option("Folder of slides.", panel=INPUT)
+    plan: Path = option(
+        "TOML file: readers, cases, arms, questions, blinding; docs/howto/study.md.", panel=INPUT
+    )
+    out: Path = option("Folder for the study; it must not be there yet.", panel=OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyReportRequest(Request):
+    """Write what the readers of a study found: one HTML page, and tables for R."""
+
+    study: Path = option("Folder of `xmil study init`.", argument=True)
+    out: Path | None = option("Folder for the report; STUDY/report by default.", None, panel=OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,7 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
     chosen: TileSettings
     slides: Mapping[str, Path]
     kind = "tile"
+    doing = "tiling"
     folders = FOLDERS
     verb = "used"
     adds = True

@@ -493,6 +493,7 @@ class RunFolder:
         A folder with results of other settings is refused; `restart` first removes what the earlier run
         wrote, or the `outputs` alone if they are given. Unfinished files of killed runs are swept.
         """
+        is_new = not self.path.exists()
         with self.claim():
             before = read_run(self.path)
             alike = before is None or self.mixed or before.get("fingerprint") == self.fingerprint
@@ -504,7 +505,12 @@ class RunFolder:
                 make_folder(self.path / name)
             sweep_folder(self.path)
             self.write(about)
-            yield
+            try:
+                yield
+            except XmilError:  # nothing came of it, as with an encoder that does not load: leave no trace
+                if is_new and self._is_empty() and not read_rows(self.path / FAILURES):
+                    shutil.rmtree(self.path, ignore_errors=True)
+                raise
             sweep_folder(self.path)  # of workers that died while the run went on
 
     def write(self, about: Mapping[str, Any]) -> None:

@@ -124,11 +124,15 @@ class PooledSubsets(Subsets):
             outputs[again] = super().toggled(mask, rows[again])
         return outputs
 
+    def joined(self, company: Tensor, rows: Tensor) -> Tensor:
+        """As for any model: one term of the sums comes."""
+        return self.toggled(torch.isin(torch.arange(self.n, device=rows.device), company), rows)
+
     def _between(self, sizes: Tensor, inner: Tensor) -> Tensor:
         """Outputs of parts, those of the empty and the full one in their places."""
         if bool((sizes == 0).any()):
             inner = torch.where(sizes == 0, self.empty, inner)
-        return torch.where(sizes == self.n, self.full, inner)
+        return torch.where(sizes == self.n, self.full, inner) if bool((sizes == self.n).any()) else inner
 
     def _nested(self, orders: Tensor, sizes: list[int], mode: str) -> Tensor:
         counts = torch.tensor(sizes, device=orders.device)
@@ -253,6 +257,8 @@ class MaxSubsets(Subsets):
             joined = torch.maximum(top[0], h[part])
             out.append(self._head(torch.where(mask[part].unsqueeze(1), left, joined), "remove"))
         return torch.cat(out)
+
+    joined = PooledSubsets.joined  # one instance may raise the maxima
 
     def _head(self, tops: Tensor, mode: str) -> Tensor:
         tops = torch.maximum(tops, self.h0[0]) if mode == "mask" else tops

@@ -54,8 +54,17 @@ class Subsets:
         self._width = max((p.shape[0] for p in network.module.parameters() if p.ndim > 1), default=1)
         outside = torch.zeros_like(x[:, :1]) if fill is None else fill.view(1, 1, -1)
         self.h, self.h0 = network.embed(x), network.embed(outside)  # (1, n, e), (1, 1, e)
-        self.logits = self._aggregate_all()
-        self.full = self.logits.double()
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """The outputs (1, c) of all instances as the model gives them, computed when first needed."""
+        with frozen(self.network.module), torch.no_grad():
+            return self._aggregate_all()
+
+    @cached_property
+    def full(self) -> Tensor:
+        """The same in double precision."""
+        return self.logits.double()
 
     @cached_property
     def empty(self) -> Tensor:
@@ -71,10 +80,12 @@ class Subsets:
     def run(self, masks: Tensor, *, mode: str = "remove") -> Tensor:
         """Outputs (b, c) of the parts that masks (b, n) hold."""
         sizes = masks.sum(dim=1)
+        inner = ((sizes > 0) & (sizes < self.n)).nonzero().squeeze(1)
+        if len(inner) == len(masks) > 0:
+            return self._run(masks, mode)
         out = self.full.repeat(len(masks), 1)
         if bool((sizes == 0).any()):
             out[sizes == 0] = self.empty
-        inner = ((sizes > 0) & (sizes < self.n)).nonzero().squeeze(1)
         if len(inner):
             out[inner] = self._run(masks[inner], mode)
         return out
@@ -82,12 +93,12 @@ class Subsets:
     def nested(self, orders: Tensor, sizes: Sequence[int], *, mode: str = "remove") -> Tensor:
         """Outputs (q, len(sizes), c) of the first m instances of orders (q, n), for each size m."""
         inner = sorted({m for m in sizes if 0 < m < self.n})
-        columns = [self.full.expand(len(orders), 1, -1)]
-        if inner:
-            columns.append(self._nested(orders, inner, mode))
-        if 0 in sizes:
-            columns.append(self.empty.expand(len(orders), 1, -1))
-        place = {m: i for i, m in enumerate([self.n, *inner, 0])}
+        columns = [self._nested(orders, inner, mode)] if inner else []
+        for size, ends in ((self.n, "full"), (0, "empty")):
+            if size in sizes:
+                columns.append(getattr(self, ends).expand(len(orders), 1, -1))
+                inner.append(size)
+        place = {m: i for i, m in enumerate(inner)}
         return torch.cat(columns, dim=1)[:, [place[m] for m in sizes]]
 
     def prefixes(self, orders: Tensor) -> Tensor:
@@ -114,6 +125,28 @@ class Subsets:
             masks[torch.arange(len(part), device=part.device), part] ^= True
             out.append(self.run(masks))
         return torch.cat(out)
+
+    def joined(self, company: Tensor, rows: Tensor) -> Tensor:
+        """Outputs (k, c) of a company (m,) with each of the rows (k,), none of which it holds."""
+        parts = torch.cat([company.expand(len(rows), -1), rows.unsqueeze(1)], dim=1).sort(dim=1).values
+        batches = self.batches(len(rows), parts.shape[1])
+        return torch.cat([self._rows(parts[batch], "remove") for batch in batches]).double()
+
+    def beside(self, company: Tensor, spare: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs (k, c) of a company (m,) with each of the rows (k,), and without it.
+
+        The `spare` one takes the place of a row that the company holds itself.
+        """
+        mask, inside = torch.zeros(self.n, dtype=torch.bool, device=rows.device), torch.isin(rows, company)
+        mask[company] = True
+        alone = self.run(mask.unsqueeze(0))
+        together, apart = (alone.repeat(len(rows), 1) for _ in range(2))
+        together[~inside] = self.joined(company, rows[~inside])
+        if bool(inside.any()):
+            mask[spare] = True
+            together[inside] = self.run(mask.unsqueeze(0))
+            apart[inside] = self.toggled(mask, rows[inside])
+        return together, apart
 
     def singles(self) -> Tensor:
         """Outputs (n, c) of each instance alone."""
@@ -156,13 +189,14 @@ class Subsets:
 
     def _by_size(self, masks: Tensor, mode: str) -> Tensor:
         """Outputs of parts by their rows, those of one size together."""
-        sizes, out = masks.sum(dim=1), self.full.new_empty(len(masks), self.full.shape[1])
+        sizes, places, out = masks.sum(dim=1), [], []
         for size in sizes.unique().tolist():
             index = (sizes == size).nonzero().squeeze(1)
+            places.append(index)
             for batch in self.batches(len(index), size):
                 rows = masks[index[batch]].nonzero()[:, 1].view(-1, size)
-                out[index[batch]] = self._rows(rows, mode).double()
-        return out
+                out.append(self._rows(rows, mode).double())
+        return torch.cat(out)[torch.cat(places).argsort()]
 
     def _rows(self, rows: Tensor, mode: str) -> Tensor:  # noqa: ARG002 - the model has no rows for masked ones
         """Outputs of one batch of parts by their rows (b, m)."""

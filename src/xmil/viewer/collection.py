@@ -127,10 +127,12 @@ def _read_verdict(path: Path) -> dict[str, Any]:
     listed = methods if isinstance(methods, list) else []  # files without a headline begin with its method
     judged = [m for m in (stored.get("headline"), *listed) if isinstance(m, dict) and m.get("verdict")]
     first = judged[0] if judged else {}
+    orders = [m.get("orders") for m in judged if m.get("method") == first.get("method") and "orders" in m]
     verdict = {"verdict": first.get("verdict"), "verdict_method": first.get("method")}
     return {
         **{key: stored.get(key) for key in ("label", "predicted", "correct")},
         **{key: None if value is None else str(value) for key, value in verdict.items()},
+        "verdict_orders": orders[0] if orders and isinstance(orders[0], int) else None,
     }
 
 
@@ -433,6 +435,7 @@ class Collection:
             "probability": probability,
             "verdict": certificate.get("verdict"),
             "verdict_method": certificate.get("verdict_method"),
+            "verdict_orders": certificate.get("verdict_orders"),
             "n": n,
             "image": image,
             "error": error or image_error,

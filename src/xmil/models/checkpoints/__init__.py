@@ -36,6 +36,7 @@ from xmil.models.checkpoints.files import (
     BACKGROUND_KEY,
     SPEC_KEY,
     StoredWeights,
+    features_beside,
     outputs_beside,
     read_weights,
 )
@@ -142,7 +143,8 @@ def _recognise(weights: StoredWeights, overrides: Mapping[str, Any]) -> tuple[st
     converted = family.convert(state, weights.settings)
     converted = replace(converted, notes=[*converted.notes, *notes])
     names = weights.settings.get("class_names")
-    says = {"class_names": names} if isinstance(names, list | tuple) else {}
+    says: dict[str, Any] = {"class_names": names} if isinstance(names, list | tuple) else {}
+    says |= features_beside(weights.path, weights.settings)
     task = overrides.get("task")
     try:
         beside = outputs_beside(weights.path.parent, weights.settings, converted.n_classes)

@@ -361,6 +361,32 @@ def outputs_beside(folder: Path, settings: Mapping[str, Any], n_outputs: int) ->
     return {} if task is None else {"task": task}
 
 
+ENCODER_KEYS = ("encoder", "patch_encoder", "encoder_name", "extractor", "feature_extractor")
+_MIL_LAB = re.compile(r"\.base\.([A-Za-z0-9_-]+)\.")  # abmil.base.uni_v2.pc108-24k
+
+
+def features_beside(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's settings, or MIL-Lab's name for it, say of the features it was trained on.
+
+    >>> features_beside(Path("abmil.base.uni_v2.pc108-24k/model.safetensors"), {"tile_size_px": 224})
+    {'encoder': 'uni_v2', 'features': {'patch_px': 224}}
+    """
+    both: dict[str, Any] = {**settings, **(settings.get(HYPER_PARAMETERS) or {})}
+    encoder = next((both[key] for key in ENCODER_KEYS if isinstance(both.get(key), str)), None)
+    match = _MIL_LAB.search(str(path))
+    encoder = encoder or (match[1] if match else None)
+    px, um, mpp = (_positive(both.get(key)) for key in ("tile_size_px", "tile_size_um", "mpp"))
+    mpp = mpp or (round(um / px, 4) if um and px else None)
+    features = {"patch_px": None if px is None else int(px), "mpp": mpp}
+    features = {name: value for name, value in features.items() if value is not None}
+    says = {"encoder": encoder, "features": features}
+    return {name: value for name, value in says.items() if value}
+
+
+def _positive(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 < value < math.inf else None
+
+
 def _task(folder: Path, settings: Mapping[str, Any]) -> str | None:
     files = {"regression": REFERENCE, "survival": BINS}
     beside = {task: name for task, name in files.items() if (folder / name).is_file()}

@@ -1,0 +1,47 @@
+"""`xmil study`: blinded readings of cases with and without evidence, and their report."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from xmil.cli._command import command
+from xmil.cli._screen import Screen
+from xmil.runs.requests import StudyReportRequest, StudyRequest
+
+study = typer.Typer(
+    help="Let pathologists read cases with and without evidence, blinded; measure what they found.",
+    no_args_is_help=True,
+)
+
+
+@study.command("init", epilog="Example: xmil study init run --slides slides --plan study.toml --out study")
+@command(StudyRequest)
+def init(request: StudyRequest, screen: Screen) -> int:
+    """Make a study from runs and a plan: cases, arms, an order for each reader; `xmil view` serves it."""
+    from xmil.viewer.study import make_study, read_plan, sample_size
+
+    plan = read_plan(request.plan)
+    made = make_study(request.runs, slides=request.slides, plan=plan, out=request.out, say=screen.say)
+    for reader, code in made.codes.items():
+        screen.say(f"{reader}: code {code}")
+    screen.say(sample_size(made.plan, len({case.patient for case in made.cases})))
+    screen.say(f"Written to {request.out}; serve it with: xmil view {request.out}")
+    if screen.as_json:
+        counts = {"cases": len(made.cases), "practice": len(made.practice)}
+        print(json.dumps({"out": str(request.out), **counts, "readers": made.codes, "said": screen.lines}))
+    return 0
+
+
+@study.command("report", epilog="Example: xmil study report study")
+@command(StudyReportRequest)
+def report(request: StudyReportRequest, screen: Screen) -> int:
+    """Write what the readers of a study found: one HTML page, and tables for R."""
+    from xmil.viewer.study import open_study, write_report
+
+    folder = write_report(open_study(request.study), request.out)
+    screen.say(f"Written to {folder / 'report.html'}.")
+    if screen.as_json:
+        print(json.dumps({"out": str(folder)}))
+    return 0

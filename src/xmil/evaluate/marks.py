@@ -1,0 +1,330 @@
+"""Marks of instances, from masks and QuPath's polygons, and scores against them; no torch."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import Bag
+from xmil.core.budget import check_budget
+from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
+from xmil.evaluate.statistics import auroc
+from xmil.heatmaps import opened
+from xmil.heatmaps.exports import class_name, open_geojson
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+COLUMNS = ("evidence", "label")
+SUFFIXES = (".geojson", ".csv", ".npy", ".png")
+GRID = 8  # points along a patch's edge at which polygons are sampled
+_DEEP = 32  # collections within collections; no annotation has more
+
+
+def pointing_game(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+    """Give 1 if the highest score lies on a marked instance, else 0; ties at the top count by their share.
+
+    >>> pointing_game([True, False, False], [0.9, 0.1, 0.9])
+    0.5
+    """
+    truth, values = paired(np.asarray(marked, dtype=bool), scores)
+    return float(truth[values == values.max()].mean()) if truth.any() else float("nan")
+
+
+def relevance_mass(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+    """Give the share of the positive scores' sum on marked instances; nan if nothing is marked or positive.
+
+    Arras et al., "CLEVR-XAI", Information Fusion 2022, arXiv:2003.07258.
+
+    >>> relevance_mass([True, False, False], [3.0, 1.0, -5.0])
+    0.75
+    """
+    truth, values = paired(np.asarray(marked, dtype=bool), scores)
+    positive = np.maximum(values, 0.0)
+    if not truth.any() or positive.sum() == 0:
+        return float("nan")
+    return float(positive[truth > 0].sum() / positive.sum())
+
+
+def score_regions(marked: npt.ArrayLike, scores: npt.ArrayLike) -> dict[str, float]:
+    """Measure how scores agree with marks: AUROC, Dice, the pointing game, and what chance gives.
+
+    Dice compares the marks with as many of the highest scores, ties at their share; chance gives a Dice and a
+    pointing of the marked share, and an AUROC of one half. nan if nothing is marked, or all is.
+
+    >>> score_regions([True, True, False, False], [0.9, 0.2, 0.5, 0.1])
+    {'auroc': 0.75, 'dice': 0.5, 'pointing': 1.0, 'chance': 0.5}
+    """
+    truth, values = paired(np.asarray(marked, dtype=bool), scores)
+    own = truth > 0
+    k = int(own.sum())
+    if not 0 < k < len(own):
+        return dict.fromkeys(("auroc", "dice", "pointing", "chance"), float("nan"))
+    least = np.partition(values, -k)[-k]
+    above, tied = values > least, values == least
+    hits = own[above].sum() + (k - above.sum()) * own[tied].mean()
+    return {
+        "auroc": float(auroc(np.ones((1, len(own))), own, values)[0]),
+        "dice": float(hits / k),
+        "pointing": pointing_game(own, values),
+        "chance": k / len(own),
+    }
+
+
+def marked_by_mask(
+    mask: npt.ArrayLike,
+    coords: npt.ArrayLike,
+    *,
+    patch_size: int,
+    downsample: float = 1.0,
+    share: float = 0.5,
+) -> Bools:
+    """Mark instances of whose box at least a share is set in a mask (h, w).
+
+    A pixel of the mask is `downsample` level-0 pixels wide. Boxes may reach over the mask's border; what lies
+    outside counts as unset.
+
+    >>> marked_by_mask([[1, 0], [0, 0]], [[0, 0], [256, 0]], patch_size=256, downsample=256)
+    array([ True, False])
+    """
+    marks, xy0 = np.asarray(mask) != 0, _boxes(coords)
+    if marks.ndim != 2:
+        raise InputError(f"The mask must have shape (h, w). Got {marks.shape} instead.")
+    table = np.pad(marks.astype(np.float64).cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
+    low = np.rint(xy0 / downsample).astype(np.int64)
+    high = np.maximum(np.rint((xy0 + patch_size) / downsample).astype(np.int64), low + 1)
+    limit = np.array([marks.shape[1], marks.shape[0]])
+    (x1, y1), (x2, y2) = np.clip(low, 0, limit).T, np.clip(high, 0, limit).T
+    covered = (table[y2, x2] - table[y1, x2] - table[y2, x1] + table[y1, x1]) / (high - low).prod(axis=1)
+    return np.asarray(covered >= _check_share(share))
+
+
+def marked_by_geojson(
+    path: str | PathLike[str],
+    coords: npt.ArrayLike,
+    *,
+    patch_size: int,
+    names: Sequence[str] | None = None,
+    share: float = 0.5,
+    origin: tuple[float, float] | None = None,
+) -> Bools:
+    """Mark instances of whose box at least a share lies in the polygons of a QuPath GeoJSON file.
+
+    `names` picks annotations by their class; None takes all. Holes are respected. For slides with a bounds
+    offset, which QuPath cuts off, `origin` is that offset; a file that names its own origin needs none.
+    """
+    xy0 = _boxes(coords)
+    _check_share(share)
+    return covered_by_polygons(read_polygons(path, names=names, origin=origin), xy0, patch_size) >= share
+
+
+def paired(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Give evidence, or marks, and scores as two vectors of finite numbers."""
+    e, s = np.asarray(evidence, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    if e.ndim != 1 or e.shape != s.shape or not len(e):
+        raise InputError(
+            f"Evidence and scores must be two vectors of one length. Got {e.shape} and {s.shape}."
+        )
+    if not (np.isfinite(e).all() and np.isfinite(s).all()):
+        raise InputError("Evidence and scores must be finite numbers.")
+    return e, s
+
+
+def _boxes(coords: npt.ArrayLike) -> Floats:
+    xy0 = np.asarray(coords, dtype=np.float64)
+    if xy0.ndim != 2 or xy0.shape[1] != 2:
+        raise InputError(f"Coordinates must have shape (n, 2). Got {xy0.shape} instead.")
+    return xy0
+
+
+def _check_share(share: float) -> float:
+    if not 0 < share <= 1:
+        raise bad_parameter("share", "marked_by_mask and marked_by_geojson", "in the range (0, 1]", share)
+    return share
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A folder with `<slide_id>.geojson` (QuPath), `.csv` or `.npy` (a value for each instance), or `.png`.
+
+    A PNG is a mask of `downsample` level-0 pixels per pixel. `names` picks classes. An instance is marked
+    where at least `share` of its box is. QuPath counts from the scanned bounds: `slides` (id to file) says
+    where they begin, for GeoJSON files that do not.
+    """
+
+    folder: Path
+    names: tuple[str, ...] = ()
+    downsample: float = 1.0
+    share: float = 0.5
+    slides: Mapping[str, Path] = field(default_factory=dict)
+
+    def evidence(self, bag: Bag) -> Floats | None:
+        """Read the evidence (n,) of a bag; None if the folder has nothing on the slide."""
+        path = self.file(bag.slide_id)
+        if path is None:
+            return None
+        if path.suffix in (".csv", ".npy"):
+            return _instance_values(path, len(bag))
+        if bag.coords is None or bag.patch_size is None:
+            raise InputError(f"{path}: bag {bag.slide_id!r} has no coordinates or patch size to lay on it.")
+        if path.suffix == ".geojson":
+            with opened(self.slides.get(bag.slide_id or "")) as slide:  # its scanned bounds, if it is at hand
+                origin = None if slide is None else slide.bounds[:2]
+            about: dict[str, Any] = {"names": self.names or None, "origin": origin}
+            marks = marked_by_geojson(path, bag.coords, patch_size=bag.patch_size, share=self.share, **about)
+        else:
+            about = {"downsample": self.downsample, "share": self.share}
+            marks = marked_by_mask(_read_mask(path), bag.coords, patch_size=bag.patch_size, **about)
+        return marks.astype(np.float64)
+
+    def file(self, slide_id: str | None) -> Path | None:
+        """Find the file of a slide; None if the folder has none."""
+        return next((p for s in SUFFIXES if (p := self.folder / f"{slide_id}{s}").is_file()), None)
+
+
+def _instance_values(path: Path, n: int) -> Floats:
+    try:
+        if path.suffix == ".npy":
+            values = np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
+        else:
+            with path.open(newline="", encoding="utf-8") as stream:
+                rows = list(csv.DictReader(stream))
+            name = next((name for name in COLUMNS if rows and name in rows[0]), None)
+            if name is None:
+                raise FileError(f"{path}: needs a column {' or '.join(map(repr, COLUMNS))}.")
+            values = np.array([float(row[name]) for row in rows], dtype=np.float64)
+    except XmilError:
+        raise
+    except (OSError, ValueError, TypeError, OverflowError, csv.Error) as error:
+        raise FileError(f"{path}: not one number for each instance ({_line(error)}).") from None
+    if values.shape != (n,) or not np.isfinite(values).all():
+        raise InputError(f"{path}: must hold {n} finite numbers, one for each instance. Got {values.shape}.")
+    return values
+
+
+def _read_mask(path: Path) -> npt.NDArray[np.float64]:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            check_budget(picture.width * picture.height * 32, "the mask", path)
+            image = np.asarray(picture.convert("RGB") if picture.mode in ("P", "CMYK") else picture)
+    except XmilError:
+        raise
+    except Exception as error:  # damaged pictures raise almost any type
+        raise FileError(f"{path}: not a readable mask ({_line(error)}).") from None
+    values = np.asarray(image, dtype=np.float64)
+    return values if values.ndim == 2 else values[..., :3].max(axis=2)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def covered_by_polygons(
+    polygons: Sequence[list[Floats]],
+    xy0: Floats,
+    patch_size: int,
+    *,
+    without: Sequence[list[Floats]] = (),
+) -> Floats:
+    """Sample the share of each box (n, 2) that lies in polygons, each an outline and its holes.
+
+    What lies in one of `without` does not count. A polygon meets only the boxes near it.
+
+    >>> square = np.array([[0.0, 0.0], [8.0, 0.0], [8.0, 8.0], [0.0, 8.0]])
+    >>> covered_by_polygons([[square]], np.array([[0.0, 0.0], [4.0, 0.0]]), 8)
+    array([1. , 0.5])
+    """
+    steps = (np.arange(GRID) + 0.5) / GRID * patch_size
+    offsets = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
+    inside = np.zeros((len(xy0), len(offsets)), dtype=bool)
+    order = np.argsort(
+        xy0[:, 0], kind="stable"
+    )  # by the left edge: boxes near a polygon are found by bisection
+    lefts, tops = xy0[order].T
+    for rings, value in [*((rings, True) for rings in polygons), *((rings, False) for rings in without)]:
+        if not rings:
+            continue
+        (left, top), (right, bottom) = rings[0].min(axis=0), rings[0].max(axis=0)
+        strip = slice(*np.searchsorted(lefts, (left - patch_size, right)).tolist())
+        near = order[strip][(tops[strip] >= top - patch_size) & (tops[strip] <= bottom)]
+        if len(near):
+            points = (xy0[near, None] + offsets).reshape(-1, 2)
+            inside[near] = np.where(_inside(points, rings).reshape(len(near), -1), value, inside[near])
+    return np.asarray(inside.mean(axis=1))
+
+
+def _inside(points: Floats, rings: list[Floats]) -> npt.NDArray[np.bool_]:
+    """Even-odd: within the outline and in no hole."""
+    from matplotlib.path import Path as Outline
+
+    inside = np.zeros(len(points), dtype=bool)
+    for ring in rings:
+        low, high = ring.min(axis=0), ring.max(axis=0)
+        near = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
+        if len(near):
+            inside[near] ^= Outline(ring).contains_points(points[near])
+    return inside
+
+
+def read_polygons(
+    path: str | PathLike[str],
+    *,
+    names: Sequence[str] | None = None,
+    origin: tuple[float, float] | None = None,
+) -> list[list[Floats]]:
+    """Read level-0 polygons of a GeoJSON file, each a list of rings (k, 2): its outline, then its holes.
+
+    The file counts from the origin that it names, as those of `xmil heatmap` do, else from `origin`, else
+    from the corner of level 0.
+    """
+    content, own = open_geojson(path)
+    every = [f for f in content if isinstance(f, dict)]
+    features = [f for f in every if names is None or class_name(f) in names]
+    if names is not None and not features:
+        classes = sorted({str(class_name(f))[:80] for f in every})[:20]
+        raise InputError(
+            f"{path}: no annotation of class {', '.join(names)}. Found: {', '.join(classes) or 'none'}."
+        )
+    try:
+        x, y = (origin or (0.0, 0.0)) if own is None else own
+        polygons = parse_polygons(f.get("geometry", f) or {} for f in features)
+        return [[ring + np.array([x, y], dtype=np.float64) for ring in rings] for rings in polygons]
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise FileError(f"{path}: an annotation's geometry is damaged ({_line(error)}).") from None
+
+
+def parse_polygons(geometries: Iterable[dict[str, Any]]) -> list[list[Floats]]:
+    """List the polygons of GeoJSON geometries, each a list of rings (k, 2); other shapes have none.
+
+    >>> [len(rings) for rings in parse_polygons([{"type": "Point", "coordinates": [0, 0]}])]
+    []
+    """
+    return [rings for geometry in geometries for rings in _polygons(geometry, _DEEP)]
+
+
+def _polygons(geometry: dict[str, Any], deep: int) -> Iterator[list[Floats]]:
+    kind = geometry.get("type")
+    if kind in ("Polygon", "MultiPolygon"):
+        parts = geometry["coordinates"]
+        for part in [parts] if kind == "Polygon" else parts:
+            yield [_ring(ring) for ring in part]
+    elif kind == "GeometryCollection":
+        if not deep:
+            raise ValueError("collections within collections")
+        for part in geometry["geometries"]:
+            yield from _polygons(part, deep - 1)
+
+
+def _ring(points: Any) -> Floats:
+    ring = np.asarray(points, dtype=np.float64)
+    if ring.ndim != 2 or ring.shape[0] < 1 or ring.shape[1] < 2 or not np.isfinite(ring[:, :2]).all():
+        raise ValueError(f"a ring of shape {ring.shape} or with numbers that are not finite")
+    return ring[:, :2]

@@ -1,0 +1,149 @@
+"""The verdict on scores: does dropping patches in their order tell the model more than a random order does?
+
+One definition for certificates, runs and the viewer. The measure is the symmetric relevance gain (SRG): the
+output of the best patches minus that of the worst, averaged over sizes. Reversing an order turns the sign of
+its SRG, so random orders come with their reverses, and zero is chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import bad_parameter
+from xmil.core.text import counted
+from xmil.evaluate.curves import Flips, Scores, flip_order
+from xmil.evaluate.statistics import permutation_share
+
+Floats = npt.NDArray[np.float64]
+BETTER, NO_BETTER, WORSE, CANNOT_TELL = KINDS = ("better", "no better", "worse", "cannot tell")
+LEVEL = 0.05  # of a false verdict on random scores: half of it "better", half "worse"
+SMALLEST = 0.01  # an SRG below this share of the output's scale is no difference
+ORDERS, FEWEST_ORDERS = 200, 199  # random orders of a bag: half of them drawn, the others their reverses
+STEPS = 10  # of the curves that are compared with random orders
+MOST = 2048  # patches of a larger bag are drawn
+FEWEST = 5  # patches that have enough orders for LEVEL: 5! = 120
+ROUNDING = 1e-6  # of the scale: orders this close are equal
+WORDS = {
+    BETTER: "better than random",
+    NO_BETTER: "no better than random",
+    WORSE: "worse than random",
+    CANNOT_TELL: "cannot tell",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What random orders say of scores; `p` is the share of orders at least as good, their own counted in.
+
+    `reason` says why it cannot tell. `share` is that of the best SRG among the methods that were judged
+    together, `best` the method that has it. `patches` is on how many the orders were compared.
+    """
+
+    kind: str
+    method: str
+    srg: float
+    p: float
+    orders: int
+    patches: int
+    reason: str = ""
+    share: float | None = None
+    best: str | None = None
+
+    def __str__(self) -> str:
+        if self.kind == CANNOT_TELL:
+            return f"Cannot tell: {self.reason}."
+        beside = ""
+        if self.share is not None and self.best != self.method:
+            beside = f", {max(self.share, 0):.0%} of the best method tried ({self.best})"
+        chance = f"p = {self.p:.3f} against {self.orders} random orders"
+        return f"{WORDS[self.kind].capitalize()}: {self.method} has SRG {self.srg:.2f}{beside}; {chance}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a certificate says of the verdict, in plain types."""
+        fields = ("p", "orders", "share", "best", "patches")
+        return {"verdict": self.kind, **{name: getattr(self, name) for name in fields}}
+
+
+def judge(srg: float, null: Floats, *, scale: float = 1.0) -> tuple[str, float]:
+    """Find the kind of verdict on an SRG, and its rank p among SRGs of random orders (at least 199).
+
+    >>> chance = np.linspace(-0.2, 0.2, 200)
+    >>> [judge(srg, chance)[0] for srg in (0.4, 0.1, -0.4)], judge(0.001, chance / 100)[0]
+    (['better', 'no better', 'worse'], 'cannot tell')
+    """
+    if len(null) < FEWEST_ORDERS:
+        raise bad_parameter("orders", "a verdict", f"an int in the range [{FEWEST_ORDERS}, inf)", len(null))
+    near = ROUNDING * scale
+    p, p_worse = permutation_share(srg - near, null), permutation_share(-srg - near, -null)
+    if max(abs(srg), float(np.abs(null).max())) < SMALLEST * scale:
+        return CANNOT_TELL, p
+    if abs(srg) >= SMALLEST * scale and min(p, p_worse) <= LEVEL / 2:
+        return (BETTER if p < p_worse else WORSE), p
+    return NO_BETTER, p
+
+
+class Judge:
+    """Random orders of one bag and target, and verdicts on scores of its patches.
+
+    Of a bag with more than 2,048 patches as many are drawn.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=2, seed=0)
+    >>> bag = 3 * torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
+    >>> e = xmil.explain(net, bag, method="single", target=1)
+    >>> scores = [("single", e), ("its opposite", -e.scores)]
+    >>> [verdict.kind for verdict in Judge(xmil.Flips(net, bag, target=1)).verdicts(scores)]
+    ['better', 'worse']
+    """
+
+    def __init__(self, flips: Flips, *, most: int = MOST, seed: int = 0) -> None:
+        self.whole, self.seed = flips, seed
+        self._rng = np.random.default_rng([seed, 0x5E7])  # other draws than those that part equal scores
+        self.rows = np.arange(flips.n)
+        if flips.n > most:
+            self.rows = np.sort(self._rng.choice(flips.n, most, replace=False))
+        self.flips = flips if flips.n <= most else flips.part(self.rows)
+
+    @cached_property
+    def random(self) -> Floats:
+        """SRGs of the random orders."""
+        n = len(self.rows)
+        drawn = np.stack([self._rng.permutation(n) for _ in range(ORDERS // 2)])
+        forth = self.flips.gains(drawn, steps=STEPS)
+        return np.concatenate([forth, -forth])
+
+    def srgs(self, scores: Sequence[Scores]) -> Floats:
+        """SRGs (q,) of scores of all patches of the bag."""
+        every = [self.whole.check_scores(values)[self.rows] for values in scores]
+        return self.flips.gains(np.stack([flip_order(own, seed=self.seed) for own in every]), steps=STEPS)
+
+    def verdicts(self, scores: Sequence[tuple[str, Scores]]) -> list[Verdict]:
+        """A verdict on the scores of each method, beside the best of them."""
+        n = len(self.rows)
+        if n < FEWEST:
+            reason = f"a bag of {counted(n, 'patch')} has too few orders, {FEWEST} patches are needed"
+            return [Verdict(CANNOT_TELL, name, 0.0, 1.0, 0, n, reason) for name, _ in scores]
+        srgs = self.srgs([values for _, values in scores])
+        best = int(srgs.argmax())
+        every = []
+        for (name, _), srg in zip(scores, srgs.tolist(), strict=True):
+            kind, p = judge(srg, self.random, scale=self.flips.scale)
+            reason = self._flatness() if kind == CANNOT_TELL else ""
+            verdict = Verdict(kind, name, srg, p, len(self.random), n, reason)
+            if len(scores) > 1 and srgs[best] >= SMALLEST * self.flips.scale:
+                verdict = replace(verdict, share=srg / float(srgs[best]), best=scores[best][0])
+            every.append(verdict)
+        return every
+
+    def _flatness(self) -> str:
+        """Why no order differs from another: nothing changes the output, or any patches do alike."""
+        ends = self.flips.values_of([np.ones(self.flips.n, dtype=bool), np.zeros(self.flips.n, dtype=bool)])
+        if abs(ends[0] - ends[1]) < SMALLEST * self.flips.scale:
+            return "the output hardly changes when patches leave"
+        return "the evidence is evenly spread, so it hardly matters which patches leave"

@@ -1,0 +1,280 @@
+"""The plan of a reading study: a TOML file, checked, and the number of cases that its question needs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from xmil.core.errors import FileError, InputError, unreadable
+from xmil.core.text import counted
+from xmil.evaluate.statistics import PairedDesign
+
+NAME = re.compile(r"[\w-]{1,40}")  # letters of any script are letters
+DIAGNOSIS, CONFIDENCE = "diagnosis", "confidence"
+BEFORE, AFTER = "before", "after"  # the stages of a reading: tissue alone, then with what the arm shows
+Share = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A table of the plan; keys it does not know are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Arm(Section):
+    """What a reader is shown once the first answer is committed.
+
+    Without a method and without the prediction, an arm is the tissue alone and has one stage. `run` names one
+    of the runs by its folder, the first by default. `target` is a class, or "predicted".
+    """
+
+    name: str
+    method: str | None = None
+    run: str | None = None
+    target: str = "predicted"
+    prediction: bool = False
+
+    @property
+    def shows(self) -> bool:
+        """Whether there is anything to see after the first answer."""
+        return self.method is not None or self.prediction
+
+
+class Question(Section):
+    """A question of the form; a scale runs from 1 to its number of options, which are the names of its ends.
+
+    `when` is the stage that asks it. `about` "evidence" asks it only where evidence was shown.
+    """
+
+    id: str
+    text: str
+    kind: Literal["choice", "scale", "yes-no", "text"] = "choice"
+    options: tuple[str, ...] = ()
+    steps: Annotated[int, Field(ge=2, le=9)] = 5
+    when: Literal["before", "after", "both", "last"] = "both"
+    about: Literal["case", "evidence"] = "case"
+    required: bool = True
+
+    @field_validator("id")
+    @classmethod
+    def _check_id(cls, value: str) -> str:
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", value):
+            raise ValueError("must be small letters, digits and '_', as it names a column of the tables")
+        return value
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Question:
+        if self.kind == "choice" and self.id != DIAGNOSIS and len(self.options) < 2:
+            raise ValueError(f"the question {self.id!r} needs at least two options")
+        if len(set(self.options)) < len(self.options):
+            raise ValueError(f"the question {self.id!r} has the same option twice")
+        return self
+
+    def is_asked(self, stage: str, arm: Arm) -> bool:
+        """Whether a stage of an arm asks it."""
+        if self.about == "evidence" and (stage == BEFORE or arm.method is None):
+            return False
+        last = AFTER if arm.shows else BEFORE
+        return self.when == "both" or self.when == stage or (self.when == "last" and stage == last)
+
+    def check(self, answer: Any) -> str | int | None:
+        """The answer as it is stored; None where there is none, an error where it is none of the possible."""
+        if answer is None or answer == "":
+            return None
+        possible: Sequence[Any] = (
+            self.options
+            if self.kind == "choice"
+            else ("yes", "no")
+            if self.kind == "yes-no"
+            else range(1, self.steps + 1)
+        )
+        if self.kind == "text":
+            if not isinstance(answer, str) or len(answer) > 2000:
+                raise InputError(f"The answer to {self.id!r} must be a text of at most 2000 letters.")
+            return answer
+        if isinstance(answer, bool) or not isinstance(answer, str | int) or answer not in possible:
+            shown = ", ".join(map(str, possible))
+            raise InputError(f"The answer to {self.id!r} must be one of {shown}. Got {answer!r} instead.")
+        return answer
+
+
+QUESTIONS = (
+    Question(id=DIAGNOSIS, text="Diagnosis"),
+    Question(id=CONFIDENCE, text="How sure are you?", kind="scale", options=("guessing", "certain")),
+    Question(
+        id="sense", text="Does the evidence make sense?", kind="scale", options=("not at all", "fully"),
+        when="after", about="evidence",
+    ),
+    Question(
+        id="artefact", text="Does the evidence follow an artefact?", kind="yes-no", when="after",
+        about="evidence", required=False,
+    ),
+    Question(id="comment", text="Comment", kind="text", when="last", required=False),
+)  # fmt: skip
+ARMS = (Arm(name="tissue"), Arm(name="lrp", method="lrp", prediction=True))
+
+
+class Assumptions(Section):
+    """What the sample size rests on: accuracy without and the gain with evidence, and two correlations."""
+
+    accuracy: Share = 0.8
+    gain: float = 0.1
+    correlation: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    alike: Annotated[float, Field(ge=0, le=1)] = 0.3
+    power: Share = 0.8
+    alpha: Share = 0.05
+
+
+class Plan(Section):
+    """A reading study, as its TOML file says it.
+
+    `cases` and `practice` are numbers, drawn evenly from the labels, or names of slides; 0 cases are all that
+    are left. `crossover`: every case under every arm, in as many periods as there are arms, `washout_days`
+    apart; `split`: every case once, the arms dealt evenly. `repeats` are cases of the first period that come
+    again in it, under the same arm. `reveal` says when the label is shown after the last answer.
+    """
+
+    title: str = "Reading study"
+    seed: int = 0
+    readers: tuple[str, ...]
+    cases: Count | tuple[str, ...] = 0
+    practice: Count | tuple[str, ...] = 2
+    repeats: Count = 0
+    design: Literal["crossover", "split"] = "crossover"
+    washout_days: Annotated[float, Field(ge=0)] = 14.0
+    positive: tuple[str, ...] = ()
+    regions: Literal["off", "optional", "required"] = "optional"
+    reveal: Literal["never", "practice", "always"] = "practice"
+    arms: tuple[Arm, ...] = ARMS
+    questions: tuple[Question, ...] = QUESTIONS
+    assumptions: Assumptions = Assumptions()
+
+    @field_validator("readers", mode="before")
+    @classmethod
+    def _name_readers(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return tuple(f"reader-{i + 1}" for i in range(value))
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Plan:
+        if not self.readers:
+            raise ValueError("readers: name at least one, or give their number")
+        for name in self.readers:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"readers: {name!r} must be 1 to 40 letters, digits, '-' or '_'")
+        if not self.arms:
+            raise ValueError("arms: describe at least one")
+        for what, names in {
+            "readers": [name.casefold() for name in self.readers],
+            "arms": [arm.name for arm in self.arms],
+            "questions": [question.id for question in self.questions],
+        }.items():
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ValueError(f"{what}: {twice[0]!r} is there twice")
+        diagnosis = next((q for q in self.questions if q.id == DIAGNOSIS), None)
+        if (
+            diagnosis is None
+            or diagnosis.kind != "choice"
+            or diagnosis.when != "both"
+            or not diagnosis.required
+        ):
+            raise ValueError(
+                f"questions: one must have the id {DIAGNOSIS!r}, the kind 'choice', and be required in both"
+            )
+        return self
+
+    @property
+    def periods(self) -> int:
+        """How often each case is read, repeats aside."""
+        return len(self.arms) if self.design == "crossover" else 1
+
+    @property
+    def diagnoses(self) -> tuple[str, ...]:
+        """The diagnoses to choose from."""
+        return next(question.options for question in self.questions if question.id == DIAGNOSIS)
+
+    def asked(self, stage: str, arm: Arm) -> list[Question]:
+        """The questions of a stage."""
+        return [question for question in self.questions if question.is_asked(stage, arm)]
+
+    def with_classes(self, names: Sequence[str]) -> Plan:
+        """The plan with the classes as diagnoses, unless it names its own; they must be among the classes."""
+        questions = []
+        for question in self.questions:
+            if question.id == DIAGNOSIS:
+                options = question.options or tuple(names)
+                if unknown := [option for option in options if option not in names]:
+                    shown = ", ".join(names)
+                    raise InputError(
+                        f"The diagnosis {unknown[0]!r} is no class of the run; they are {shown}."
+                    )
+                question = question.model_copy(update={"options": options})
+            questions.append(question)
+        options = next(question.options for question in questions if question.id == DIAGNOSIS)
+        positive = self.positive or (options[-1:] if len(options) == 2 else options)
+        if unknown := [name for name in positive if name not in options]:
+            shown = ", ".join(options)
+            raise InputError(f"positive = {unknown[0]!r} is none of the diagnoses: {shown}.")
+        return self.model_copy(update={"questions": tuple(questions), "positive": positive})
+
+
+def read_plan(path: str | PathLike[str]) -> Plan:
+    """Read the plan in a TOML file; the first fault is told in one line."""
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(unreadable(path, error)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: not a valid TOML file ({error}); docs/howto/study.md has a plan.") from None
+    return make_plan(content, source=str(path))
+
+
+def make_plan(content: Any, *, source: str = "The plan") -> Plan:
+    """Check what a plan says.
+
+    >>> make_plan({"readers": ["anna", "ben"]}).periods
+    2
+    """
+    try:
+        return Plan.model_validate(content)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        parts = [str(part) for part in fault["loc"] if not str(part).startswith(("constrained-", "tuple["))]
+        where, message = ".".join(parts), fault["msg"].removeprefix("Value error, ").rstrip(".")
+        kinds = {"missing": "is missing", "extra_forbidden": f"is no key of a plan; {_keys(parts)}"}
+        if fault["type"] in kinds:
+            raise InputError(f"{source}: {where} {kinds[fault['type']]}.") from None
+        got = f". Got {fault['input']!r} instead" if fault["type"] != "value_error" else ""
+        raise InputError(f"{source}: {where + ': ' if where else ''}{message}{got}.") from None
+
+
+def _keys(place: Sequence[str]) -> str:
+    """The keys of the table in which an unknown one stands."""
+    sections: dict[str, type[Section]] = {"arms": Arm, "questions": Question, "assumptions": Assumptions}
+    section = sections.get(place[0], Plan) if len(place) > 1 else Plan
+    return f"those it has: {', '.join(section.model_fields)}"
+
+
+def sample_size(plan: Plan, cases: int) -> str:
+    """Say how many cases the plan's question needs with its readers, and what its own cases can show."""
+    about, readers = plan.assumptions, len(plan.readers)
+    shares = (about.accuracy, about.accuracy + about.gain)
+    design = PairedDesign(shares, about.correlation, readers, about.alike, about.alpha)
+    needed, found = design.cases(power=about.power), design.power(cases)
+    without, with_it = (f"{100 * share:.0f} %" for share in shares)
+    return (
+        f"To tell an accuracy of {without} from {with_it} with {counted(readers, 'reader')} at a power of "
+        f"{100 * about.power:.0f} % (two-sided, alpha {about.alpha:g}; correlation {about.correlation:g} "
+        f"between a reader's two answers, {about.alike:g} between readers), a study needs "
+        f"{counted(needed, 'case')}. This one has {cases}: a power of {100 * found:.0f} %."
+    )

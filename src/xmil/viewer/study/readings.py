@@ -1,0 +1,497 @@
+"""The folder of a reading study: its cases, sealed until the report, and what each reader has answered.
+
+study.json                        the plan, and the cases with label and predictions
+evidence/<run>/<slide>.parquet    what the runs said when the study was made
+readers/<name>.json               a reader's worklist and answers: written whole with every change
+readers.csv                       the code of each reader, to hand out
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from hashlib import sha256
+from os import PathLike
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from xmil._version import __version__
+from xmil.core.durable import write_folder, write_text
+from xmil.core.errors import FileError, InputError, WriteError, XmilError, absent, unknown_name
+from xmil.core.text import counted, csv_text, is_plain, shorten, small_number
+from xmil.storage import Run, explained_run, read_json, read_rows, write_json
+from xmil.viewer.deepzoom import Pictures
+from xmil.viewer.layers import Evidence, read_evidence
+from xmil.viewer.study.plan import AFTER, BEFORE, Arm, Plan, make_plan
+
+STUDY, READERS, EVIDENCE, CODES = "study.json", "readers", "evidence", "readers.csv"
+LAYOUT = 1
+LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # of codes: none that looks like another
+CODE = 10
+PRACTICE, CASE, REPEAT = "practice", "case", "repeat"
+MOST = 10_000  # regions of a reading
+Stored = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run's model says of a case."""
+
+    predicted: str
+    probability: float | None
+
+    def is_right(self, label: str) -> bool:
+        """Whether it is the label."""
+        return self.predicted == label
+
+
+@dataclass(frozen=True)
+class Case:
+    """A slide to read: whose it is, what is known of it, and what each run's model says."""
+
+    slide: str
+    patient: str
+    label: str
+    answers: dict[str, Answer]
+    mpp: float | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A line of a reader's worklist: a case under an arm; `repeats` is the reading that it repeats."""
+
+    number: int
+    case: int
+    arm: int
+    period: int = 0
+    kind: str = CASE
+    repeats: int | None = None
+
+
+class BlindedError(XmilError):
+    """A question that the study does not answer: not yet, or not to this reader."""
+
+
+class StaleError(XmilError):
+    """Another window has written for this reader since; `stored` is where the reader is now."""
+
+    def __init__(self, stored: Stored) -> None:
+        super().__init__("This reader went on in another window.")
+        self.stored = stored
+
+
+class Study:
+    """A study's folder. Whatever is asked of it is asked for one reader, by code, and answered blinded."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], datetime] | None = None) -> None:
+        self.folder, self._clock = folder, clock or (lambda: datetime.now(UTC))
+        stored = read_json(folder / STUDY)
+        try:
+            if stored["layout"] != LAYOUT:
+                raise FileError(f"{folder / STUDY}: of layout {stored['layout']}; update xmil.")
+            self.plan = make_plan(stored["plan"], source=str(folder / STUDY))
+            self.classes = tuple(map(str, stored["classes"]))
+            self.slides = Path(stored["slides"])
+            self.runs = tuple(map(str, stored["runs"]))
+            self.made = str(stored["made"])
+            self.practice, self.cases = (
+                [
+                    Case(**{**case, "answers": {run: Answer(**own) for run, own in case["answers"].items()}})
+                    for case in stored[kind]
+                ]
+                for kind in ("practice", "cases")
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"{folder / STUDY}: damaged ({error!r}); put back a copy of it.") from None
+        rows = read_rows(folder / CODES, "reader")
+        self.codes = {reader: row.get("code", "") for reader, row in rows.items() if reader in self.readers}
+        self._locks = {reader: Lock() for reader in self.plan.readers}
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The readers of the plan."""
+        return self.plan.readers
+
+    def reader(self, code: str) -> str:
+        """The reader who has a code."""
+        match = [
+            name for name, own in self.codes.items() if secrets.compare_digest(own.encode(), code.encode())
+        ]
+        if not match:
+            raise BlindedError("No reader has this code; ask whoever runs the study.")
+        return match[0]
+
+    def case(self, reading: Reading) -> Case:
+        """The case of a reading."""
+        return (self.practice if reading.kind == PRACTICE else self.cases)[reading.case]
+
+    def arm(self, reading: Reading) -> Arm:
+        """The arm of a reading."""
+        return self.plan.arms[reading.arm]
+
+    def run_of(self, arm: Arm) -> str:
+        """The run whose model and evidence an arm shows."""
+        return arm.run or self.runs[0]
+
+    def evidence(self, case: Case, run: str) -> Evidence:
+        """What a run said of a case when the study was made."""
+        return read_evidence(self.folder / EVIDENCE / run / f"{case.slide}.parquet").at(case.mpp)
+
+    def column(self, case: Case, arm: Arm) -> int:
+        """The number of the column of scores that an arm shows of a case."""
+        run = self.run_of(arm)
+        return find_column(self.evidence(case, run), arm, case.answers[run].predicted, case.slide)
+
+    @cached_property
+    def _groups(self) -> list[int]:
+        """The group of each case: those of a label, and right or wrong, are dealt evenly."""
+        rng = np.random.default_rng([self.plan.seed, 1])
+        strata: dict[tuple[str, bool], list[int]] = {}
+        for i, case in enumerate(self.cases):
+            strata.setdefault((case.label, case.answers[self.runs[0]].is_right(case.label)), []).append(i)
+        order = [i for key in sorted(strata) for i in rng.permutation(strata[key]).tolist()]
+        groups = [0] * len(self.cases)
+        for place, i in enumerate(order):
+            groups[i] = place % len(self.plan.arms)
+        return groups
+
+    def deal(self, reader: str) -> list[Reading]:
+        """The worklist of a reader: practice, then each period's cases in an order of the reader's own."""
+        plan, arms = self.plan, len(self.plan.arms)
+        offset, drawn = plan.readers.index(reader), int(sha256(reader.encode()).hexdigest()[:15], 16)
+        lines: list[tuple[int, int, int, str]] = [
+            (i, i % arms, 0, PRACTICE) for i in range(len(self.practice))
+        ]
+        for period in range(plan.periods):
+            rng = np.random.default_rng([plan.seed, drawn, period])
+            order = [(i, CASE) for i in rng.permutation(len(self.cases)).tolist()]
+            if period == 0 and plan.repeats:
+                half = len(order) // 2
+                for i in rng.choice(half, size=plan.repeats, replace=False).tolist():
+                    place = int(rng.integers(half + 1, len(order) + 1))
+                    order.insert(place, (order[i][0], REPEAT))
+            lines += [(i, (self._groups[i] + offset + period) % arms, period, kind) for i, kind in order]
+        first = {(i, period): n for n, (i, _, period, kind) in enumerate(lines) if kind == CASE}
+        return [
+            Reading(n, i, arm, period, kind, first[i, period] if kind == REPEAT else None)
+            for n, (i, arm, period, kind) in enumerate(lines)
+        ]
+
+    def stored(self, reader: str) -> Stored:
+        """What is kept of a reader; a fresh worklist where nothing is yet."""
+        path = self.folder / READERS / f"{reader}.json"
+        if path.is_file() and not path.is_symlink():
+            return read_json(path)
+        worklist = [asdict(reading) for reading in self.deal(reader)]
+        return {
+            "layout": LAYOUT,
+            "reader": reader,
+            "revision": 0,
+            "worklist": worklist,
+            "readings": [],
+            "draft": None,
+        }
+
+    def worklist(self, stored: Stored) -> list[Reading]:
+        """The readings of a reader, in their order."""
+        return [Reading(**line) for line in stored["worklist"]]
+
+    def place(self, stored: Stored) -> tuple[Reading, str] | None:
+        """The reading and stage at which a reader is; None at the end."""
+        worklist, done = self.worklist(stored), stored["readings"]
+        if done and not self._is_finished(worklist[len(done) - 1], done[-1]):
+            return worklist[len(done) - 1], AFTER
+        return (worklist[len(done)], BEFORE) if len(done) < len(worklist) else None
+
+    def _is_finished(self, reading: Reading, answers: Stored) -> bool:
+        return (AFTER if self.arm(reading).shows else BEFORE) in answers
+
+    def opens(self, stored: Stored) -> datetime | None:
+        """When the reader may go on: after the washout, where a new period begins; None for now."""
+        here, done = self.place(stored), stored["readings"]
+        if here is None or not done or here[1] == AFTER:
+            return None
+        worklist = self.worklist(stored)
+        if worklist[len(done) - 1].period == here[0].period:
+            return None
+        last = datetime.fromisoformat(list(done[-1].values())[-1]["committed"])
+        opens = last + timedelta(days=self.plan.washout_days)
+        return opens if self._clock() < opens else None
+
+    def current(self, reader: str, number: int | None = None) -> tuple[Stored, Reading, str]:
+        """The reading that is open to a reader now; others are refused: nobody looks ahead or back."""
+        stored = self.stored(reader)
+        here, opens = self.place(stored), self.opens(stored)
+        if here is None:
+            raise BlindedError("All cases are read.")
+        if opens is not None:
+            raise BlindedError(f"The next part opens on {opens:%Y-%m-%d %H:%M} UTC.")
+        if number is not None and number != here[0].number:
+            raise BlindedError("This case is not open now.")
+        return stored, *here
+
+    def answer(self, reader: str, body: Any) -> Stored:
+        """Keep a reader's answers to the open stage, as a draft or for good; give what is stored then."""
+        if not isinstance(body, dict):
+            raise InputError(
+                'The body must be {"revision": 0, "number": 0, "stage": "before", "answers": {}}.'
+            )
+        with self._locks[reader]:
+            stored = self.stored(reader)
+            if body.get("revision") != stored["revision"]:
+                raise StaleError({"revision": stored["revision"]})
+            stored, reading, stage = self.current(reader)
+            if (body.get("number"), body.get("stage")) != (reading.number, stage):
+                raise StaleError({"revision": stored["revision"]})
+            entry = self._check(reading, stage, body)
+            stored["revision"] += 1
+            stored["draft"] = None
+            if body.get("commit") is not True:
+                stored["draft"] = {"number": reading.number, "stage": stage, **entry}
+            else:
+                self._require(reading, stage, entry)
+                if stage == BEFORE:
+                    stored["readings"].append({})
+                stored["readings"][-1][stage] = {
+                    **entry,
+                    "committed": self._clock().isoformat(timespec="seconds"),
+                }
+            self._write(reader, stored)
+        return stored
+
+    def _check(self, reading: Reading, stage: str, body: Stored) -> Stored:
+        """The answers, regions and time of a stage, as they are stored."""
+        answers, seconds, regions = body.get("answers"), body.get("seconds"), body.get("regions", [])
+        if not isinstance(answers, dict) or not isinstance(regions, list):
+            raise InputError("answers must be an object and regions a list of GeoJSON features.")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e7:
+            raise InputError("seconds must be the time spent on this stage.")
+        if len(regions) > (0 if self.plan.regions == "off" else MOST) or not all(map(_is_region, regions)):
+            raise InputError(f"regions must be at most {MOST:,} GeoJSON polygons.")
+        questions = {question.id: question for question in self.plan.asked(stage, self.arm(reading))}
+        for name in answers:
+            if name not in questions:
+                raise unknown_name("question", name, questions)
+        checked = {name: questions[name].check(answer) for name, answer in answers.items()}
+        kept = {name: answer for name, answer in checked.items() if answer is not None}
+        return {"answers": kept, "regions": regions, "seconds": round(float(seconds), 1)}
+
+    def _require(self, reading: Reading, stage: str, entry: Stored) -> None:
+        """Refuse to commit while an answer is missing."""
+        for question in self.plan.asked(stage, self.arm(reading)):
+            if question.required and question.id not in entry["answers"]:
+                raise InputError(f"Answer first: {question.text}")
+        if stage == BEFORE and self.plan.regions == "required" and not entry["regions"]:
+            raise InputError("Mark the region that decides before you commit.")
+
+    def _write(self, reader: str, stored: Stored) -> None:
+        try:
+            (self.folder / READERS).mkdir(exist_ok=True)
+        except OSError as error:
+            raise WriteError(f"Answers cannot be kept in the study's folder ({error.strerror}).") from None
+        write_text(self.folder / READERS / f"{reader}.json", json.dumps(stored, ensure_ascii=False) + "\n")
+
+
+def _is_region(feature: Any) -> bool:
+    geometry = feature.get("geometry") if isinstance(feature, dict) else None
+    return isinstance(geometry, dict) and geometry.get("type") in ("Polygon", "MultiPolygon")
+
+
+def find_column(evidence: Evidence, arm: Arm, predicted: str, slide: str) -> int:
+    """The column of an arm's method: the one for its target, or the only one."""
+    own = [i for i, c in enumerate(evidence.columns) if c["method"] == arm.method and c["kind"] == "scores"]
+    if not own:
+        methods = sorted({column["method"] for column in evidence.columns})
+        raise InputError(
+            f"arm {arm.name!r}: the run has no {arm.method!r} of {slide!r}; it has {', '.join(methods)}."
+        )
+    wanted = predicted if arm.target == "predicted" else arm.target
+    named = [i for i in own if evidence.columns[i]["target"] == wanted]
+    if not named and not (arm.target == "predicted" and len(own) == 1):
+        targets = ", ".join(evidence.columns[i]["target"] for i in own)
+        raise InputError(
+            f"arm {arm.name!r}: {arm.method!r} of {slide!r} explains {targets}, not {wanted}; "
+            "explain it with target='all', or name another target in the plan."
+        )
+    return (named or own)[0]
+
+
+def open_study(folder: str | PathLike[str], *, clock: Callable[[], datetime] | None = None) -> Study:
+    """Open the folder that `xmil study init` made."""
+    place = Path(folder)
+    if not (place / STUDY).is_file():
+        raise InputError(
+            f"{place}: not a study (no {STUDY}); give the folder of `xmil study init`."
+            if place.is_dir()
+            else absent(place, "folder")
+        )
+    return Study(place, clock=clock)
+
+
+def make_study(
+    runs: Sequence[str | PathLike[str]],
+    *,
+    slides: str | PathLike[str],
+    plan: Plan,
+    out: str | PathLike[str],
+    say: Callable[[str], None] = lambda _: None,
+) -> Study:
+    """Choose cases, keep what the runs say of them, and give each reader a code, into the folder `out`."""
+    folder, pictures = Path(out), Path(slides)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: is there already; a study is never written over, choose another out=.")
+    if not pictures.is_dir():
+        raise InputError(absent(pictures, "folder"))
+    opened = {Path(run).resolve().name: explained_run(run) for run in runs}
+    if len(opened) < len(runs):
+        raise InputError("Two runs have the same name; the arms could not tell them apart. Rename a folder.")
+    for arm in plan.arms:
+        if arm.run is not None and arm.run not in opened:
+            raise unknown_name(f"run of the arm {arm.name!r}", arm.run, opened)
+    first = next(iter(opened.values()))
+    classes = first.class_names or _labels(first)
+    plan = plan.with_classes(classes)
+    known = _known_cases(opened, classes, Pictures(pictures), say)
+    practice, cases = _choose(plan, known)
+    if plan.repeats > len(cases) // 2:
+        raise InputError(f"repeats = {plan.repeats}: at most half of the {len(cases)} cases can come twice.")
+    _check_arms(plan, opened, [*practice, *cases])
+    codes = {reader: "".join(secrets.choice(LETTERS) for _ in range(CODE)) for reader in plan.readers}
+    content = {
+        "layout": LAYOUT,
+        "version": __version__,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "plan": plan.model_dump(mode="json"),
+        "classes": list(classes),
+        "slides": str(pictures.resolve()),
+        "runs": list(opened),
+        "practice": [asdict(case) for case in practice],
+        "cases": [asdict(case) for case in cases],
+    }
+
+    def fill(aside: Path) -> None:
+        for name, run in opened.items():
+            (aside / EVIDENCE / name).mkdir(parents=True)
+            for case in (*practice, *cases):
+                shutil.copyfile(run.file(case.slide), aside / EVIDENCE / name / f"{case.slide}.parquet")
+        (aside / READERS).mkdir()
+        write_text(aside / CODES, csv_text(["reader", "code"], codes.items()))
+        write_json(aside / STUDY, content)
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_folder(folder, fill)
+    return Study(folder)
+
+
+def _labels(run: Run) -> tuple[str, ...]:
+    """The classes of a run whose model does not name them: the labels that its slides have."""
+    found = sorted({row["label"] for row in run.rows.values() if row.get("label")})
+    if not found:
+        raise InputError(f"{run.path}: no slide has a label; explain with cohort=, a table of labels.")
+    return tuple(found)
+
+
+def _known_cases(
+    runs: Mapping[str, Run], classes: Sequence[str], pictures: Pictures, say: Callable[[str], None]
+) -> dict[str, Case]:
+    """The slides that can be read: with a label, a picture, and an explanation in every run."""
+    tables = {name: run.rows for name, run in runs.items()}
+    first = next(iter(tables.values()))
+    files = [set(run.files) for run in runs.values()]
+    known: dict[str, Case] = {}
+    without: dict[str, list[str]] = {"label": [], "picture": [], "explanation": []}
+    for slide, row in first.items():
+        label = _class(row.get("label", ""), classes)
+        if label is None:
+            without["label"].append(slide)
+        elif not is_plain(slide) or (picture := pictures.describe(slide)[0]) is None:
+            without["picture"].append(slide)
+        elif not all(slide in own for own in files) or not all(slide in table for table in tables.values()):
+            without["explanation"].append(slide)
+        else:
+            answers = {name: _answer(table[slide], classes) for name, table in tables.items()}
+            known[slide] = Case(slide, row.get("case_id") or slide, label, answers, picture["mpp"])
+    pictures.close()
+    for what, names in without.items():
+        if names:
+            say(f"{counted(len(names), 'slide')} left out for want of a {what}: {shorten(names, 3)}.")
+    return known
+
+
+def _class(text: str, classes: Sequence[str]) -> str | None:
+    """A label as the name of its class."""
+    at = None if text in classes else small_number(text)
+    return text if text in classes else classes[at] if at is not None and at < len(classes) else None
+
+
+def _answer(row: Mapping[str, str], classes: Sequence[str]) -> Answer:
+    predicted = _class(row.get("predicted", ""), classes) or row.get("predicted", "")
+    try:
+        probability = float(row[f"p:{predicted}"])
+    except (KeyError, ValueError):
+        probability = None
+    return Answer(predicted, probability)
+
+
+def _choose(plan: Plan, known: Mapping[str, Case]) -> tuple[list[Case], list[Case]]:
+    """The practice cases and the cases: those that are named, or drawn evenly from the labels."""
+    rng = np.random.default_rng([plan.seed, 0])
+    left = dict(known)
+    chosen: dict[str, list[Case]] = {}
+    wanted = {"practice": plan.practice, "cases": plan.cases}
+    for kind, names in wanted.items():  # those that are named are not drawn
+        if not isinstance(names, int):
+            for name in names:
+                if name not in known:
+                    raise InputError(
+                        f"{kind}: the slide {name!r} cannot be read; it has no label, picture or explanation."
+                    )
+                if name not in left:
+                    raise InputError(
+                        f"{kind}: the slide {name!r} is named twice; practice cases are not read again."
+                    )
+                chosen.setdefault(kind, []).append(left.pop(name))
+    for kind, number in wanted.items():
+        if isinstance(number, int):
+            drawn = list(_draw(rng, left.values()))
+            take = len(drawn) if kind == "cases" and not number else number
+            if take > len(drawn):
+                raise InputError(f"{kind} = {take}: only {counted(len(drawn), 'slide')} can be read.")
+            chosen[kind] = drawn[:take]
+            left = {name: case for name, case in left.items() if case not in chosen[kind]}
+    if not chosen.get("cases"):
+        raise InputError(
+            "No case is left to read: slides need a label, a picture and an explanation in every run."
+        )
+    return chosen.get("practice", []), chosen["cases"]
+
+
+def _draw(rng: np.random.Generator, cases: Iterable[Case]) -> Iterator[Case]:
+    """All cases in random order, one of each label in turn."""
+    strata: dict[str, list[Case]] = {}
+    for case in cases:
+        strata.setdefault(case.label, []).append(case)
+    stacks = [[strata[label][i] for i in rng.permutation(len(strata[label]))] for label in sorted(strata)]
+    while any(stacks):
+        for stack in stacks:
+            if stack:
+                yield stack.pop()
+
+
+def _check_arms(plan: Plan, runs: Mapping[str, Run], cases: Sequence[Case]) -> None:
+    """Refuse an arm whose scores a case does not have."""
+    for arm in plan.arms:
+        if arm.target not in ("predicted", *plan.diagnoses):
+            raise InputError(f"arm {arm.name!r}: the target {arm.target!r} is no class of the run.")
+        run = arm.run or next(iter(runs))
+        for case in cases if arm.method is not None else ():
+            evidence = read_evidence(runs[run].file(case.slide))
+            find_column(evidence, arm, case.answers[run].predicted, case.slide)

@@ -1,0 +1,369 @@
+"""The report of a reading study: one HTML page, and tables that R and Python read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from xmil.core.durable import write_text
+from xmil.core.errors import InputError
+from xmil.core.text import counted, csv_text
+from xmil.evaluate.statistics import ALPHA, Interval
+from xmil.heatmaps.pages import Html, bullets, join, page, table, tag
+from xmil.viewer.study.analysis import ALL, Estimate, Findings, Test, analyse, progress
+from xmil.viewer.study.plan import AFTER, BEFORE, sample_size
+from xmil.viewer.study.readings import Study
+
+REPORT = "report"
+STAGES = {BEFORE: "tissue alone", AFTER: "with what the arm shows"}
+NO_VALUE = "-"
+STYLE = """
+svg.plot { width: 100%; max-width: 46rem; height: auto; }
+svg.plot text { fill: currentColor; font-size: 13px; }
+svg.plot .axis { stroke: var(--line); } svg.plot .range { stroke: var(--dim); stroke-width: 2; }
+svg.plot .dim { fill: var(--dim); } svg.plot circle { fill: currentColor; }
+svg.plot circle.hollow { fill: Canvas; stroke: currentColor; stroke-width: 2; }
+.lead { font-size: 1.05rem; } .lead li { margin: .35rem 0; }
+"""
+
+
+def write_report(study: Study, out: str | PathLike[str] | None = None) -> Path:
+    """Measure a study and write report.html and its tables; give the folder."""
+    findings = analyse(study)
+    if not findings.readings:
+        raise InputError(f"{study.folder}: nobody has committed an answer yet; there is nothing to report.")
+    folder = Path(out) if out is not None else study.folder / REPORT
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "readings.csv", _readings_csv(findings))
+    write_text(folder / "regions.csv", _regions_csv(findings))
+    write_text(folder / "estimates.csv", _estimates_csv(findings.estimates))
+    write_text(folder / "tests.csv", _tests_csv(findings.tests))
+    write_text(folder / "report.html", report_page(findings))
+    return folder
+
+
+def _readings_csv(findings: Findings) -> str:
+    names = [name for name in findings.readings[0] if name != "drawn"]
+    return csv_text(names, ([row[name] for name in names] for row in findings.readings))
+
+
+def _regions_csv(findings: Findings) -> str:
+    names = ["reader", "slide", "patient", "label", "arm", "right", "model_right", "run", "method", "target"]
+    names += ["patches", "marked", "auroc", "dice", "pointing", "chance"]
+    return csv_text(names, ([_cell(row[name]) for name in names] for row in findings.regions))
+
+
+def _estimates_csv(estimates: Sequence[Estimate]) -> str:
+    head = ["measure", "arm", "stage", "reader", "estimate", "low", "high", "n", "patients"]
+    rows = (
+        [e.measure, e.arm, e.stage, e.reader, *map(_cell, _bounds(e.value)), e.n, e.patients]
+        for e in estimates
+    )
+    return csv_text(head, rows)
+
+
+def _tests_csv(tests: Sequence[Test]) -> str:
+    head = ["measure", "first", "second", "difference", "low", "high", "p", "p_holm", "n", "patients"]
+    rows = (
+        [t.measure, t.first, t.second, *map(_cell, (*_bounds(t.difference), t.p, t.p_holm)), t.n, t.patients]
+        for t in tests
+    )
+    return csv_text(head, rows)
+
+
+def _bounds(value: Interval) -> tuple[float, float, float]:
+    return value.estimate, value.low, value.high
+
+
+def _cell(value: object) -> object:
+    """A cell of a table; a number that is not known stays empty, which R reads as NA."""
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def report_page(findings: Findings) -> str:
+    """The report as one page that stands alone."""
+    study = findings.study
+    lines = progress(study, findings.readings)
+    unfinished = [reader for reader, done, of in lines if done < of]
+    n = len({case.patient for case in study.cases})
+    parts = [
+        tag("h1", study.plan.title),
+        tag(
+            "p",
+            f"{counted(len(study.cases), 'case')} of {counted(n, 'patient')}, "
+            f"{counted(len(study.readers), 'reader')}, {counted(len(study.plan.arms), 'arm')} "
+            f"({study.plan.design}).",
+            kind="small",
+        ),
+        unfinished
+        and tag(
+            "p", f"Not all readings are done: {', '.join(unfinished)}. Figures will change.", kind="marked"
+        ),
+        tag("ul", *(tag("li", line) for line in _in_short(findings)), kind="lead"),
+        *_accuracy(findings),
+        *_reliance(findings),
+        *_agreement(findings),
+        *_regions(findings),
+        *_time(findings),
+        *_tests(findings),
+        *_made(findings, lines),
+    ]
+    return page(f"{study.plan.title}: report", *(part for part in parts if part), style=STYLE)
+
+
+def _in_short(findings: Findings) -> Iterator[Html]:
+    """What a reader of the report takes home."""
+    for arm in findings.study.plan.arms:
+        if arm.shows:
+            before, after = (findings.find("accuracy", arm.name, stage) for stage in (BEFORE, AFTER))
+            test = next((t for t in findings.tests if t.first == f"{arm.name}, after"), None)
+            if before and after and test:
+                yield join(
+                    [
+                        tag("b", arm.name), ": ", _percent(before.value.estimate), " right on tissue alone, ",
+                        _percent(after.value.estimate), f" afterwards ({_judged(test)}).",
+                    ]
+                )  # fmt: skip
+            pulled = findings.find("over-reliance", arm.name, AFTER)
+            if pulled is not None:
+                yield join(
+                    [
+                        tag("b", arm.name), ": where the model was wrong and the reader right, the reader "
+                        f"followed it in {_interval(pulled.value)} of {counted(pulled.n, 'reading')}.",
+                    ]
+                )  # fmt: skip
+    for test in findings.tests:
+        if test.measure == "region auroc" and test.second == "chance":
+            value = findings.find("region auroc", test.first, BEFORE)
+            if value is not None:
+                yield join(
+                    [
+                        tag("b", test.first), " against readers' regions: AUROC ",
+                        _interval(value.value, plain=True),
+                        f" ({'above' if test.difference.estimate > 0 else 'below'} chance, ",
+                        f"p = {_p(test.p_holm)}).",
+                    ]
+                )  # fmt: skip
+
+
+def _judged(test: Test) -> str:
+    if not np.isfinite(test.p_holm):
+        return "too few patients to test"
+    verdict = "a change" if test.p_holm < ALPHA else "no clear change"
+    return f"{verdict}, p = {_p(test.p_holm)}"
+
+
+def _accuracy(findings: Findings) -> Iterator[Html]:
+    study = findings.study
+    yield tag("h2", "Right answers")
+    yield tag(
+        "p", "Intervals hold 95 % and are over patients. Lines below an arm are its readers.", kind="small"
+    )
+    yield _plot([e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
+    measures = ["accuracy"]
+    for name in study.plan.positive:
+        measures += [f"sensitivity {name}", f"specificity {name}"]
+    rows, marked = [], []
+    for arm in study.plan.arms:
+        for stage in (BEFORE, AFTER) if arm.shows else (BEFORE,):
+            for reader in (ALL, *study.readers):
+                values = [findings.find(measure, arm.name, stage, reader) for measure in measures]
+                if values[0] is not None:
+                    named = (
+                        f"{arm.name}, {STAGES[stage]}" if reader == ALL else tag("span", reader, kind="small")
+                    )
+                    rows.append([named, values[0].n, *(_share(value) for value in values)])
+                    marked.append(False)
+    yield table(rows, head=["arm", "readings", *measures], marked=marked)
+
+
+def _plot(estimates: Sequence[Estimate]) -> Html:
+    """Accuracies with their intervals, a line each; hollow before, filled after."""
+    height, left, width = 30 * len(estimates) + 34, 260, 420
+
+    def at(share: float) -> str:
+        return f"{left + width * share:.1f}"
+
+    parts = []
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(tag("line", kind="axis", x1=at(tick), x2=at(tick), y1="6", y2=str(height - 24)))
+        words = {"text-anchor": "middle"}
+        parts.append(tag("text", f"{100 * tick:.0f} %", kind="dim", x=at(tick), y=str(height - 6), **words))
+    for i, e in enumerate(estimates):
+        y, value = str(22 + 30 * i), e.value
+        parts.append(tag("text", f"{e.arm}, {e.stage}", x="0", y=str(26 + 30 * i)))
+        if np.isfinite(value.low):
+            parts.append(tag("line", kind="range", x1=at(value.low), x2=at(value.high), y1=y, y2=y))
+        look = "hollow" if e.stage == BEFORE else ""
+        parts.append(tag("circle", kind=look, cx=at(value.estimate), cy=y, r="5"))
+    about = {"aria-label": "Share of right answers by arm and stage, with intervals"}
+    box = f"0 0 {left + width + 40} {height}"
+    return tag("figure", tag("svg", *parts, kind="plot", viewBox=box, role="img", **about))
+
+
+def _reliance(findings: Findings) -> Iterator[Html]:
+    rows = []
+    for arm in findings.study.plan.arms:
+        for reader in (ALL, *findings.study.readers):
+            pulled, saved = (
+                findings.find(m, arm.name, AFTER, reader) for m in ("over-reliance", "correction")
+            )
+            if pulled or saved:
+                named = arm.name if reader == ALL else tag("span", reader, kind="small")
+                cells = [cell for one in (pulled, saved) for cell in ((one.n if one else 0), _share(one))]
+                rows.append([named, *cells])
+    yield tag("h2", "Reliance on the model")
+    yield tag(
+        "p",
+        "Over-reliance: the model was wrong, the reader right before seeing it, and changed to the model's "
+        "answer. Correction: the model was right, the reader wrong before, and changed to it.",
+        kind="small",
+    )
+    head = ["arm", "model wrong, reader right", "over-reliance", "model right, reader wrong", "correction"]
+    yield table(rows, head=head) if rows else tag("p", "No arm shows anything of the model.")
+
+
+def _agreement(findings: Findings) -> Iterator[Html]:
+    yield tag("h2", "Agreement between readers, and with oneself")
+    yield tag("p", "Cohen's kappa: 0 is what chance gives, 1 is perfect agreement.", kind="small")
+    rows = [
+        [
+            f"{e.arm}, {STAGES.get(e.stage, e.stage)}",
+            e.reader if e.reader != ALL else "mean",
+            e.n,
+            _kappa(e.value),
+        ]
+        for e in findings.estimates
+        if e.measure == "kappa"
+    ]
+    own = [
+        ["the same case twice", e.reader if e.reader != ALL else "mean", e.n, _kappa(e.value)]
+        for e in findings.estimates
+        if e.measure == "kappa with oneself"
+    ]
+    head = ["arm", "readers", "cases read by both", "kappa"]
+    yield table([*rows, *own], head=head) if rows or own else tag("p", "There is one reader, and no repeats.")
+
+
+def _regions(findings: Findings) -> Iterator[Html]:
+    rows = []
+    for e in (e for e in findings.estimates if e.measure == "region auroc"):
+        named = e.arm if e.reader == ALL else tag("span", e.reader, kind="small")
+        others = [
+            findings.find(f"region {m}", e.arm, BEFORE, e.reader) for m in ("dice", "pointing", "chance")
+        ]
+        rows.append([named, e.n, _interval(e.value, plain=True), *(_share(one) for one in others)])
+    if not rows:
+        return
+    yield tag("h2", "Readers' regions against the evidence")
+    yield tag(
+        "p",
+        "Regions drawn before anything was shown, against the scores of their patches. AUROC: 0.5 is chance. "
+        "Dice compares the region with as many of the highest-scored patches, pointing asks whether the "
+        "highest one lies in it; chance gives both the share of the slide that was marked.",
+        kind="small",
+    )
+    yield table(rows, head=["method", "readings", "AUROC", "Dice", "pointing", "chance"])
+
+
+def _time(findings: Findings) -> Iterator[Html]:
+    study = findings.study
+    asked = [q for q in study.plan.questions if q.kind in ("scale", "yes-no")]
+    rows = []
+    for arm in study.plan.arms:
+        for stage in (BEFORE, AFTER) if arm.shows else (BEFORE,):
+            seconds = findings.find("seconds", arm.name, stage)
+            if seconds is None:
+                continue
+            cells: list[object] = []
+            for question in asked:
+                value = findings.find(f"answer {question.id}", arm.name, stage)
+                yes = question.kind == "yes-no"
+                cells.append(NO_VALUE if value is None else _share(value) if yes else _number(value.value))
+            rows.append([f"{arm.name}, {STAGES[stage]}", _number(seconds.value), *cells])
+    yield tag("h2", "Time and further answers")
+    yield tag("p", "Median seconds at the case; mean of scales, share of yes.", kind="small")
+    yield table(rows, head=["arm", "seconds", *(question.text for question in asked)])
+
+
+def _tests(findings: Findings) -> Iterator[Html]:
+    yield tag("h2", "Tests")
+    yield tag(
+        "p",
+        "Paired, with patients as the unit: each counts once, with the mean of its readings. p is of a "
+        "sign-flip test, corrected by Holm over the tests of the same kind.",
+        kind="small",
+    )
+    rows, marked = [], []
+    for t in findings.tests:
+        difference = f"{t.difference.estimate:+.3g} [{t.difference.low:+.3g}, {t.difference.high:+.3g}]"
+        rows.append([t.measure, f"{t.first} minus {t.second}", difference, _p(t.p), _p(t.p_holm), t.patients])
+        marked.append(False)
+    yield table(
+        rows, head=["measure", "comparison", "difference", "p", "p (Holm)", "patients"], marked=marked
+    )
+
+
+def _made(findings: Findings, lines: Sequence[tuple[str, int, int]]) -> Iterator[Html]:
+    study = findings.study
+    yield tag("h2", "How it was made")
+    yield table([[r, done, of] for r, done, of in lines], head=["reader", "readings done", "of"])
+    arms = [
+        join([tag("b", arm.name), ": ", "tissue alone" if not arm.shows else ", ".join(
+            [*([f"{arm.method} of {study.run_of(arm)} for {arm.target}"] if arm.method else []),
+             *(["the model's prediction"] if arm.prediction else [])])])
+        for arm in study.plan.arms
+    ]  # fmt: skip
+    washout = f"; {study.plan.washout_days:g} days between them" if study.plan.periods > 1 else ""
+    yield bullets(
+        [
+            *arms,
+            f"{counted(study.plan.periods, 'period')}{washout}; {counted(study.plan.repeats, 'case')} "
+            f"repeated, {counted(len(study.practice), 'practice case')}; seed {study.plan.seed}; "
+            f"made {study.made[:10]}.",
+            sample_size(study.plan, len({case.patient for case in study.cases})),
+            "Label, prediction, evidence and arm were not sent to the page before the first answer was "
+            "committed.",
+            "readings.csv has a row for each committed answer, regions.csv for each region and method; "
+            "estimates.csv and tests.csv have the figures of this page.",
+        ]
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if np.isfinite(share) else NO_VALUE
+
+
+def _interval(value: Interval, *, plain: bool = False) -> str:
+    """An estimate with its bounds, in percent unless plain."""
+    scale, digits = (1, 2) if plain else (100, 0)
+    if not np.isfinite(value.estimate):
+        return NO_VALUE
+    unit = "" if plain else " %"
+    middle = f"{scale * value.estimate:.{digits}f}{unit}"
+    if not np.isfinite(value.low):
+        return middle
+    return f"{middle} [{scale * value.low:.{digits}f}, {scale * value.high:.{digits}f}]"
+
+
+def _share(estimate: Estimate | None) -> str:
+    return NO_VALUE if estimate is None else _interval(estimate.value)
+
+
+def _kappa(value: Interval) -> str:
+    return _interval(value, plain=True)
+
+
+def _number(value: Interval) -> str:
+    return (
+        f"{value.estimate:.1f} [{value.low:.1f}, {value.high:.1f}]"
+        if np.isfinite(value.low)
+        else f"{value.estimate:.1f}"
+    )
+
+
+def _p(p: float) -> str:
+    return NO_VALUE if not np.isfinite(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,0 +1,94 @@
+"""The verdict: its rate of false praise, its four kinds, and that it is the same for parts of large bags."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import xmil
+from xmil.core.errors import XmilError
+from xmil.evaluate import KINDS, Flips, Judge, judge
+
+D = 8
+
+
+def net(name: str = "attnmil", seed: int = 0) -> xmil.models.MILModel:
+    return xmil.create_model(name, in_dim=D, n_classes=2, dim=16, seed=seed)
+
+
+def features(n: int, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(n, D, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_gain_is_the_area_between_the_two_curves() -> None:
+    flips = Flips(net(), features(30), target=1)
+    scores = np.random.default_rng(0).normal(size=(3, 30))
+    orders = np.argsort(-scores, axis=1)
+    slow = []
+    for own in scores:
+        first, last = (flips.curve(own, order=order, steps="each").values for order in ("morf", "lerf"))
+        slow.append(np.trapezoid(last - first) / 30)
+    np.testing.assert_allclose(flips.gains(orders, steps=30), slow, atol=1e-6)
+    np.testing.assert_allclose(flips.gains(orders[:, ::-1], steps=30), -np.array(slow), atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "bags"), [("attnmil", 40), ("transmil", 4)])
+def test_random_scores_are_called_better_or_worse_at_most_as_often_as_stated(name: str, bags: int) -> None:
+    """Random scores on bags of several sizes: at most 2.5 % each, with three standard errors."""
+    kinds = []
+    for seed in range(bags):
+        judging = Judge(Flips(net(name, seed), features(12 + seed, seed), target=1), seed=seed)
+        draws = np.random.default_rng([seed, 1]).normal(size=(50, 12 + seed))
+        kinds += [verdict.kind for verdict in judging.verdicts([("random", own) for own in draws])]
+    limit = len(kinds) * 0.025 + 3 * np.sqrt(len(kinds) * 0.025 * 0.975)
+    assert kinds.count("better") <= limit
+    assert kinds.count("worse") <= limit
+    assert set(kinds) <= set(KINDS)
+
+
+def test_faithful_scores_are_better_and_their_opposite_worse() -> None:
+    for seed in range(10):
+        model, x = net(seed=seed), features(40, seed)
+        e = xmil.explain(model, x, method="shapley", target=1, output="probability", precision=None)
+        good, bad = Judge(Flips(model, x, target=1)).verdicts([("shapley", e), ("reversed", -e.scores)])
+        assert (good.kind, bad.kind) == ("better", "worse")
+        assert good.p == pytest.approx(1 / 201)
+        assert (good.orders, good.best, good.share) == (200, "shapley", 1.0)
+        assert bad.share == pytest.approx(bad.srg / good.srg)
+
+
+@pytest.mark.parametrize(
+    ("x", "word"),
+    [
+        (features(1), "patch"),
+        (features(4), "patches"),
+        (torch.ones(20, D), "evenly"),  # whichever leave, the rest is the same
+        (torch.zeros(20, D), "hardly changes"),
+    ],
+)
+def test_what_cannot_be_told_has_its_reason(x: torch.Tensor, word: str) -> None:
+    model = xmil.create_model("meanpool", in_dim=D, n_classes=2, seed=1)
+    with torch.no_grad():
+        model.classifier.weight.mul_(20)
+    (verdict,) = Judge(Flips(model, x, target=1)).verdicts([("scores", np.arange(len(x)))])
+    assert verdict.kind == "cannot tell"
+    assert word in verdict.reason
+    assert verdict.reason in str(verdict)
+
+
+def test_large_bags_are_judged_on_a_part() -> None:
+    model, x = net(), features(300)
+    e = xmil.explain(model, x, method="single", target=1)
+    whole = Judge(Flips(model, x, target=1))
+    part = Judge(Flips(model, x, target=1), most=100)
+    assert (len(whole.rows), len(part.rows)) == (300, 100)
+    (verdict,) = part.verdicts([("single", e)])
+    own = Flips(model, x[part.rows], target=1).gains(np.argsort(-e.scores[part.rows])[None], steps=10)
+    assert (verdict.kind, verdict.patches) == ("better", 100)
+    assert verdict.srg == pytest.approx(float(own[0]), abs=1e-6)
+
+
+def test_few_orders_are_refused() -> None:
+    with pytest.raises(XmilError, match="199"):
+        judge(0.5, np.zeros(20))

@@ -1,0 +1,307 @@
+"""Reading studies: plans, worklists, who may answer what and when, and what the report recovers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.viewer.reading_room import (
+    CLASSES,
+    Simulated,
+    answers_to,
+    commit,
+    read_all,
+    study_of,
+    write_cases,
+)
+from xmil.cli._app import run as main
+from xmil.core.errors import InputError, XmilError
+from xmil.viewer.study import Study, make_study, open_study, read_plan, sample_size
+from xmil.viewer.study.analysis import analyse
+from xmil.viewer.study.plan import make_plan
+from xmil.viewer.study.readings import BlindedError, StaleError
+
+PLAN = """
+title = "Evidence"
+readers = ["anna", "ben"]
+cases = 6
+practice = ["case-000"]
+repeats = 2
+washout_days = 0
+
+[[arms]]
+name = "tissue"
+
+[[arms]]
+name = "attention"
+method = "attention"
+target = "tumour"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XMIL_SYNC", "0")
+
+
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        ({}, "readers"),
+        ({"readers": []}, "readers"),
+        ({"readers": ["anna", "Anna"]}, "anna"),
+        ({"readers": ["../x"]}, "../x"),
+        ({"readers": 2, "colour": 1}, "colour"),
+        ({"readers": 2, "arms": [{"name": "a"}, {"name": "a"}]}, "arms"),
+        ({"readers": 2, "arms": [{"name": "a", "how": "lrp"}]}, "how"),
+        ({"readers": 2, "questions": []}, "diagnosis"),
+        ({"readers": 2, "questions": [{"id": "x", "text": "?", "options": ["one"]}]}, "'x'"),
+        ({"readers": 2, "washout_days": -1}, "washout_days"),
+        ({"readers": 2, "design": "parallel"}, "design"),
+        ({"readers": 2, "assumptions": {"power": 2}}, "power"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_cannot_be_followed_is_refused_by_its_fault(plan: dict[str, Any], fault: str) -> None:
+    with pytest.raises(InputError, match=fault):
+        make_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        ({"cases": 99}, "cases"),
+        ({"cases": ["nobody"]}, "nobody"),
+        ({"cases": ["case-001"], "practice": ["case-001"]}, "case-001"),
+        ({"repeats": 7}, "repeats"),
+        ({"positive": ["cyst"]}, "cyst"),
+        ({"arms": [{"name": "ig", "method": "ig"}]}, "'ig'"),
+        ({"arms": [{"name": "b", "method": "lrp", "run": "other"}]}, "other"),
+        ({"arms": [{"name": "b", "method": "lrp", "target": "cyst"}]}, "cyst"),
+    ],
+)
+def test_a_plan_that_the_run_cannot_serve_is_refused(
+    tmp_path: Path, plan: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(XmilError, match=fault):
+        study_of(tmp_path, n=12, **plan)
+    assert not (tmp_path / "study").exists()
+
+
+def test_worklists_are_seeded_balanced_and_each_readers_own(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=12, readers=("anna", "ben", "chloé"), repeats=3)
+    lists = {reader: study.deal(reader) for reader in study.readers}
+    assert lists == {reader: open_study(study.folder).deal(reader) for reader in study.readers}
+    orders = {
+        reader: [r.case for r in own if r.period == 0 and r.kind == "case"] for reader, own in lists.items()
+    }
+    assert len(set(map(tuple, orders.values()))) == 3
+    for own in lists.values():
+        assert [r.number for r in own] == list(range(2 + 12 + 3 + 12))
+        assert [r.kind for r in own[:2]] == ["practice"] * 2
+        cases = [r for r in own if r.kind == "case"]
+        assert sorted((r.case, r.arm) for r in cases) == [
+            (case, arm) for case in range(12) for arm in range(2)
+        ]
+        for period in range(2):
+            dealt = Counter((study.cases[r.case].label, r.arm) for r in cases if r.period == period)
+            assert max(dealt.values()) - min(dealt.values()) <= 1
+        for repeat in (r for r in own if r.kind == "repeat"):
+            assert repeat.repeats is not None
+            first = own[repeat.repeats]
+            assert (first.case, first.arm, first.period) == (repeat.case, repeat.arm, 0)
+            assert first.number < repeat.number
+    arms = {(r.case, r.arm) for r in lists["anna"] if r.period == 0 and r.kind == "case"}
+    assert not arms & {(r.case, r.arm) for r in lists["ben"] if r.period == 0 and r.kind == "case"}
+
+
+def test_a_split_study_reads_each_case_once_under_arms_dealt_evenly(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=12, design="split")
+    cases = [r for r in study.deal("ben") if r.kind == "case"]
+    assert sorted(r.case for r in cases) == list(range(12))
+    assert Counter(r.arm for r in cases) == {0: 6, 1: 6}
+
+
+def test_nobody_looks_ahead_back_or_twice(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=4, practice=0, design="split")
+    _, reading, stage = study.current("anna")
+    assert stage == "before"
+    with pytest.raises(BlindedError):
+        study.current("anna", reading.number + 1)
+    with pytest.raises(InputError, match="Diagnosis"):
+        commit(study, "anna", {"confidence": 3})
+    for answers in ({"diagnosis": "cyst"}, {"confidence": 9}, {"sense": 1}, {"diagnosis": True}):
+        with pytest.raises(XmilError):
+            commit(study, "anna", answers)
+    assert study.stored("anna")["revision"] == 0
+    draft = {"revision": 0, "number": 0, "stage": "before", "answers": {"confidence": 2}, "seconds": 3}
+    study.answer("anna", draft)
+    with pytest.raises(StaleError):
+        study.answer("anna", draft)
+    assert open_study(study.folder).stored("anna")["draft"]["answers"] == {"confidence": 2}
+    while (here := study.place(study.stored("anna"))) is not None:
+        commit(study, "anna", answers_to(study, *here, "tumour"))
+    with pytest.raises(BlindedError):
+        study.current("anna")
+    assert len(study.stored("anna")["readings"]) == 4
+    assert study.stored("ben")["readings"] == []
+    with pytest.raises(BlindedError):
+        study.reader("guess")
+
+
+def test_the_next_period_opens_after_the_washout(tmp_path: Path) -> None:
+    folder, now = (
+        study_of(tmp_path, n=2, practice=0, washout_days=14.0).folder,
+        [datetime(2030, 1, 1, tzinfo=UTC)],
+    )
+    study = Study(folder, clock=lambda: now[0])
+    while study.place(study.stored("anna"))[0].period == 0:  # type: ignore[index]
+        _, reading, stage = study.current("anna")
+        commit(study, "anna", answers_to(study, reading, stage, "benign"))
+    for days, is_open in ((13.9, False), (14.0, True)):
+        now[0] = datetime(2030, 1, 1, tzinfo=UTC) + timedelta(days=days)
+        assert (study.opens(study.stored("anna")) is None) == is_open
+    study.current("anna")
+
+
+def test_the_sample_size_is_mcnemars() -> None:
+    plan = make_plan({"readers": 1, "assumptions": {"accuracy": 0.8, "gain": 0.1, "correlation": 0}})
+    assert "202 cases" in sample_size(plan, 202)  # (1.96 sqrt(0.26) + 0.8416 sqrt(0.25))² / 0.01
+    assert "80 %" in sample_size(plan, 202).rpartition("power of")[2]
+
+
+def test_the_report_recovers_what_was_planted(tmp_path: Path) -> None:
+    readers = [
+        Simulated("anna", 0.9, pulled=0.5, corrected=0.9),
+        Simulated("ben", 0.8, pulled=0.5, corrected=0.9),
+        Simulated("chloé", 0.75, pulled=0.5, corrected=0.9),
+    ]
+    study = study_of(tmp_path, n=40, readers=tuple(r.name for r in readers), repeats=10)
+    for reader in readers:
+        read_all(study, reader)
+    findings = analyse(study)
+
+    def inside(truth: float, measure: str, *place: str) -> None:
+        estimate = findings.find(measure, *place)
+        assert estimate is not None
+        assert estimate.value.low <= truth <= estimate.value.high, (measure, place, estimate)
+
+    for reader in readers:
+        for arm in ("tissue", "lrp"):
+            inside(reader.skill, "accuracy", arm, "before", reader.name)
+        after = 0.75 * (reader.skill + (1 - reader.skill) * 0.9) + 0.25 * reader.skill * 0.5
+        inside(after, "accuracy", "lrp", "after", reader.name)
+    mean = np.mean([reader.skill for reader in readers])
+    inside(float(mean), "accuracy", "tissue", "before")
+    inside(0.5, "over-reliance", "lrp", "after")
+    inside(0.9, "correction", "lrp", "after")
+    kappas = {
+        f"{a.name} and {b.name}": (2 * a.skill - 1) * (2 * b.skill - 1) for a, b in combinations(readers, 2)
+    }
+    for pair, kappa in kappas.items():
+        inside(kappa, "kappa", "tissue", "before", pair)
+    inside(float(np.mean(list(kappas.values()))), "kappa", "tissue", "before")
+    own = float(np.mean([(2 * reader.skill - 1) ** 2 for reader in readers]))
+    inside(own, "kappa with oneself", "all arms", "last")
+
+    lrp, attention = (findings.find("region auroc", method, "before") for method in ("lrp", "attention"))
+    assert lrp is not None
+    assert attention is not None
+    assert lrp.value.low > attention.value.high > 0.5
+    tests = {(t.measure, t.first, t.second): t for t in findings.tests}
+    assert tests["region dice", "lrp", "chance"].p_holm < 0.01
+    assert tests["region dice", "lrp", "attention"].difference.low > 0
+    assert tests["accuracy", "lrp, after", "lrp, before"].patients == 40
+
+
+def test_readings_are_measured_as_by_hand(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=8, readers=("anna", "ben"), practice=0)
+    for name, skill in (("anna", 0.7), ("ben", 0.6)):
+        read_all(study, Simulated(name, skill, pulled=0.5, corrected=0.5))
+    findings = analyse(study)
+    own = [r for r in findings.readings if (r["arm"], r["stage"]) == ("lrp", "after")]
+    assert len(own) == 16
+    accuracy = findings.find("accuracy", "lrp", "after")
+    assert accuracy is not None
+    assert accuracy.value.estimate == pytest.approx(np.mean([r["diagnosis"] == r["label"] for r in own]))
+    ill = [r for r in own if r["label"] == "tumour"]
+    sensitivity = findings.find("sensitivity tumour", "lrp", "after")
+    assert sensitivity is not None
+    assert sensitivity.value.estimate == pytest.approx(np.mean([r["diagnosis"] == "tumour" for r in ill]))
+    from sklearn.metrics import cohen_kappa_score
+
+    said = {n: {r["slide"]: r["diagnosis"] for r in own if r["reader"] == n} for n in ("anna", "ben")}
+    expected = cohen_kappa_score(*([said[n][c.slide] for c in study.cases] for n in ("anna", "ben")))
+    kappa = findings.find("kappa", "lrp", "after", "anna and ben")
+    assert kappa is not None
+    assert kappa.value.estimate == pytest.approx(expected)
+    before = {
+        (r["reader"], r["slide"]): r for r in findings.readings if (r["arm"], r["stage"]) == ("lrp", "before")
+    }
+    led = [r for r in own if before[r["reader"], r["slide"]]["right"] and not r["model_right"]]
+    pulled = findings.find("over-reliance", "lrp", "after")
+    assert pulled is not None
+    assert pulled.n == len(led)
+    assert pulled.value.estimate == pytest.approx(np.mean([not r["right"] for r in led]))
+
+
+def test_the_command_line_makes_and_reports_a_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, slides = write_cases(tmp_path, 8, patients=4)
+    plan, out = tmp_path / "plan.toml", tmp_path / "study"
+    plan.write_text(PLAN, encoding="utf-8")
+    words = ["study", "init", str(run), "--slides", str(slides), "--plan", str(plan), "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    study = open_study(out)
+    assert (made["cases"], made["practice"], made["readers"]) == (6, 1, study.codes)
+    assert main(words) == 2  # never written over
+    assert main(["study", "report", str(out)]) == 2  # nobody has read anything
+    read_all(study, Simulated("anna", 0.8))
+    assert main(["study", "report", str(out)]) == 0
+    with (out / "report" / "readings.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert Counter(row["kind"] for row in rows) == {"practice": 1, "case": 18, "repeat": 2 + sum(
+        row["kind"] == "repeat" and row["stage"] == "after" for row in rows)}  # fmt: skip
+    assert {row["patient"] for row in rows if row["kind"] == "case"} <= {f"patient-{i:03d}" for i in range(4)}
+    text = (out / "report" / "report.html").read_text(encoding="utf-8")
+    assert "ben" in text
+    assert "<script" not in text
+    assert (
+        main(["study", "init", str(tmp_path), "--slides", str(slides), "--plan", str(plan), "--out", "x"])
+        == 2
+    )
+    plan.write_text("readers = [", encoding="utf-8")
+    capsys.readouterr()
+    assert main([*words[:-1], str(tmp_path / "other")]) == 2
+    assert str(plan) in capsys.readouterr().err
+
+
+def test_studies_are_made_and_reported_without_torch(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=4, practice=0)
+    read_all(study, Simulated("anna", 0.8))
+    code = (
+        "import sys; from xmil.viewer.study import open_study, write_report; "
+        f"write_report(open_study({str(study.folder)!r})); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_plan_of_the_file_is_the_studys(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN, encoding="utf-8")
+    run, slides = write_cases(tmp_path, 8)
+    study = make_study([run], slides=slides, plan=read_plan(path), out=tmp_path / "study")
+    assert study.plan.diagnoses == CLASSES
+    assert study.plan.positive == ("tumour",)
+    assert study.practice[0].slide == "case-000"
