@@ -99,9 +99,9 @@ export const KINDS: { name: string; colour: Rgb }[] = [
   { name: "Stroma", colour: [0, 130, 95] },
   { name: "Immune cells", colour: [165, 75, 215] },
   { name: "Necrosis", colour: [45, 45, 45] },
-  { name: "Normal", colour: [150, 215, 160] },
+  { name: "Normal", colour: [165, 220, 120] },
   { name: "Artefact", colour: [140, 90, 20] },
-  { name: "Other", colour: [185, 185, 185] },
+  { name: "Other", colour: [205, 205, 215] },
 ];
 
 /** Colours for classes of one's own, in turn. */

@@ -65,4 +65,4 @@ def test_sentences():
     assert good.srg > 0
     leaky = certify(X[:, 0].numpy(), audit=Audit.close(output=2.0, instances=1.0))
     assert "does not close: 50.0%" in leaky.sentence
-    assert "does not account" in certify(X[:, 0].numpy()).sentence
+    assert "do not add up" in certify(X[:, 0].numpy()).sentence

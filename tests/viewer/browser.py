@@ -93,7 +93,8 @@ def opened(
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     context.add_init_script(WATCHED)
     if reader is not None:
-        context.add_init_script(f"localStorage['xmil:reader'] ??= {json.dumps(json.dumps(reader))};")
+        kept = json.dumps(json.dumps(reader))
+        context.add_init_script(f"try {{ localStorage['xmil:reader'] ??= {kept}; }} catch {{}}")
     page = context.new_page()
     page.set_default_timeout(60_000)
     faults: list[str] = []
@@ -179,6 +180,13 @@ def expect_value(locator: Any, value: str) -> None:
     from playwright.sync_api import expect
 
     expect(locator).to_have_value(value, timeout=60_000)
+
+
+def expect_attribute(locator: Any, name: str, value: str) -> None:
+    """Wait until an element has an attribute of a value."""
+    from playwright.sync_api import expect
+
+    expect(locator).to_have_attribute(name, value, timeout=60_000)
 
 
 def wait_until(page: Any, condition: Callable[[], bool], *, seconds: float = 120.0) -> None:

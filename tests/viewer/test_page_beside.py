@@ -189,7 +189,7 @@ LINK = "points=" + ";".join(
 
 
 def test_a_figure_shows_both_slides_and_says_how_they_lie(browser: Any, url: str, tmp_path: Path) -> None:
-    said = ["A: he", "lrp: evidence for tumour", "scores weaker than", "B: ihc", "Linked: B is turned by 30°"]
+    said = ["A: he", "LRP: evidence for tumour", "scores weaker than", "B: ihc", "Linked: B is turned by 30°"]
     with opened(browser, f"{url}#/compare/he/ihc?{LINK}&threshold=0.25", accept_downloads=True) as page:
         wait(page)
         boxes = [page.locator(".stage").nth(i).bounding_box() for i in range(2)]

@@ -62,6 +62,7 @@ def test_tissue_is_grey_below_evidence_alone(browser: Any, url: str) -> None:
         page.get_by_label("Grey tissue").uncheck()
         np.testing.assert_allclose(pixels(page)[y, x], tissue[i], atol=9)
         assert page.evaluate("() => window.xmil.view.repaints.length") == shown + 3
+        wait_until_quiet(page)
         page.reload()
         page.wait_for_function("() => window.xmil.view?.firstPaint")
         assert not page.get_by_label("Grey tissue").is_checked()
@@ -121,7 +122,7 @@ def test_a_saved_picture_says_what_it_shows_and_no_more(browser: Any, tmp_path: 
         page.evaluate(LABELS)
         plain = saved(page)
         written = page.evaluate("() => window.written")
-        assert {"slide-7", "lrp: evidence for tumour"} <= set(written)
+        assert {"slide-7", "LRP: evidence for tumour"} <= set(written)
         assert set(numbers(page)) <= set(written)
         assert any(text.startswith("≥ ") for text in written)
         page.keyboard.press("r")

@@ -104,6 +104,7 @@ export class CompareView implements SideListener {
     this.ready = true;
     if (!wanted) return this.onMove();
     const [first, second] = this.sides;
+    for (const { pane } of this.sides) pane.leaveHome();
     if (wanted.view.area) show(first.pane.viewer, first.bounds, wanted.view.area, true);
     if (wanted.second) show(second.pane.viewer, second.bounds, wanted.second, true);
     this.turn(second, wanted.turn);

@@ -288,6 +288,11 @@ export class Pane {
     this.size = { width, height };
   }
 
+  /** Something else than the whole slide is about to be shown. */
+  leaveHome(): void {
+    this.homed = false;
+  }
+
   /** Whether the view is of the whole slide. */
   showsWhole(): boolean {
     if (!this.viewer.isOpen()) return true;
@@ -312,6 +317,7 @@ export class Pane {
     const layout = this.layout();
     if (!layout) return;
     const around = 4 * layout.edge;
+    this.leaveHome();
     const [x, y] = [layout.x[index] - around, layout.y[index] - around];
     show(this.viewer, this.host.bounds, { x, y, width: 9 * layout.edge, height: 9 * layout.edge });
   }

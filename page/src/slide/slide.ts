@@ -174,6 +174,7 @@ export class SlideView implements PaneHost {
   /** Places that a link names: the area in view, the patch that is looked at. */
   private restore({ area, picked, selected, removed, left }: ViewState): void {
     const pane = this.panes[0];
+    if (area) pane.leaveHome();
     if (area) showOnceOpen(pane.viewer, this.bounds, area, this.panes.length > 1 ? SETTLING : 0);
     const n = pane.evidence?.scores.set.n ?? 0;
     if (picked !== null && picked < n) this.pick(pane, picked);
@@ -392,7 +393,9 @@ export class SlideView implements PaneHost {
   }
 
   showArea(area: Bounds): void {
-    if (this.active?.viewer.isOpen()) show(this.active.viewer, this.bounds, area);
+    if (!this.active?.viewer.isOpen()) return;
+    this.active.leaveHome();
+    show(this.active.viewer, this.bounds, area);
   }
 
   choose(tool: Tool): void {

@@ -126,12 +126,8 @@ class Certificate:
             on_flip = f"Removing the top {top:.0f} % changes the prediction."
         on_audit, share = "Scores of this method do not add up to the output.", self.unexplained
         if share is not None:
-            state = (
-                "Scores add up to the output"
-                if share <= UNEXPLAINED
-                else "Scores do not add up to the output"
-            )
-            on_audit = f"{state}: {share:.1%} of it is unexplained."
+            add_up = "add up" if share <= UNEXPLAINED else "do not add up"
+            on_audit = f"Scores {add_up} to the output: {share:.1%} of it is unexplained."
         return f"{self.verdict} {on_flip} {on_audit}"
 
     def as_dict(self) -> dict[str, Any]:

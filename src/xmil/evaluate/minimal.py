@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, combinations, islice
+from itertools import combinations, islice
 from math import comb
 from os import PathLike
 from typing import Any, Unpack
@@ -359,30 +359,33 @@ def _rivals(sets: _Sets, members: Tensor) -> tuple[Tensor, Tensor, bool]:
     if size == 1:
         reached, strength = sets.strengths(sets.toggled(every[:0], every))
         return every[reached].unsqueeze(1), strength[reached], True
-    found, strengths = [], []
     affordable = comb(sets.n, size) <= min(sets.left, EXHAUSTIVE)
-    if affordable:
-        groups = combinations(range(sets.n), size)
-        batches = iter(lambda: list(islice(groups, BATCH)), [])
-        tries = (torch.tensor(batch, device=sets.device) for batch in batches)
-        answers = ((group, sets.game.run(sets.masks(group))) for group in tries)
-    else:
-        outside = sets.outside(members)
-        rests = [torch.cat([members[:i], members[i + 1 :]]) for i in range(size)]
-        rests = rests[: max(0, sets.left // len(outside))]
-        swaps = (
-            (torch.cat([rest.expand(len(outside), -1), outside[:, None]], dim=1), rest) for rest in rests
-        )
-        own = members.unsqueeze(0)
-        answers = chain(
-            [(own, sets.game.run(sets.masks(own)))],
-            ((group, sets.toggled(rest, outside)) for group, rest in swaps),
-        )
-    for group, logits in answers:
+    found, strengths = [], []
+    for group, logits in _every_group(sets, size) if affordable else _exchanges(sets, members):
         reached, strength = sets.strengths(logits)
         found.append(group[reached])
         strengths.append(strength[reached])
     return torch.cat(found), torch.cat(strengths), affordable
+
+
+def _every_group(sets: _Sets, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give all sets of a size, in batches, with their logits."""
+    groups = combinations(range(sets.n), size)
+    while batch := list(islice(groups, BATCH)):
+        group = torch.tensor(batch, device=sets.device)
+        yield group, sets.game.run(sets.masks(group))
+
+
+def _exchanges(sets: _Sets, members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give a set and those that differ from it in one member, as far as evaluations allow."""
+    own, outside = members.unsqueeze(0), sets.outside(members)
+    yield own, sets.game.run(sets.masks(own))
+    for i in range(len(members)):
+        if sets.left < len(outside):
+            return
+        rest = torch.cat([members[:i], members[i + 1 :]])
+        group = torch.cat([rest.expand(len(outside), -1), outside.unsqueeze(1)], dim=1)
+        yield group, sets.toggled(rest, outside)
 
 
 def _result(sets: _Sets, members: Tensor | None, lower: int) -> MinimalSet:

@@ -323,7 +323,7 @@ def explanation_html(explanation: Explanation) -> str:
     picture.savefig(png, format="png", dpi=100)
     where = f" of {explanation.bag}" if explanation.bag else ""
     counts = f"{where}: {len(explanation)} patches, output {number(explanation.output)}"
-    account = tag("p", "This method does not account for the output.")
+    account = tag("p", "Scores of this method do not add up to the output.")
     if explanation.audit is not None:
         every = explanation.audit.as_dict()
         shares = {key: value for key, value in every.items() if value or key in ("output", "other")}
