@@ -68,6 +68,7 @@ def test_the_reader_is_asked_before_the_first_annotation(browser: Any, fresh: Ma
         page.keyboard.press("Enter")
         page.locator(".message.problem").wait_for()
         expect_value(reader, "Dr-黄-Zoë")  # the refused name is not in force
+        page.keyboard.press("Escape")
         page.evaluate(region)
         page.keyboard.press("a")
         wait_until(page, lambda: len(features_of(kept)) == 3)
@@ -215,8 +216,8 @@ def test_the_first_view_is_whole_and_nothing_lies_over_it(browser: Any, url: str
 
 def test_a_phone_shows_the_slide_and_all_of_a_row(browser: Any, url: str) -> None:
     with opened(browser, url, viewport={"width": 390, "height": 844}) as page:
+        expect_count(page.locator("img.small-map"), 3)
         row = page.locator("table.slides tbody tr").first
-        row.wait_for()
         for part in ("td.column-probability", ".right, .wrong", ".verdict"):
             box = row.locator(part).first.bounding_box()
             assert box is not None
@@ -307,6 +308,6 @@ def test_flip_curves_have_both_axes(browser: Any, url: str) -> None:
     with opened(browser, url) as page:
         open_slide(page, url, 1)
         page.keyboard.press("3")
-        texts = page.locator("svg.flip text").all_inner_texts()
+        texts = page.locator("svg.flip text").all_text_contents()
         assert "patches removed" in texts
         assert any(text.startswith("probability of") for text in texts)
