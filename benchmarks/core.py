@@ -44,7 +44,9 @@ def _synchronise(device: str) -> None:
 def setting(
     name: str, n: int, device: str
 ) -> tuple[xmil.models.MILModel, torch.Tensor, Callable[[], object]]:
-    model = xmil.create_model(name, in_dim=WIDTH, n_classes=2, seed=0).to(device)
+    name, _, dim = name.partition("-")
+    params = {"dim": int(dim)} if dim else {}
+    model = xmil.create_model(name, in_dim=WIDTH, n_classes=2, seed=0, **params).to(device)
     x = torch.randn(1, n, WIDTH, generator=torch.Generator().manual_seed(0)).to(device)
 
     def forward() -> object:
@@ -139,12 +141,17 @@ def peak_gb(name: str, n: int, method: str, device: str) -> float:
 
 
 def mamba(sizes: Sequence[int], device: str) -> None:
-    """MambaMIL at the sizes: time in forward passes, and memory, which should grow with n."""
+    """MambaMIL at the sizes: in forward passes, and against TransMIL of the same width."""
     for n in sizes:
-        t, gb = transformer("mambamil", n, device, 3), peak_gb("mambamil", n, "lrp", device)
+        (own, gb), (other, other_gb) = (
+            (transformer(name, n, device, 2), peak_gb(name, n, "lrp", device))
+            for name in ("mambamil", "transmil-512")
+        )
+        forward, lrp = (own["forward_s"] / other["forward_s"], own["lrp"] / other["lrp"])
         print(
-            f"mambamil n={n:>9,}: forward {t['forward_s']:.3f} s; lrp {t['lrp']:.2f} forward passes, "
-            f"peak {gb:.2f} GB"
+            f"mambamil n={n:>9,}: forward {own['forward_s']:.3f} s; lrp {own['lrp']:.2f} forward passes, "
+            f"peak {gb:.2f} GB; against transmil with dim 512: forward {forward:.2f}, "
+            f"lrp {lrp * forward:.2f}, peak {other_gb:.2f} GB"
         )
 
 

@@ -37,6 +37,7 @@ import torch
 from benchmarks.killed.commands import COMMANDS, IN_PROCESSES, contents, prepare, run
 from benchmarks.killed.points import install, struck
 from benchmarks.killed.warm_workers import start_server
+from xmil.storage import Run, compare_files, read_manifest
 
 LIMIT = 300.0  # seconds for one attempt, on a busy machine too; beyond is a hang, and a fault
 
@@ -200,7 +201,13 @@ def _half_files(out: Path) -> list[str]:
         contents(out)
     except Exception as error:  # whatever reading half a file raises
         return [f"half a file: {error!r}"]
-    return []
+    return _alarms(out)
+
+
+def _alarms(out: Path) -> list[str]:
+    """What the manifest finds wrong with a folder in which nothing was damaged."""
+    manifest = read_manifest(out) if out.is_dir() else None
+    return [] if manifest is None else [f"{name}: {why}" for name, why in compare_files(out, manifest)]
 
 
 def _differences(whole: dict[str, str], out: Path) -> list[str]:
@@ -208,7 +215,9 @@ def _differences(whole: dict[str, str], out: Path) -> list[str]:
     names = sorted(whole.keys() ^ found.keys())
     left = [f"left behind: {path.relative_to(out)}" for path in out.rglob(".*.part")]
     others = [name for name in whole.keys() & found.keys() if whole[name] != found[name]]
-    return [f"missing or too many: {names}"] * bool(names) + [f"differs: {n}" for n in others] + left
+    unfinished = ["unfinished by its manifest"] * (not Run(out).is_finished)
+    faults = [f"missing or too many: {names}"] * bool(names) + [f"differs: {n}" for n in others]
+    return faults + left + unfinished + _alarms(out)
 
 
 def plan(

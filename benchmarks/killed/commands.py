@@ -20,6 +20,7 @@ from torch import nn
 import xmil
 from xmil.core.errors import XmilError
 from xmil.models.checkpoints.files import read_weights
+from xmil.storage import read_manifest
 
 WIDTH, SLIDES, PATCHES = 12, 4, 20
 NEVER_EQUAL = {
@@ -35,6 +36,7 @@ NEVER_EQUAL = {
     "finished",
     "id",
 }
+LOGS = ("last.ckpt", "events.out.tfevents")  # hold clocks; what they lead to is compared
 CONFIG = """
 [data]
 features = "{0}/features"
@@ -147,9 +149,8 @@ IN_PROCESSES = ("tile", "embed", "predict", "explain", "evaluate", "insight", "h
 
 def contents(folder: Path) -> dict[str, str]:
     """Every result under its final name, by a digest of what it says; clocks and machines do not count."""
-    logs = ("last.ckpt", "events.out.tfevents")  # hold clocks; what they lead to is compared
     found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not _unfinished(path, folder))
-    files = (path for path in found if not path.name.startswith(logs))
+    files = (path for path in found if not path.name.startswith(LOGS))
     return {str(path.relative_to(folder)): digest(path, folder) for path in files}
 
 
@@ -163,6 +164,7 @@ def _unfinished(path: Path, folder: Path) -> bool:
 def digest(path: Path, root: Path) -> str:
     """A digest of the content; raises where the file is not whole."""
     parts = {".parquet": _table, ".json": _json, ".csv": _rows, ".safetensors": _weights, ".h5": _bag}
+    parts[".jsonl"] = _manifest
     made = hashlib.sha256()
     for part in parts.get(path.suffix, _bytes)(path):
         made.update(str(part).replace(str(root), "OUT").encode())
@@ -183,6 +185,13 @@ def _table(path: Path) -> Iterator[Any]:
 
 def _json(path: Path) -> Iterator[Any]:
     yield _without(json.loads(path.read_text()))
+
+
+def _manifest(path: Path) -> Iterator[Any]:
+    """The files that a manifest names; their digests, which hold clocks, are compared with the files."""
+    manifest = read_manifest(path.parent)
+    assert manifest is not None
+    yield sorted(name for name in manifest.entries if not Path(name).name.startswith(LOGS))
 
 
 def _without(value: Any) -> Any:

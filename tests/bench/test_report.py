@@ -24,6 +24,7 @@ from xmil.bench import (
     measured_on,
     places,
     verdict_of,
+    weak_spots,
     write_report,
 )
 from xmil.core.errors import FileError
@@ -98,7 +99,44 @@ def test_a_clear_lead_is_said_and_a_tie_is_not(measure, best):
     close = made({"one": (0.5, 1.0), "two": (0.5, 1.0)})
     told = verdict_of(close, draws_of(close, [0]), measure, [0])
     assert told.level == (told.second,)
-    assert f"not distinguishable from {told.second}" in told.sentence
+    assert f"not told apart from {told.second}" in told.sentence
+
+
+def test_a_lead_below_the_smallest_difference_is_none():
+    unit = made({"one": (0.5, 1e-4), "two": (0.495, 1e-4), "three": (0.4, 1e-4)})
+    found = verdict_of(unit, draws_of(unit, [0]), UP, [0])
+    assert found.lead.low > 0.004  # sure, and too small to matter
+    assert (found.best, found.apart, found.level) == ("one", ("three",), ("two",))
+    lrp = made({"one": (0.5, 1e-4), "lrp": (0.495, 1e-4)})
+    lrp.measures = ("auprc2", "auroc2", "ndcg", "pearson", "spearman")
+    lrp.values = {key: np.repeat(value[:, :1], 5, axis=1) for key, value in lrp.values.items()}
+    assert weak_spots([column_of(lrp)]) == []
+
+
+def test_patients_are_the_unit_on_tissue():
+    """Forty bags of ten patients, the same in both repetitions: copies of a bag say no more than one."""
+    unit = made({"a": (0.5, 1.0), "b": (0.3, 1.0)}, suite="tissue", repetitions=2)
+    patients = [f"p{i % 10}" for i in range(40)]
+    for r in range(2):
+        unit.facts[r]["cases"] = patients
+        for method in "ab":
+            unit.values[r, method] = unit.values[0, method][np.arange(40) % 10]
+    found = verdict_of(unit, draws_of(unit, [0, 1]), UP, [0, 1])
+    assert (found.unit, found.n, found.units) == ("case", 10, 10)
+    wide = draws_of(unit, [0, 1], draws=4000).interval("a", "up")
+    plain = bootstrap_mean(unit.values[0, "a"][:10, 0], units=range(10), draws=4000, seed=5)
+    assert (wide.estimate, wide.low, wide.high) == pytest.approx(
+        (plain.estimate, plain.low, plain.high), abs=0.04
+    )
+
+
+def test_mixed_bags_of_tissue_count_by_repetition_and_few_have_no_interval():
+    unit = made({"good": (1.0, 0.1), "bad": (0.0, 0.1)}, suite="tissue", repetitions=9)
+    few = verdict_of(unit, draws_of(unit, range(7)), UP, range(7))
+    assert (few.unit, few.n, few.lead.exists, few.level) == ("repetition", 7, False, ("bad",))
+    assert "no interval: 7 repetitions, and 8 are needed" in few.sentence
+    many = verdict_of(unit, draws_of(unit, range(9)), UP, range(9))
+    assert (many.unit, many.n, many.apart) == ("repetition", 9, ("bad",))
 
 
 def test_repetitions_are_the_unit_where_there_are_enough():

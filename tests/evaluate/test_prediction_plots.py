@@ -15,6 +15,7 @@ from xmil.evaluate import (
     draw_roc,
     draw_survival,
     draw_values,
+    median_halves,
 )
 from xmil.evaluate.statistics import Interval
 
@@ -54,7 +55,8 @@ def test_calibration(chances: list[float], tmp_path: Path) -> None:
 @pytest.mark.parametrize("values", [[1.0], [1.0, 1.0], [0.5, 2.0, 1e6]])
 def test_values(values: list[float], tmp_path: Path) -> None:
     metrics = {"mae": UNKNOWN, "r2": UNKNOWN}
-    draw_values(np.array(values), np.array(values), metrics, tmp_path / "v.png", name="Ki67")
+    shown = np.array(values)
+    draw_values(shown, shown, metrics, tmp_path / "v.png", name="Ki67", units=range(len(values)))
     assert looks_drawn(tmp_path / "v.png")
 
 
@@ -80,14 +82,37 @@ def test_survival(times: list[float], events: list[int], risks: list[float], tmp
     assert looks_drawn(tmp_path / "s.png")
 
 
-def test_a_patient_counts_once_in_the_survival_curves(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_patient_counts_once_in_the_survival_curves(rng: np.random.Generator) -> None:
     times, events, risks = rng.exponential(size=20), rng.random(20) < 0.6, rng.normal(size=20)
-    cases = [f"c{i:02}" for i in range(20)]
-    draw_survival(times, events, risks, UNKNOWN, tmp_path / "one.png", units=cases)
+    once, p = median_halves(risks, times, events, units=range(20))
     shift = np.tile([-0.3, 0.3], 20)  # two slides of a case, whose mean risk is the case's
-    each = (np.repeat(times, 2), np.repeat(events, 2), np.repeat(risks, 2) + shift)
-    draw_survival(*each, UNKNOWN, tmp_path / "two.png", units=[c for c in cases for _ in range(2)])
-    np.testing.assert_array_equal(imread(tmp_path / "one.png"), imread(tmp_path / "two.png"))
+    each = (np.repeat(risks, 2) + shift, np.repeat(times, 2), np.repeat(events, 2))
+    twice, again = median_halves(*each, units=np.repeat(range(20), 2))
+    assert again == pytest.approx(p)
+    assert [(c.n, c.slides) for c in (*once, *twice)] == [(10, 10), (10, 10), (10, 20), (10, 20)]
+    for a, b in zip(once, twice, strict=True):
+        np.testing.assert_allclose([a.share, a.low, a.high], [b.share, b.low, b.high])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # how lifelines calls pandas
+def test_survival_curves_are_those_of_lifelines(rng: np.random.Generator) -> None:
+    lifelines = pytest.importorskip("lifelines", reason="the extra 'insight' is not installed")
+    from lifelines.statistics import logrank_test
+
+    times, events, risks = rng.exponential(size=30).round(1) + 0.1, rng.random(30) < 0.6, rng.normal(size=30)
+    curves, p = median_halves(risks, times, events, units=range(30))
+    high = risks > np.median(risks)
+    halves = (times[high], times[~high], events[high], events[~high])
+    assert p == pytest.approx(logrank_test(*halves).p_value)
+    for curve, rows in zip(curves, (high, ~high), strict=True):
+        known = lifelines.KaplanMeierFitter().fit(times[rows], events[rows])
+        share = known.survival_function_at_times(curve.times).to_numpy()
+        np.testing.assert_allclose(curve.share, share, atol=1e-12)
+        band = known.confidence_interval_survival_function_.to_numpy()
+        inside = (share > 0) & (share < 1)
+        np.testing.assert_allclose(np.stack([curve.low, curve.high], axis=1)[inside], band[inside], atol=1e-9)
+    few, _ = median_halves(risks[:14], times[:14], events[:14], units=range(14))
+    assert np.isnan(np.concatenate([c.low for c in few])).all()  # seven cases have no interval
 
 
 def test_calibration_bars_count_cases(rng: np.random.Generator) -> None:

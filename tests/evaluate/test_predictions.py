@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
@@ -22,15 +23,17 @@ from sklearn.metrics import (
 from xmil.core.errors import InputError
 from xmil.core.task import TASKS
 from xmil.evaluate import (
+    auroc,
+    average_precision,
     balanced_accuracy,
     c_index,
     calibration_error,
     class_metrics,
     concordance,
-    predictions,
     r_squared,
     risk_metrics,
     statistics,
+    survival,
     value_metrics,
 )
 
@@ -73,7 +76,7 @@ def test_c_index_is_the_definition(rows) -> None:
 def test_c_index_in_blocks(monkeypatch, rng) -> None:
     times, events, risks = rng.integers(1, 40, 60), rng.random(60) < 0.6, rng.integers(0, 9, 60)
     whole = c_index(times, events, risks)
-    monkeypatch.setattr(predictions, "PAIRS", 130)
+    monkeypatch.setattr(survival, "PAIRS", 130)
     assert c_index(times, events, risks) == pytest.approx(whole)
     assert whole == pytest.approx(slow_c_index(times, events, risks))
 
@@ -260,6 +263,15 @@ def test_what_cannot_be_measured_is_nan() -> None:
         lambda: risk_metrics([1.0], [1, 0], [1.0], units=range(1)),
         lambda: value_metrics([1.0, 2.0], [1.0, 2.0], draws=-1, units=range(2)),
         lambda: value_metrics([1.0, 2.0], [1.0, 2.0], level=95, units=range(2)),
+        lambda: class_metrics([0, 1], [[0.5, 0.5], [np.nan, np.nan]], units=range(2)),
+        lambda: class_metrics([[0, 1], [1, 0]], [[0.5, 0.5], [np.nan, 0.2]], units=range(2)),
+        lambda: class_metrics([0, 1], [[1.5, -0.5], [0.5, 0.5]], units=range(2)),
+        lambda: class_metrics([0, 1], [[1, 0], [0, 1]], scores=[[1, 0], [0, np.nan]], units=range(2)),
+        lambda: value_metrics([1.0, 2.0], [1.0, np.nan], units=range(2)),
+        lambda: value_metrics([1.0, np.inf], [1.0, 2.0], units=range(2)),
+        lambda: risk_metrics([1.0, 2.0], [1, 0], [np.nan, 1.0], units=range(2)),
+        lambda: auroc(torch.tensor([True, False]), torch.tensor([0.5, math.nan])),
+        lambda: average_precision([True, False], [0.5, np.nan]),
     ],
 )
 def test_what_does_not_fit_is_refused(call) -> None:

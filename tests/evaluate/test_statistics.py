@@ -57,15 +57,48 @@ def test_corrections_count_all_pairs_of_a_call():
         assert c.t_bonferroni == pytest.approx(min(1, 3 * c.t_p))
 
 
-def test_best_method_and_its_significance():
+def test_the_difference_has_the_interval_of_the_paired_test():
+    (found,) = compare({"a": A, "b": B}, [("a", "b")], units=range(25))
+    known = stats.ttest_rel(A, B).confidence_interval()
+    assert (found.difference, found.low, found.high) == pytest.approx(((A - B).mean(), known.low, known.high))
+    (few,) = compare({"a": A[:7], "b": B[:7]}, [("a", "b")], units=range(7))
+    assert few.t_p == pytest.approx(stats.ttest_rel(A[:7], B[:7]).pvalue)
+    assert np.isnan([few.low, few.high]).all()
+
+
+def test_the_best_method_is_better_only_if_it_is_surely_and_by_enough():
     clear = best_method({"lrp": A, "random": C}, units=range(25))
-    assert (clear.method, clear.significant, clear.n) == ("lrp", True, 25)
-    close = best_method({"lrp": A, "ig": A + RNG.normal(0.001, 0.1, 25), "random": C}, units=range(25))
-    assert not close.significant
-    assert close.runner_up in ("lrp", "ig")
-    assert "not significantly lower" in str(close)
-    assert "nothing to compare" in str(best_method({"lrp": A}, units=range(25)))
-    assert "too few slides" in str(best_method({"lrp": [0.1], "ig": [0.2]}, units=range(1)))
+    assert (clear.method, clear.better, clear.n, clear.runner_up) == ("lrp", True, 25, "random")
+    assert clear.lead.estimate == pytest.approx((C - A).mean())
+    assert str(clear.lead) in str(clear)
+    close = best_method({"lrp": A, "ig": A + RNG.normal(0.02, 0.1, 25), "random": C}, units=range(25))
+    assert not close.better
+    assert {close.method, close.runner_up} == {"lrp", "ig"}
+    assert best_method({"lrp": A}, units=range(25)).runner_up is None
+
+
+def test_a_tiny_difference_is_no_better_however_small_its_p():
+    """An AUPC lower by 0.00007 on every slide is significant, and both are printed as 0.269."""
+    aupc = {"lrp": A, "ig": A + np.abs(RNG.normal(6.6e-5, 3e-5, 25))}
+    found = best_method(aupc, units=range(25))
+    assert found.p < 0.001
+    assert not found.better
+    assert "0.01" in str(found)
+    assert str(found.lead) in str(found)
+    assert best_method(aupc, units=range(25), smallest=1e-5).better
+    with pytest.raises(XmilError, match="smallest"):
+        best_method(aupc, units=range(25), smallest=float("nan"))
+
+
+def test_few_cases_have_no_interval_and_nothing_is_better():
+    aupc = {"lrp": np.arange(14) * 0.01, "ig": 0.5 + np.arange(14) * 0.02}
+    few = best_method(aupc, units=np.arange(14) // 2)
+    assert (few.n, few.units, few.better, few.lead.exists) == (14, 7, False, False)
+    assert "no interval: 7 cases, and 8 are needed" in str(few)
+    assert best_method(aupc, units=np.arange(14)).better
+    assert not bootstrap_mean(A[:7], units=range(7)).exists
+    assert bootstrap_mean(A[:8], units=range(8)).exists
+    assert str(bootstrap_mean(A[:7], units=range(7))) == f"{A[:7].mean():.3f} [no interval]"
 
 
 def test_degenerate_differences_are_decided():
@@ -105,15 +138,16 @@ def null_differences(rng: np.random.Generator, icc: float = 0.7) -> np.ndarray:
 def test_equal_methods_differ_as_rarely_as_the_level_says():
     """With slides as the unit about every fourth of these cohorts has a significant difference."""
     rng, zeros = np.random.default_rng(0), np.zeros(CASES * SLIDES)
-    t = wilcoxon = flips = covered = 0
+    t = wilcoxon = flips = covered = better = 0
     for seed in range(200):
         d = null_differences(rng)
         (c,) = compare({"a": d, "b": zeros}, [("a", "b")], units=UNITS)
         t, wilcoxon = t + (c.t_p < 0.05), wilcoxon + (c.wilcoxon_p < 0.05)
+        better += best_method({"a": d, "b": zeros}, units=UNITS).better
         flips += sign_flip_p(d, units=UNITS, rng=rng, draws=400) < 0.05
         interval = bootstrap_mean(d, units=UNITS, draws=400, seed=seed)
         covered += interval.low <= 0 <= interval.high
-    assert max(t, wilcoxon, flips) <= 17
+    assert max(t, wilcoxon, flips, better) <= 17
     assert covered >= 180
 
 

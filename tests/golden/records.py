@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from xmil.core.journal import MANIFEST  # digests of files, and so the machine's; its own tests check it
+
 Record = dict[str, Any]
 
 RELATIVE = 1e-5  # of the largest number in a list, of the number itself where it stands alone
@@ -40,6 +42,7 @@ IGNORED = {
     "commit": "the checkout",
     "forward": "the clock",
     "forward_passes": "a ratio of two times",
+    "manifest": "whether there is one, which its own tests check",
     "python": "the machine",
     "seconds": "the clock",
     "seconds_per_bag": "the clock",
@@ -58,7 +61,8 @@ UNREAD = (".lock", ".pdf", ".svg", ".ckpt")  # files that are only listed
 
 def record_folder(folder: Path, *, root: Path, skip: Iterable[str] = ()) -> Record:
     """The files of a folder: their list, and every value of those that hold values."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not _in(path, folder, skip))
+    every = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    paths = sorted(path for path in every if not _in(path, folder, skip))
     names = [path.relative_to(folder).as_posix() for path in paths]
     record: Record = {"files": names}
     for path, name in zip(paths, names, strict=True):

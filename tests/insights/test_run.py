@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from shutil import copyfile
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         worth = (model(torch.from_numpy(kinds.astype(np.float32)).unsqueeze(1))[:, 1]).numpy()
     strongest = int(worth.argmax())
-    rows = ["slide_id,label,site,scanner,time,event"]
+    rows = ["slide_id,label,diagnosis,site,scanner,time,event"]
     corners = np.array([[x * EDGE, y * EDGE] for y in range(4) for x in range(6)])
     for i in range(SLIDES):
         share = rng.random()
@@ -55,9 +56,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if kind[k] == strongest:
                 pixels[y + 4 : y + 20, x + 4 : x + 28] = (30, 60, 190)
         write_pyramid(root / "slides" / f"s{i:02}.tif", pixels, levels=())
+        label = int((share > 0.5) != (i % 3 == 0))
         rows.append(
-            f"s{i:02},{int(share > 0.5)},{'north' if share > 0.5 else 'south'},{rng.choice(['x', 'y'])},"
-            f"{(7 * i) % SLIDES + 1},{int(i % 3 > 0)}"
+            f"s{i:02},{label},{'tumour' if label else 'normal'},{'north' if share > 0.5 else 'south'},"
+            f"{rng.choice(['x', 'y'])},{(7 * i) % SLIDES + 1},{int(i % 3 > 0)}"
         )
     (root / "cohort.csv").write_text("\n".join(rows) + "\n")
     xmil.explain_slides(root / "model.safetensors", root / "features", out=root / "run", target="1")
@@ -104,7 +106,37 @@ def test_the_planted_site_and_ink_are_found_and_the_scanner_is_not(looked: xmil.
     assert rows["blue ink"]["found"] == "True"
     assert float(rows["blue ink"]["effect"]) > 0.5
     assert rows["scanner"]["found"] == "False"
-    assert "label" not in rows
+    assert not {"label", "diagnosis"} & set(rows)
+    card = json.loads((looked.path / "card.json").read_text())
+    assert card["shortcuts_not_asked"] == ["diagnosis: repeats the label"]
+
+
+def test_five_slides_are_too_few_and_the_report_says_how_many_are_needed(study: Path, tmp_path: Path) -> None:
+    for i in range(5):
+        (tmp_path / "features").mkdir(exist_ok=True)
+        copyfile(study / "features" / f"s{i:02}.h5", tmp_path / "features" / f"s{i:02}.h5")
+    found = xmil.insight(
+        study / "run", features=tmp_path / "features", cohort=study / "cohort.csv",
+        slides=study / "slides", out=tmp_path / "few",
+    )  # fmt: skip
+    assert rows_of(found, "shortcuts.csv") == []
+    assert "8 slides are needed, and here are 5" in (found.path / "report.html").read_text()
+
+
+def test_a_column_with_the_models_classes_is_the_label(study: Path, tmp_path: Path) -> None:
+    """A cohort whose label has another name: the diagnosis is no shortcut, and slides of one are compared."""
+    table = rows_of_csv(study / "cohort.csv")
+    lines = ["slide_id,diagnosis,site", *(f"{r['slide_id']},{r['diagnosis']},{r['site']}" for r in table)]
+    (tmp_path / "cohort.csv").write_text("\n".join(lines) + "\n")
+    names = ("normal", "tumour")
+    model = xmil.create_model("meanpool", in_dim=D, n_classes=2, seed=0, class_names=names)
+    xmil.save_model(model, tmp_path / "model.safetensors")
+    features = study / "features"
+    run = xmil.explain_slides(tmp_path / "model.safetensors", features, out=tmp_path / "run", target="1")
+    found = xmil.insight(run, features=features, cohort=tmp_path / "cohort.csv")
+    assert [row["cause"] for row in rows_of(found, "shortcuts.csv")] == ["site"]
+    notes = json.loads((found.path / "card.json").read_text())["notes"]
+    assert any("taken as the label" in note for note in notes)
 
 
 def test_deleted_concepts_move_the_output_as_predicted(looked: xmil.Run) -> None:
@@ -153,7 +185,7 @@ def test_patients_are_counted_where_the_cohort_names_them(
     lines = [f"{line},p{i // 2}" for i, line in enumerate(lines)]
     rows = [line.split(",") for line in lines]
     of_first = [rows[i - i % 2] for i in range(len(rows))]  # outcomes are the patient's
-    lines = [",".join([*row[:4], *head[4:6], row[6]]) for row, head in zip(rows, of_first, strict=True)]
+    lines = [",".join([*row[:5], *head[5:7], row[7]]) for row, head in zip(rows, of_first, strict=True)]
     (tmp_path / "cohort.csv").write_text("\n".join([f"{first},case_id", *lines]) + "\n")
     given = {"features": study / "features", "slides": study / "slides", "concepts": 3}
     found = xmil.insight(study / "run", cohort=tmp_path / "cohort.csv", out=tmp_path / "i", **given)

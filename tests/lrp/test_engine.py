@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 import xmil
 from xmil.core.errors import InputError, UnsupportedError
-from xmil.lrp import RULES, AffineRule, Composite, Engine, register_rule, trace
+from xmil.lrp import RULES, AffineRule, Composite, Engine, register_rule, trace, with_gradient_of
 from xmil.network import frozen
 
 FEATURES = torch.randn(30, 16, generator=torch.Generator().manual_seed(3))
@@ -66,8 +65,8 @@ class Convolutional(nn.Module):
         return self.head(self.conv(x.transpose(1, 2)))
 
 
-class LogSumExp(nn.Module):
-    """Pooling by log-sum-exp, which has no rule."""
+class Running(nn.Module):
+    """Pooling by a running log-sum-exp, which has no rule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +79,7 @@ class LogSumExp(nn.Module):
 
 class _Pool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.logsumexp(x, dim=1)
+        return torch.logcumsumexp(x, dim=1)[:, -1]
 
 
 def audited(e: xmil.Explanation, tolerance: float = 1e-4) -> bool:
@@ -130,25 +129,38 @@ def test_convolutional_head() -> None:
 
 
 def test_uncovered_operation_is_refused_by_name_and_path() -> None:
-    with pytest.raises(UnsupportedError, match=r"'logsumexp'.*'pool\.smooth' \(_Pool\)"):
-        xmil.explain(LogSumExp(), FEATURES, target=0)
-    assert xmil.explain(LogSumExp(), FEATURES, method="ig", target=0).scores.shape == (30,)
+    with pytest.raises(UnsupportedError, match=r"'logcumsumexp'.*'pool\.smooth' \(_Pool\)"):
+        xmil.explain(Running(), FEATURES, target=0)
+    assert xmil.explain(Running(), FEATURES, method="ig", target=0).scores.shape == (30,)
 
 
-def test_a_rule_can_be_added() -> None:
-    @register_rule("logsumexp")
-    def soft_maximum(
-        engine: Engine, function: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        excess = (function(x, *args, **kwargs) - x.amax(1)).detach()
-        out = x.amax(1) + excess
-        engine.ledger.keep("bias", excess, out)
+def test_a_rule_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RULES, "_entries", dict(RULES._entries))
+
+    @register_rule("logcumsumexp")
+    def running_maximum(engine: Engine, function: Callable[..., Tensor], x: Tensor, dim: int) -> Tensor:
+        largest = x.cummax(dim).values
+        out = largest + (function(x, dim) - largest).detach()
+        engine.ledger.keep("bias", (out - largest).detach(), out)
         return out
 
-    try:
-        assert audited(xmil.explain(LogSumExp(), FEATURES, target=0))
-    finally:
-        del RULES._entries["logsumexp"]
+    assert audited(xmil.explain(Running(), FEATURES, target=0))
+
+
+def test_a_rule_of_ones_own_takes_the_place_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Maximum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.logsumexp(x[..., :2], dim=1)
+
+    monkeypatch.setattr(RULES, "_entries", dict(RULES._entries))
+
+    @register_rule("logsumexp")
+    def hard_maximum(engine: Engine, function: Callable[..., Tensor], x: Tensor, dim: int) -> Tensor:
+        return with_gradient_of(x.amax(dim), function(x, dim))
+
+    monkeypatch.setattr("xmil.methods.lrp.REFUSED_OTHER", np.inf)  # it keeps no account
+    e = xmil.explain(Maximum(), FEATURES, target=0, preset="exact")
+    assert np.flatnonzero(e.scores).tolist() == [int(FEATURES[:, 0].argmax())]
 
 
 class _Doubled(torch.autograd.Function):

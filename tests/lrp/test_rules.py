@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -192,6 +193,134 @@ def test_smooth_activations(function: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(found.input.features, g * (function(x) - at_zero), **TIGHT)
     assert found.shares["bias"] == pytest.approx(float((at_zero * g).sum()))
     assert closes(found)
+
+
+@pytest.mark.parametrize(
+    ("function", "zero", "slope"),
+    [
+        (torch.log, 1.0, 1.0),
+        (torch.log2, 1.0, 1 / math.log(2)),
+        (torch.log10, 1.0, 1 / math.log(10)),
+        (torch.logit, 0.5, 4.0),
+        (lambda p: torch.special.logit(p, eps=1e-6), 0.5, 4.0),
+    ],
+)
+def test_logarithms_are_measured_from_where_they_are_zero(
+    function: Callable[[Tensor], Tensor], zero: float, slope: float
+) -> None:
+    """R(x) = x f(x) / (x - a) R, and the constant a keeps the rest."""
+    x = torch.cat([torch.rand(1, 8, dtype=torch.float64) * 0.9 + 0.05, torch.full((1, 1), zero)], dim=1)
+    g = normal(1, 9)
+    found = relevance_of(function, x, seed=g)
+    expected = torch.empty(9, dtype=torch.float64)
+    for i, value in enumerate(x[0].tolist()):
+        f = float(function(x[:, i]))
+        expected[i] = g[0, i] * value * (slope if value == zero else f / (value - zero))
+    torch.testing.assert_close(found.input.features[0], expected, **TIGHT)
+    assert found.shares["cut"] == 0
+    assert closes(found)
+
+
+def test_log_undoes_exp_and_logit_the_sigmoid() -> None:
+    x, g = normal(3, 5), normal(3, 5)
+    for function in (lambda v: v.exp().log(), lambda v: torch.logit(torch.sigmoid(v))):
+        found = relevance_of(function, x, seed=g)
+        torch.testing.assert_close(found.input.features, g * x, **TIGHT)
+        assert sum(found.shares.values()) == pytest.approx(0, abs=1e-12)
+
+
+def softmax_by_hand(x: list[float]) -> list[float]:
+    top = max(x)
+    total = sum(math.exp(value - top) for value in x)
+    return [math.exp(value - top) / total for value in x]
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
+@pytest.mark.parametrize("shift", [0.0, -300.0, 300.0])
+def test_logsumexp_is_a_weighted_sum(scale: float, shift: float) -> None:
+    """sum(p x) + H(p): the values get their softmax weights, and the entropy is cut."""
+    x, g = normal(3, 5) * scale + shift, normal(3)
+    found = relevance_of(lambda v: torch.logsumexp(v, dim=-1), x, seed=g)
+    entropy = 0.0
+    for i, row in enumerate(x.tolist()):
+        weights = softmax_by_hand(row)
+        expected = torch.tensor([float(g[i]) * p * v for p, v in zip(weights, row, strict=True)])
+        torch.testing.assert_close(found.input.features[i], expected.double(), rtol=1e-6, atol=1e-6)
+        entropy += float(g[i]) * -sum(p * math.log(p) for p in weights if p > 0)
+    assert found.shares["cut"] == pytest.approx(entropy, abs=1e-9)
+    assert found.shares["bias"] == 0
+    assert closes(found)
+
+
+def test_logsumexp_forms_agree() -> None:
+    x, g = normal(3, 5), normal(3)
+    plain = relevance_of(lambda v: torch.logsumexp(v, dim=1), x, seed=g)
+    for function in (
+        lambda v: v.logsumexp(1, keepdim=True),
+        lambda v: torch.special.logsumexp(v, (1,)),
+        lambda v: torch.logsumexp(F.pad(v, (0, 2), value=-math.inf), 1),
+    ):
+        other = relevance_of(function, x, seed=g)
+        torch.testing.assert_close(other.input.features, plain.input.features, **TIGHT)
+        assert closes(other)
+    two = relevance_of(lambda v: torch.logaddexp(v[:, 0], v[:, 1]), x[:, :2], seed=g)
+    same = relevance_of(lambda v: torch.logsumexp(v, dim=1), x[:, :2], seed=g)
+    torch.testing.assert_close(two.input.features, same.input.features, **TIGHT)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda v: F.log_softmax(v, dim=-1), lambda v: torch.special.log_softmax(v, -1)]
+)
+def test_log_softmax_is_a_value_less_a_weighted_sum(function: Callable[[Tensor], Tensor]) -> None:
+    x, g = normal(2, 4), normal(2, 4)
+    found = relevance_of(function, x, seed=g)
+    for i, row in enumerate(x.tolist()):
+        weights, total = softmax_by_hand(row), float(g[i].sum())
+        expected = [
+            v * (float(g[i, j]) - p * total) for j, (v, p) in enumerate(zip(row, weights, strict=True))
+        ]
+        torch.testing.assert_close(
+            found.input.features[i], torch.tensor(expected).double(), rtol=1e-6, atol=1e-6
+        )
+    assert closes(found)
+
+
+def test_a_running_product_shares_alike() -> None:
+    """As the survival curve of hazards: y_k goes in k equal parts to its factors."""
+    x, g = normal(2, 5), normal(2, 5)
+    found = relevance_of(lambda v: torch.cumprod(v, dim=1), x, seed=g)
+    y = x.cumprod(dim=1)
+    expected = torch.zeros_like(x)
+    for k in range(5):
+        expected[:, : k + 1] += (g[:, k] * y[:, k] / (k + 1)).unsqueeze(1)
+    torch.testing.assert_close(found.input.features, expected, **TIGHT)
+
+
+def test_a_learned_power_is_one() -> None:
+    """The generalised mean, whose exponent is a parameter, has the rule of the same number."""
+    x, g, p = normal(6, 3).abs() + 0.1, normal(3), torch.tensor(2.5, dtype=torch.float64)
+    learned = relevance_of(lambda v: v.pow(p).mean(0).pow(1 / p), x, seed=g)
+    number = relevance_of(lambda v: v.pow(2.5).mean(0).pow(0.4), x, seed=g)
+    torch.testing.assert_close(learned.input.features, number.input.features, **TIGHT)
+    each = relevance_of(lambda v: v ** torch.tensor([1.0, 2.0, 0.5]).double(), x, seed=normal(6, 3))
+    assert closes(each)
+    normal_of = relevance_of(lambda v: v * (v + 1) ** -p, x, seed=normal(6, 3))
+    assert closes(normal_of)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda v: torch.cov(v),
+        lambda v: torch.corrcoef(v),
+        lambda v: F.grid_sample(v.reshape(1, 1, 3, 5), torch.zeros(1, 2, 2, 2).double(), align_corners=False),
+        lambda v: torch.acos(v.tanh()),
+        lambda v: torch.div(v, 0.3, rounding_mode="floor") + v,
+    ],
+)
+def test_more_operations_of_the_field_close(function: Callable[[Tensor], Tensor]) -> None:
+    x = normal(3, 5)
+    assert closes(relevance_of(function, x, seed=normal(*function(x).shape)))
 
 
 @pytest.mark.parametrize(

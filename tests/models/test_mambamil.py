@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import xmil
 from tests.models.originals import Array, arrays, layer_norm, linear, relu, sigmoid, softmax
@@ -342,3 +344,72 @@ def test_settings_that_do_not_fit_a_checkpoint(tmp_path: Path) -> None:
     path = written(tmp_path, model_of())
     (tmp_path / "args.json").unlink()
     assert "taken as without a position code: no args.json has pos_embed" in xmil.load_model(path).notes
+
+
+# A long bag goes through a layer in parts, each of which hands its state on to the next.
+
+
+@pytest.fixture
+def parts_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xmil.nn.scan.SHORT", 3)
+    monkeypatch.setattr("xmil.nn.scan.PART_ELEMENTS", 1)
+
+
+@pytest.mark.parametrize("params", VARIANTS)
+@pytest.mark.parametrize("n", [4, 13])
+@torch.no_grad()
+def test_the_formula_in_parts(
+    params: dict[str, object], n: int, rng: np.random.Generator, parts_of_three: None
+) -> None:
+    model, x, coords = model_of(**params), rng.normal(size=(2, n, D)), places(n, rng)
+    found = model(torch.from_numpy(x), coords=torch.from_numpy(coords).expand(2, -1, -1))
+    for one, bag in zip(found, x, strict=True):
+        np.testing.assert_allclose(one.numpy(), by_hand(model, bag, coords), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("params", VARIANTS)
+@pytest.mark.parametrize("preset", ["exact", "paper", "centred"])
+def test_relevance_in_parts(
+    params: dict[str, object], preset: str, rng: np.random.Generator, request: pytest.FixtureRequest
+) -> None:
+    """Scores and every share of the account are those of the whole sequence."""
+    model, bag = model_of(**params), xmil.Bag(rng.normal(size=(13, D)), coords=places(13, rng))
+    whole = xmil.explain(model, bag, target=1, preset=preset)
+    request.getfixturevalue("parts_of_three")
+    parts = xmil.explain(model, bag, target=1, preset=preset)
+    np.testing.assert_allclose(parts.scores, whole.scores, rtol=1e-5, atol=1e-7)
+    assert whole.audit is not None
+    assert parts.audit is not None
+    assert parts.audit.as_dict() == pytest.approx(whole.audit.as_dict(), abs=1e-10)
+
+
+def test_relevance_at_a_layer_within_is_of_the_whole_sequence(
+    rng: np.random.Generator, parts_of_three: None
+) -> None:
+    e = xmil.explain(model_of(), rng.normal(size=(13, D)), layer="layers.0.mamba.in_proj", preset="exact")
+    assert len(e.scores) == 13
+
+
+class Largest(TorchDispatchMode):
+    """The numbers in the largest tensor that any operation makes, forwards or backwards."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [one for one in (out if isinstance(out, tuple) else [out]) if isinstance(one, torch.Tensor)]
+        self.numbers = max([self.numbers, *(tensor.numel() for tensor in tensors)])
+        return out
+
+
+def test_a_long_bag_takes_no_more_than_its_scanned_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signal and gate, twice as wide, and the states, sixteen times as many, are made a part at a time."""
+    monkeypatch.setattr("xmil.nn.scan.PART_ELEMENTS", 1)
+    monkeypatch.setattr("xmil.nn.scan.CHUNK_ELEMENTS", 1 << 14)
+    model, n = model_of().float(), 2000
+    x = torch.randn(n, D, generator=torch.Generator().manual_seed(0))
+    with Largest() as forward, torch.no_grad():
+        model(x[None])
+    with Largest() as explaining:
+        xmil.explain(model, x, target=1)
+    assert max(forward.numbers, explaining.numbers) <= n * 2 * DIM

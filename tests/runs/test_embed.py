@@ -21,10 +21,10 @@ import xmil
 from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.encoders import load_encoder
+from xmil.network import find_device
 from xmil.runs.cohort_run import Tally
 from xmil.runs.embed import AHEAD, EmbedRun, PatchStream
 from xmil.runs.requests import EmbedRequest
-from xmil.runs.workers.pool import find_device
 from xmil.slides import open_slide
 from xmil.slides.stain import Macenko
 from xmil.slides.tiling import TileSettings, tile_slide, write_tiling

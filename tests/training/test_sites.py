@@ -40,6 +40,41 @@ def test_sites_are_drawn_by_their_rarer_label_and_each_label_once() -> None:
     assert groups.draw((0, 3)) == groups.draw((0, 3)) != groups.draw((0, 4))
 
 
+def test_a_class_that_would_never_be_drawn_is_refused_with_its_counts(tmp_path: Path) -> None:
+    """Three classes, one of them at one site only: shuffled bags hold it, groups would not."""
+    sites = ["a"] * 6 + ["b"] * 6 + ["z"] * 4
+    labels = ["x", "y"] * 6 + ["w"] * 4
+    with pytest.raises(InputError, match=r"never draw 'w'.*a: x 3, y 3; b: x 3, y 3; z: w 4"):
+        SiteGroups.of(np.arange(16), sites, labels)
+    kept = SiteGroups.of(np.arange(16), sites, [*labels[:-1], "x"])
+    assert kept.notes == ()
+    some = SiteGroups.of(np.arange(15), sites, [*labels[:12], "x", "x", "x"])
+    assert {labels[row] for epoch in range(20) for row in some.draw((0, epoch))} == {"x", "y"}
+    (note,) = some.notes
+    assert "3 bags of 1 site" in note
+    assert "z: x 3" in note
+
+
+def test_what_is_never_drawn_is_said_by_the_run(tmp_path: Path) -> None:
+    folder = with_sites(tmp_path)
+    lines = (folder / "cohort.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    cells = [dict(zip(names, line.split(","), strict=True)) for line in lines[1:]]
+    for row in cells:
+        if row["label"] == cells[0]["label"] and row["site"] == "a":
+            row["site"] = "b"
+    (folder / "cohort.csv").write_text(
+        "\n".join([lines[0], *(",".join(row.values()) for row in cells)]) + "\n"
+    )
+    base = settings(folder)
+    content = {
+        **base,
+        "data": {**base["data"], "site": "site"},
+        "train": {**base["train"], "sampling": "site_balanced"},
+    }
+    assert any("with one label (a: " in note for note in make_plan(make_config(content)).training_set.notes)
+
+
 def test_a_shortcut_of_the_site_is_worth_nothing_in_a_group() -> None:
     """Nine in ten positives come from one site: shuffled bags tell, balanced ones do not."""
     rng = np.random.default_rng(0)

@@ -4,8 +4,8 @@ Colon (Sirinukunwattana et al. 2016): images are bags, labelled nuclei instances
 
 CAMELYON16: slides are bags of encoded patches, with lesions outlined by pathologists. A folder holds
 `features/` (any layout `read_bag` reads: CLAM, TRIDENT, ...), `annotations/` (ASAP's XML, one for each tumour
-slide) and `slides.csv` with the columns `slide_id`, `split` (train, validation, test) and, for slides without
-a file, `label`.
+slide) and `slides.csv` with the columns `slide_id`, `split` (train, validation, test), for slides without a
+file `label`, and `case_id` if patients have several slides.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def _read_slide(folder: Path, row: dict[str, str]) -> LabelledBag:
     path = folder / "annotations" / f"{name}.xml"
     lesions = lesions_of(read_asap(path) if path.is_file() else [], bag.coords, bag.patch_size)
     label = int(row["label"]) if row.get("label") else int(path.is_file())
-    return LabelledBag(name, bag.features, label, for_and_against((lesions >= 0).astype(np.int8)), lesions)
+    evidence = for_and_against((lesions >= 0).astype(np.int8))
+    return LabelledBag(name, bag.features, label, evidence, lesions, row.get("case_id") or "")
 
 
 def camelyon_problem(folder: Path) -> ListedProblem:

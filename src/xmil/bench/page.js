@@ -42,7 +42,7 @@ function drawTable(suite, state) {
       if (!cell || cell.estimate === null) { td.textContent = c.status !== "measured" && rowOf(c, name) ? c.status : "–"; td.className = "none"; }
       else {
         td.textContent = number(cell.estimate);
-        td.append(make("small", number(cell.low) + " to " + number(cell.high)));
+        td.append(make("small", cell.low === null ? "no interval" : number(cell.low) + " to " + number(cell.high)));
         if (cell.paper !== null && cell.paper !== undefined) td.append(make("small", "paper " + number(cell.paper, 2) + ", " + (cell.estimate - cell.paper >= 0 ? "+" : "") + number(cell.estimate - cell.paper)));
         if (bestOf(c, state.measure) === name) td.className = "best";
       }

@@ -30,6 +30,8 @@ class Block:
     """Bags of one length: features (b, n, d), labels (b,), evidence (b, c, n) if it is known, names.
 
     `lesions` (b, n) numbers what each instance lies in, -1 for none. `first` is the place of the first bag.
+    `cases` names the patients of each bag, the unit of tests and intervals; None for bags drawn at random,
+    which are independent.
     """
 
     x: Tensor
@@ -38,6 +40,7 @@ class Block:
     names: tuple[str, ...]
     first: int = 0
     lesions: Labels | None = None
+    cases: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,7 +51,8 @@ class Block:
         names = tuple(self.names[int(i)] for i in rows)
         evidence = None if self.evidence is None else self.evidence[rows]
         lesions = None if self.lesions is None else self.lesions[rows]
-        return Block(self.x[at], self.labels[rows], evidence, names, self.first, lesions)
+        cases = None if self.cases is None else tuple(self.cases[int(i)] for i in rows)
+        return Block(self.x[at], self.labels[rows], evidence, names, self.first, lesions, cases)
 
     def checksums(self) -> list[str]:
         """SHA-256 of each bag: its features, label and evidence."""
@@ -64,13 +68,17 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class LabelledBag:
-    """One bag as files give it: features (n, d), its class, evidence (c, n), and where it comes from."""
+    """One bag as files give it: features (n, d), its class, evidence (c, n), and where it comes from.
+
+    `case` is its patient; where none is known, a bag is its own.
+    """
 
     name: str
     features: FloatArray
     label: int
     evidence: Evidence | None = None
     lesions: Labels | None = None
+    case: str = ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -148,6 +156,7 @@ def _block(bags: list[LabelledBag], first: int, device: str) -> Block:
         tuple(bag.name for bag in bags),
         first,
         np.stack(lesions) if len(lesions) == len(bags) else None,
+        tuple(bag.case or bag.name for bag in bags),
     )
 
 

@@ -24,7 +24,7 @@ from xmil.bench.training import Fitted, learn
 from xmil.core.background import background_of
 from xmil.core.errors import InputError
 from xmil.models import MILModel
-from xmil.storage import RUN, RunFolder, provenance, read_run
+from xmil.storage import RUN, RunFolder, provenance, read_run, start_manifest
 
 
 def ignore(text: str, done: int = 0, total: int = 0) -> None:
@@ -62,6 +62,7 @@ def export(request: Request, out: Path, folder: Path, say: Say = ignore) -> list
     models, plan, run = request.model_entries(), request.plan(), _folder(out, request)
     with run.claim():
         if not (out / RUN).is_file():
+            start_manifest(out, run.kind)
             run.write({})
         return [
             path
@@ -165,6 +166,7 @@ class Referee:
             "checksum": checksum(trained.problem, repetition),
             "auroc": bag_auroc(chances, labels),
             "bags": [name for block in exam.blocks for name in block.names],
+            "cases": [case for block in exam.blocks for case in block.cases or ()] or None,
             "forward": min(_time(exam, lambda b: probabilities(exam.model, b.x))[1] for _ in range(2)),
         }
         unit.check(repetition, facts)

@@ -18,7 +18,7 @@ from xmil.bench.verdicts import draws_of, learned_repetitions, summary_of
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import FileError, InputError
 from xmil.core.explanation import CARDS
-from xmil.evaluate.statistics import Interval
+from xmil.evaluate.statistics import FEWEST, SMALLEST, Interval
 from xmil.heatmaps import Html, bullets, join, method_colour, page, table, tag
 from xmil.storage import provenance
 
@@ -97,9 +97,11 @@ def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
     """Write the page of a run's summary; `beside`: it lies in the run's folder, and links its files."""
     script = files("xmil.bench").joinpath("page.js").read_text(encoding="utf-8")
     intro = Html(
-        "Means with 95 % intervals, bags and repetitions drawn with replacement. Green: the best method of a "
-        "column; the oracle and the rows that are wrong on purpose (random, constant, lrp_flipped) cannot "
-        'win. Click a heading to sort. Download: <a id="save" href="#" download="results.json">these '
+        "Means with 95 % intervals, bags and repetitions drawn with replacement; on tissue whole patients. "
+        f"Fewer than {FEWEST} units have none. Green: the highest mean of a column, which may be no better "
+        f"than the next: differences below {SMALLEST:g} count as none. The oracle and the rows that are "
+        "wrong on purpose (random, constant, lrp_flipped) cannot win. Click a heading to sort. Download: "
+        '<a id="save" href="#" download="results.json">these '
         f"figures</a>{FILES if beside else ''}."
     )
     return page(
@@ -236,9 +238,9 @@ class Change:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval keeps to one side of zero."""
+        """Whether the interval keeps to one side of zero, and the difference is large enough to matter."""
         d = self.difference
-        return d is not None and bool(d.low > 0 or d.high < 0)
+        return d is not None and abs(d.estimate) >= SMALLEST and bool(d.low > 0 or d.high < 0)
 
 
 def compare_runs(first: Path, second: Path) -> list[Change]:

@@ -263,7 +263,9 @@ class TissueProblem(Problem):
         evidence = for_and_against(self.question.support(*pair)).astype(np.int8)
         labels = self.question.label(*pair).astype(np.int64)
         names = tuple(f"{self.name}-{split}-{repetition}-{i}" for i in range(len(labels)))
-        return [Block(torch.from_numpy(features[rows]).to(device), labels, evidence, names)]
+        cases = (f"patients of repetition {repetition}",) * len(labels)  # a bag has images of many patients
+        x = torch.from_numpy(features[rows]).to(device)
+        return [Block(x, labels, evidence, names, cases=cases)]
 
     def settings(self) -> dict[str, Any]:
         """The source by its checksum, the question and the numbers of bags."""

@@ -1,4 +1,8 @@
-"""What a run says: intervals over bags and repetitions, which row leads each column, by how much."""
+"""What a run says: intervals over bags and repetitions, which row leads each column, by how much.
+
+On tissue patients are the unit: bags of one patient are drawn and tested together, over all repetitions.
+Where bags mix images of many patients, all bags of a repetition share theirs and are one unit.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,21 @@ from xmil.bench.folder import Folder, Unit
 from xmil.bench.measures import Measure
 from xmil.bench.protocol import Protocol, paper_figure
 from xmil.bench.suites import LEARNED, SUITES
-from xmil.evaluate.statistics import ALPHA, Interval, compare, nan_mean, percentile_interval, ratio
+from xmil.core.text import counted
+from xmil.evaluate.statistics import (
+    ALPHA,
+    SMALLEST,
+    Interval,
+    compare,
+    count_units,
+    draw_weights,
+    nan_mean,
+    percentile_interval,
+    ratio,
+    why_no_interval,
+)
 
 DRAWS = 1000
-SAME = 0.0005  # a lead below this is none, as printed
 ENOUGH = 6  # repetitions from which on tests are over repetitions; with fewer they are over bags
 NOT_LEARNED = "model did not learn"
 PERFECT = 1.0 - 1e-6
@@ -29,7 +44,8 @@ Floats = npt.NDArray[np.float64]
 class Draws:
     """Means of rows and measures: over everything, (m, k), by repetition, (r, m, k), and redrawn, (D, m, k).
 
-    A draw takes repetitions with replacement and, within each, bags with replacement.
+    A draw takes repetitions with replacement and, within each, bags with replacement; of bags with patients,
+    patients with all their bags. There are `n` such units.
     """
 
     methods: tuple[str, ...]
@@ -37,19 +53,19 @@ class Draws:
     means: Floats
     by_repetition: Floats
     redrawn: Floats
+    n: int
 
     def interval(self, method: str, measure: str) -> Interval:
         """A row's mean with its percentile interval."""
         i, k = self.methods.index(method), self.measures.index(measure)
-        return percentile_interval(self.means[i, k], self.redrawn[:, i, k])
+        return percentile_interval(self.means[i, k], self.redrawn[:, i, k], units=self.n)
 
     def difference(self, first: str, second: str, measure: str) -> Interval:
         """First less second, drawn in pairs."""
         i, j = self.methods.index(first), self.methods.index(second)
         k = self.measures.index(measure)
-        return percentile_interval(
-            self.means[i, k] - self.means[j, k], self.redrawn[:, i, k] - self.redrawn[:, j, k]
-        )
+        drawn = self.redrawn[:, i, k] - self.redrawn[:, j, k]
+        return percentile_interval(self.means[i, k] - self.means[j, k], drawn, units=self.n)
 
     def mean(self, method: str, measure: str) -> float:
         """A row's mean."""
@@ -61,18 +77,54 @@ def draws_of(unit: Unit, repetitions: Sequence[int], *, draws: int = DRAWS, seed
 
     The mean of a row is that of its repetitions' means over bags; bags without a value are left out.
     """
-    rng = np.random.default_rng(seed)
-    methods = tuple(unit.methods)
+    methods, cases = tuple(unit.methods), cases_of(unit, repetitions)
     single = repetition_means(unit, repetitions, methods)
-    shape, redrawn = single.shape[1:], []
+    grids = [_grid(unit, r, methods) for r in repetitions]  # (bags, m * k) each
+    if cases is None:
+        redrawn, n = _redraw_bags(grids, draws, seed), sum(map(len, grids))
+    else:
+        redrawn, n = _redraw_cases(grids, cases, draws, seed), count_units(cases)
+    means = redrawn.reshape(draws, *single.shape[1:])
+    return Draws(methods, unit.measures, nan_mean(list(single)), single, means, n)
+
+
+def cases_of(unit: Unit, repetitions: Sequence[int]) -> list[str] | None:
+    """The patients of each bag of these repetitions, in order; None if the bags were drawn at random.
+
+    Tissue that was measured before patients were noted counts by repetition.
+    """
+    cases: list[str] = []
     for r in repetitions:
-        grid = _grid(unit, r, methods)  # (bags, m * k)
+        facts = unit.facts[r]
+        own = facts.get("cases")
+        if not own and unit.suite != "tissue":
+            return None
+        cases += own or [f"patients of repetition {r}"] * len(facts["bags"])
+    return cases
+
+
+def _redraw_bags(grids: Sequence[Floats], draws: int, seed: int) -> Floats:
+    """Means (draws, m * k) over repetitions drawn with replacement, and within each over its bags."""
+    rng, redrawn = np.random.default_rng(seed), []
+    for grid in grids:
         weights = rng.multinomial(len(grid), np.full(len(grid), 1 / len(grid)), size=draws)
         redrawn.append(_means(weights.astype(np.float64), grid))
-    picks = rng.integers(len(repetitions), size=(draws, len(repetitions)))
+    picks = rng.integers(len(grids), size=(draws, len(grids)))
     chosen = np.stack(redrawn)[picks, np.arange(draws)[:, None]]  # (draws, r, m * k)
-    means = nan_mean(list(chosen.swapaxes(0, 1))).reshape(draws, *shape)
-    return Draws(methods, unit.measures, nan_mean(list(single)), single, means)
+    return nan_mean(list(chosen.swapaxes(0, 1)))
+
+
+def _redraw_cases(grids: Sequence[Floats], cases: Sequence[str], draws: int, seed: int) -> Floats:
+    """Means (draws, m * k) over cases drawn with replacement, with all bags; repetitions weigh alike."""
+    grid = np.concatenate(grids)
+    finite = np.isfinite(grid)
+    counts = [np.isfinite(own).sum(axis=0, keepdims=True) for own in grids]
+    each = np.concatenate([np.repeat(n, len(own), axis=0) for n, own in zip(counts, grids, strict=True)])
+    share = finite / np.maximum(each, 1)
+    values = np.where(finite, grid, 0.0) * share
+    if count_units(cases) < 2:
+        return np.full((draws, grid.shape[1]), np.nan)
+    return np.concatenate([ratio(w @ values, w @ share) for w in draw_weights(cases, draws, seed)])
 
 
 def repetition_means(unit: Unit, repetitions: Sequence[int], methods: Sequence[str]) -> Floats:
@@ -99,8 +151,9 @@ class Verdict:
     """The best row of a column by one measure, against the next and against all others.
 
     `lead` is the best less the next, turned so that more is better, with its paired interval. `apart` are the
-    rows that the best is ahead of, by a paired interval above zero and a paired t-test (Holm, p < 0.05),
-    `level` those it is not; the tests are over `n` repetitions or bags.
+    rows that the best is ahead of, by `smallest` or more, a paired interval above zero and a paired t-test
+    (Holm, p < 0.05), `level` those it is not; the tests are over `n` repetitions, cases or bags, intervals
+    over `units` of them.
     """
 
     measure: str
@@ -112,21 +165,23 @@ class Verdict:
     level: tuple[str, ...]
     unit: str
     n: int
+    units: int
+    smallest: float = SMALLEST
 
     @property
     def sentence(self) -> str:
         """No more than the figures say."""
         if self.second is None or self.lead is None:
             return f"{self.best} has {self.mean:.3f}; there is no other row to compare it with."
-        if self.lead.estimate < SAME:
-            ahead = f"{self.best} has the best mean, {self.mean:.3f}, level with {self.second}"
-        else:
-            ahead = f"{self.best} leads with {self.mean:.3f}, {self.lead.estimate:.3f} ahead of {self.second}"
+        lead = f"{self.lead.estimate:.3f} above {self.second}"
         sure = f"95 % paired interval {self.lead.low:+.3f} to {self.lead.high:+.3f}"
-        level = (
-            f"not distinguishable from {', '.join(self.level)}" if self.level else "ahead of every other row"
+        if not self.lead.exists:
+            sure = why_no_interval(self.units, self.unit) or "no interval: too few values"
+        level = f"not told apart from {', '.join(self.level)}" if self.level else "ahead of every other row"
+        tests = (
+            f"paired t-tests over {counted(self.n, self.unit)}, Holm; differences from {self.smallest:g} on"
         )
-        return f"{ahead} ({sure}); {level} (paired t-tests over {self.n} {self.unit}s, Holm)."
+        return f"{self.best} has the best mean, {self.mean:.3f}, {lead} ({sure}); {level} ({tests})."
 
 
 def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence[int]) -> Verdict | None:
@@ -138,21 +193,26 @@ def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence
         return None
     best, *rest = order
     k = draws.measures.index(measure.name)
-    if len(repetitions) >= ENOUGH:
+    bags = np.concatenate([_grid(unit, r, draws.methods) for r in repetitions])
+    kind, table, units = "bag", bags[:, k :: len(draws.measures)], cases_of(unit, repetitions)  # (bags, m)
+    if units is not None:
+        names = [name for r in repetitions for name in unit.facts[r]["bags"]]
+        few = count_units(units) <= len(repetitions)  # all bags of a repetition together
+        kind = "repetition" if few else "bag" if units == names else "case"
+    elif len(repetitions) >= ENOUGH:
         kind, table = "repetition", draws.by_repetition[:, :, k]  # (r, m)
-    else:
-        bags = np.concatenate([_grid(unit, r, draws.methods) for r in repetitions])
-        kind, table = "bag", bags[:, k :: len(draws.measures)]  # (bags, m)
+    own = [str(i) for i in range(len(table))] if units is None else units
     samples = dict(zip(draws.methods, table.T, strict=True))
-    n = int(np.isfinite(samples[best]).sum())
+    n = count_units([own[i] for i in np.flatnonzero(np.isfinite(samples[best]))])
     if not rest:
-        return Verdict(measure.name, best, values[best], None, None, (), (), kind, n)
+        return Verdict(measure.name, best, values[best], None, None, (), (), kind, n, draws.n)
     ranked, pairs = {m: samples[m] for m in order}, [(best, other) for other in rest]
-    tests = compare(ranked, pairs, units=range(len(table)))
+    tests = compare(ranked, pairs, units=own)
     gaps = {m: upward(draws.difference(best, m, measure.name), measure) for m in rest}
-    ahead = {c.second: bool(c.t_holm < ALPHA and gaps[c.second].low > 0) for c in tests}
+    ahead = {c.second: bool(c.t_holm < ALPHA) and gaps[c.second].is_above(SMALLEST) for c in tests}
     apart, level = (tuple(m for m in rest if ahead[m] is sure) for sure in (True, False))
-    return Verdict(measure.name, best, values[best], rest[0], gaps[rest[0]], apart, level, kind, n)
+    lead = gaps[rest[0]]
+    return Verdict(measure.name, best, values[best], rest[0], lead, apart, level, kind, n, draws.n)
 
 
 def upward(gap: Interval, measure: Measure) -> Interval:
@@ -203,7 +263,10 @@ class Column:
             "checksums": {r: unit.facts[r]["checksum"] for r in measured},
             "settings": unit.settings,
             "rows": [self._row(m) for m in unit.methods],
-            "verdicts": [{**asdict(v), "sentence": v.sentence} for v in self.verdicts],
+            "verdicts": [
+                {**asdict(v), "lead": v.lead and _bounds(v.lead), "sentence": v.sentence}
+                for v in self.verdicts
+            ],
         }
 
     def _row(self, method: str) -> dict[str, Any]:
@@ -224,7 +287,7 @@ class Column:
         interval = draws.interval(method, measure.name)
         i, k = draws.methods.index(method), draws.measures.index(measure.name)
         return {
-            **{key: _or_none(value) for key, value in asdict(interval).items()},
+            **_bounds(interval),
             "std": _or_none(np.std(draws.by_repetition[:, i, k])),
             "place": places(draws, measure).get(method),
             "paper": paper_cell(self.unit, base_of(method)) if measure.name == "auprc2" else None,
@@ -279,7 +342,8 @@ class Check:
 def checks(columns: Sequence[Column]) -> list[Check]:
     """The oracle is perfect; what is wrong on purpose is behind the best everywhere, and last overall.
 
-    The whole paired interval of the best less the control must be above zero, by the leading measure.
+    The whole paired interval of the best less the control must be above zero, by the leading measure; the
+    difference itself where there are too few units for an interval.
     """
     oracles, controls = [], []
     shares: dict[str, list[float]] = {}  # places over the number of rows
@@ -295,7 +359,8 @@ def checks(columns: Sequence[Column]) -> list[Check]:
             if best is not None and name in draws.methods:
                 gap = upward(draws.difference(best, name, measure.name), measure)
                 detail = f"{best} less {name}: {gap} by {measure.title}"
-                controls.append(Check(f"{name} is behind the best: {c.where}", bool(gap.low > 0), detail))
+                behind = bool(gap.low > 0 if gap.exists else gap.estimate > 0)
+                controls.append(Check(f"{name} is behind the best: {c.where}", behind, detail))
         for method, place in places(draws, measure).items():
             shares.setdefault(method, []).append(place / sum(m != ORACLE for m in draws.methods))
     mean = {method: float(np.mean(values)) for method, values in shares.items()}
@@ -362,14 +427,14 @@ def across(columns: Sequence[Column]) -> list[dict[str, Any]]:
 
 
 def weak_spots(columns: Sequence[Column]) -> list[str]:
-    """Name where the package's own default is behind, with the paired interval."""
+    """Name where the package's own default is surely behind, and by enough to matter."""
     sentences = []
     for c in columns:
         measure, best = c.measures[0], c.leader
         if c.draws is None or OURS not in c.draws.methods or best is None:
             continue
         gap = upward(c.draws.difference(best, OURS, measure.name), measure)
-        if best != OURS and gap.low > 0:
+        if best != OURS and gap.is_above(SMALLEST):
             sentences.append(f"{c.where}: {best} is ahead of {OURS} by {gap} in {measure.title}.")
     return sentences
 
@@ -390,6 +455,10 @@ def paper_cell(unit: Unit, row: str) -> float | None:
 def base_of(method: str) -> str:
     """A method's name without preset and output."""
     return method.partition("@")[0].partition(":")[0]
+
+
+def _bounds(interval: Interval) -> dict[str, float | None]:
+    return {key: _or_none(value) for key, value in asdict(interval).items()}
 
 
 def _or_none(value: Any) -> float | None:

@@ -90,7 +90,7 @@ def bench(
     if compare is not None:
         return _compare(*compare, as_json=as_json)
     from xmil.bench import Request
-    from xmil.runs.workers.pool import find_device
+    from xmil.network import find_device
     from xmil.storage import RUN
 
     positive, _, against = classes.partition(",")
@@ -183,6 +183,7 @@ def _report(out: Path, *, done: bool, as_json: bool) -> None:
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> int:
     from xmil.bench import compare_runs
+    from xmil.evaluate.statistics import SMALLEST
 
     changes = compare_runs(first, second)
     if as_json:
@@ -190,7 +191,8 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
         return 0
     sure = [c for c in changes if c.sure]
     unpaired = [c for c in changes if c.difference is None]
-    print(f"{len(changes)} figures in both runs; {len(sure)} differ (95 % paired interval without zero).")
+    how = f"95 % paired interval without zero, {SMALLEST:g} or more"
+    print(f"{len(changes)} figures in both runs; {len(sure)} differ ({how}).")
     for c in sorted(sure, key=lambda c: -abs(c.difference.estimate if c.difference else 0.0))[:SHOWN]:
         where = f"{c.suite}, {c.problem}, {c.model}, {c.method}, {c.measure}"
         print(f"  {where}: {c.first:.3f} to {c.second:.3f}, {c.difference}")

@@ -51,20 +51,21 @@ def split(
     if target.is_dir():
         raise InputError(f"{target}: is a folder; name the table to write with --out.")
     done.save(target)
+    cases = done.cases
     sides: dict[str, list[int]] = {}  # rows of each side; of those on none under an empty name
     for row, cell in enumerate(done.column(name)):
         sides.setdefault(cell or "", []).append(row)
     counts = {
-        side: {"slides": len(rows), "cases": len({done.cases[i] for i in rows})}
+        side: {"slides": len(rows), "cases": len({cases[i] for i in rows})}
         for side, rows in sorted(sides.items())
     }
     if as_json:
         print(json.dumps({"out": str(target), "column": name, "sides": counts}, indent=2))
         return
-    print(f"{target}: wrote {name!r}, split by case ({len(set(done.cases))} cases, none on two sides)")
+    print(f"{target}: wrote {name!r}, split by case ({len(set(cases))} cases, none on two sides)")
     empty = counts.pop("", None)
     for side, count in counts.items():
-        labels = Counter(done.column(stratify)[i] for i in sides[side]) if stratify else {}
+        labels = Counter(map(done.column(stratify).__getitem__, sides[side])) if stratify else {}
         mix = ", ".join(f"{label}: {n}" for label, n in sorted(labels.items(), key=str))
         line = f"  {side:<8} {count['slides']:>6} slides {count['cases']:>6} cases"
         print(line + (f"   {stratify} {mix}" if mix else ""))

@@ -66,7 +66,7 @@ def toy(
         rows_of,
         write_rows,
     )
-    from xmil.runs.workers.pool import find_device
+    from xmil.network import find_device
     from xmil.storage import RunFolder
 
     names = _names(task, model, methods, table1=table1, quick=quick)

@@ -14,22 +14,27 @@ from xmil.core.errors import XmilError
 
 def verify(
     run: Annotated[Path, typer.Argument(help="Folder of a run, of any command.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Compare the sizes of files only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Check every file of a run; of scores also digests, accounts, settings, models and features."""
+    """Check that every file of a run is as it was written; of scores also accounts, models and features."""
     from xmil.core.text import counted
-    from xmil.runs.verify import SCORED, run_files, verify_run
+    from xmil.runs.verify import SCORED, run_files, unknowns, verify_run
     from xmil.storage import open_run
 
     stored = open_run(run)
-    faults, files = verify_run(stored), len(run_files(stored))
+    faults, files, notes = verify_run(stored, quick=quick), len(run_files(stored)), unknowns(stored)
     slides, lost = _count(lambda: stored.slides), _count(lambda: stored.failed)
+    if quick:
+        notes.append("Only sizes were compared; a change that keeps a file's size is not noticed.")
     if as_json:
-        about = {"kind": stored.kind, "slides": slides, "files": files}
-        print(json.dumps({**about, "faults": [vars(fault) for fault in faults]}, indent=2))
+        about = {"kind": stored.kind, "slides": slides, "files": files, "quick": quick}
+        print(json.dumps({**about, "faults": [vars(fault) for fault in faults], "notes": notes}, indent=2))
     else:
         for fault in faults:
             print(fault)
+        for note in notes:
+            print(f"Note: {note}")
         checked = counted(slides, "slide") if stored.kind in SCORED else counted(files, "file")
         print(f"{checked} checked, {counted(len(faults), 'fault')}, {counted(lost, 'failed slide')}.")
     return 1 if faults else 0

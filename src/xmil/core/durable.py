@@ -18,16 +18,28 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
-from xmil.core.errors import FileError, WriteError, absent, bad_parameter, unreadable
+from xmil.core.errors import FileError, WriteError, absent, unreadable
+from xmil.core.journal import (
+    UNABLE,
+    note_done,
+    note_failure,
+    note_file,
+    note_removal,
+    owning_run,
+    sync_handle,
+    syncs,
+)
 
-SYNC = "XMIL_SYNC"
 OPEN_FILES = (errno.EMFILE, errno.ENFILE)  # too many of them
-_UNABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)  # file systems that sync nothing
 
 
 def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent."""
+    """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent.
+
+    A file in a run's folder is noted in the run's journal first.
+    """
     target = Path(path)
+    run = owning_run(target)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as error:
@@ -40,8 +52,10 @@ def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) ->
         os.chmod(temporary, 0o666 & ~mask)
         if syncs():
             _sync(temporary, os.O_RDWR)
-        os.replace(temporary, target)
+        note_file(run, target, Path(temporary))
+        _replace(run, temporary, target)
         sync_folder(target.parent)
+        note_done(run, target)
     except OSError as error:
         raise _not_written(target, error) from None
     finally:
@@ -55,6 +69,7 @@ def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> No
     An older folder gives way only once the new one is complete.
     """
     target = Path(path)
+    run = owning_run(target)
     try:
         aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part"))
     except OSError as error:
@@ -65,14 +80,24 @@ def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> No
             for name in names if syncs() else ():
                 _sync(os.path.join(inner, name), os.O_RDWR)
             sync_folder(Path(inner))
+        note_file(run, target, aside / "new")
         if target.exists():
-            os.replace(target, aside / "old")
-        os.replace(aside / "new", target)
+            _replace(run, target, aside / "old")
+        _replace(run, aside / "new", target)
         sync_folder(target.parent)
+        note_done(run, target)
     except OSError as error:
         raise _not_written(target, error) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _replace(run: Path | None, source: str | Path, target: Path) -> None:
+    try:
+        os.replace(source, target)
+    except OSError:
+        note_failure(run, target)
+        raise
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
@@ -89,31 +114,38 @@ def write_bytes(path: str | PathLike[str], content: bytes | memoryview) -> None:
     write_atomically(path, write)
 
 
+def remove_file(path: str | PathLike[str]) -> None:
+    """Remove a file, where there is one; in a run's folder its journal says so."""
+    target = Path(path)
+    run = owning_run(target)
+    if os.path.lexists(target):
+        note_removal(run, target)
+        target.unlink(missing_ok=True)
+        note_done(run, target)
+
+
+def note_as_it_is(path: str | PathLike[str]) -> None:
+    """Note in the run's journal a file that another library writes under its final name."""
+    target = Path(path)
+    run = owning_run(target)
+    note_file(run, target, target)
+    note_done(run, target)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder last; nothing where the system cannot."""
     if syncs() and os.name == "posix":
         try:
             _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            if error.errno not in _UNABLE:
+            if error.errno not in UNABLE:
                 raise
-
-
-def syncs() -> bool:
-    """Whether files are synced before they count as written."""
-    choice = os.environ.get(SYNC, "1")
-    if choice not in ("0", "1"):
-        raise bad_parameter(SYNC, "the environment", "0 or 1", choice)
-    return choice == "1"
 
 
 def _sync(path: str | Path, flags: int) -> None:
     handle = os.open(path, flags)
     try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in _UNABLE:
-            raise
+        sync_handle(handle)
     finally:
         os.close(handle)
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from xmil.core.bag import FloatArray, IntArray, Patches, Placed, Places, merged
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.task import Target
+from xmil.core.text import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,7 +152,8 @@ class Explanation(Placed):
 
     def __repr__(self) -> str:
         where = f" of {self.bag!r}" if self.bag else ""
-        return f"Explanation({self.column}{where}, {len(self)} scores, output={self.output:.6g})"
+        doubts = f", {counted(len(self.warnings), 'warning')}" if self.warnings else ""
+        return f"Explanation({self.column}{where}, {len(self)} scores, output={self.output:.6g}{doubts})"
 
     def boxes(self) -> IntArray:
         """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""

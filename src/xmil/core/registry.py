@@ -37,9 +37,9 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
         self._plugins_loaded = False
 
-    def add(self, name: str, entry: T) -> T:
-        """File an entry under a name; a name can be taken once."""
-        if name in self._entries:
+    def add(self, name: str, entry: T, *, replace: bool = False) -> T:
+        """File an entry under a name; a name can be taken once, unless it is to be replaced."""
+        if name in self._entries and not replace:
             raise InputError(f"The {self.kind} {name!r} is registered already; choose another name.")
         self._entries[name] = entry
         return entry

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
 from numbers import Real
@@ -80,7 +80,8 @@ class Request:
         >>> Draw.build(out="maps", names=["a", "b"])
         Draw(out=PosixPath('maps'), names=('a', 'b'))
         """
-        types, values = field_types(cls), cls.upgrade(values)
+        types = field_types(cls)
+        values = cls.upgrade(cls._one_or_several(values))
         for name in values:
             if name not in types:
                 near = get_close_matches(name, types, 1)
@@ -90,6 +91,23 @@ class Request:
         if missing:
             raise InputError(f"The parameter {missing[0]!r} is missing: {options(cls)[missing[0]].help}")
         return cls(**{name: _convert(types[name], value, name, cls) for name, value in values.items()})
+
+    @classmethod
+    def _one_or_several(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Take `method` for `methods` and the other way round, whichever the request has."""
+        own = set(field_types(cls)) & {"method", "methods"}
+        other = ({"method", "methods"} - own) & set(values)
+        if len(own) != 1 or not other:
+            return values
+        (mine,), (given,) = own, other
+        if mine in values:
+            raise InputError(f"{given}= and {mine}= are one parameter; give one of them.")
+        value = values.pop(given)
+        if mine == "method" and not isinstance(value, str):
+            if len(several := list(value)) != 1:
+                raise InputError(f"{owner(cls)} takes one method. Got {several} instead.")
+            value = several[0]
+        return {**values, mine: value}
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +128,7 @@ class Request:
 
     def as_dict(self) -> dict[str, Any]:
         """The request in plain types, as run.json keeps it."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     def settings(self) -> dict[str, Any]:
         """The values that decide results."""
@@ -244,4 +262,6 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
-    return str(value) if isinstance(value, Path) else value
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return str(value) if isinstance(value, Path) else type(value).__name__  # a loaded model, an open run

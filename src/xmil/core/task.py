@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -341,6 +341,17 @@ def references(reference: float | Sequence[float] | None, n_outputs: int) -> lis
     if isinstance(reference, Sequence):
         return [float(value) for value in reference]
     return [float(reference or 0.0)] * n_outputs
+
+
+def with_reference(outputs: Floats, spec: Mapping[str, Any]) -> Floats:
+    """Outputs (..., c) as values, where a regression's are deviations from its reference.
+
+    >>> with_reference(np.array([0.5]), {"relative": True, "reference": 2.0})
+    array([2.5])
+    """
+    if not spec.get("relative"):
+        return outputs
+    return np.asarray(outputs + np.asarray(references(spec.get("reference"), outputs.shape[-1])))
 
 
 def sigmoid(z: npt.ArrayLike) -> Floats:

@@ -50,7 +50,7 @@ class Cohort:
                 f"{self._name}: row {slides.index(None) + 2} has no slide_id; give one to each row."
             )
         if len(set(slides)) != len(slides):
-            doubled = sorted({str(name) for name in slides if slides.count(name) > 1})
+            doubled = sorted(str(name) for name, count in Counter(slides).items() if count > 1)
             verb = "stands" if len(doubled) == 1 else "stand"
             raise InputError(
                 f"{self._name}: {', '.join(doubled[:5])} {verb} in several rows; one row per slide."

@@ -7,6 +7,7 @@ too, and a seed means the same split in every version.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -101,23 +102,23 @@ def _by_site(
             raise InputError(f"Case {case!r} has no {sites}; fill it in, or split without sites=.")
         if home.setdefault(case, site) != site:
             raise InputError(f"Case {case!r} lies in two sites, {home[case]!r} and {site!r}.")
-    totals = np.array([len(members) for members in strata.values()], dtype=np.float64)
-    counts: dict[str, np.ndarray] = {}
-    for i, members in enumerate(strata.values()):
+    counts: dict[str, Counter[str]] = {}  # of the labels of each site
+    for label, members in strata.items():
         for case in members:
-            counts.setdefault(home[case], np.zeros(len(totals)))[i] += 1
+            counts.setdefault(home[case], Counter())[label] += 1
     if len(counts) < len(shares):
         raise InputError(f"Column {sites!r} has {len(counts)} sites, too few for {len(shares)} sides.")
-    filled = {side: np.zeros(len(totals)) for side in shares}
+    filled: dict[str, Counter[str]] = {side: Counter() for side in shares}
     rng = np.random.default_rng(seed)
     place: dict[str, str] = {}
-    for site in sorted(map(str, rng.permutation(sorted(counts))), key=lambda site: -counts[site].sum()):
+    for site in sorted(map(str, rng.permutation(sorted(counts))), key=lambda site: -counts[site].total()):
         cost = {
-            side: float((((filled[side] + counts[site]) ** 2 - filled[side] ** 2) / (share * totals)).sum())
+            side: sum(n * (2 * filled[side][k] + n) / (share * len(strata[k])) for k, n in labels)
+            for labels in (sorted(counts[site].items()),)
             for side, share in shares.items()
         }
         place[site] = min(cost, key=lambda side: cost[side])
-        filled[place[site]] += counts[site]
+        filled[place[site]].update(counts[site])
     empty = [side for side in shares if side not in place.values()]
     if empty:
         raise InputError(f"No site is left for {empty[0]!r}; use fewer sides, or shares that sites can meet.")
@@ -144,7 +145,11 @@ def _strata(cohort: Cohort, stratify: str | None) -> dict[str, list[str]]:
             labels.setdefault(case, []).append(cell)
     strata: dict[str, list[str]] = {}
     for case in sorted(labels):
-        strata.setdefault(max(sorted(set(labels[case])), key=labels[case].count), []).append(case)
+        label = labels[case][0]
+        if len(labels[case]) > 1:
+            count = Counter(labels[case])
+            label = max(sorted(count), key=count.__getitem__)
+        strata.setdefault(label, []).append(case)
     left_out = len(set(cohort.cases)) - len(labels)
     if left_out:
         logger.warning("%d cases have no %s and are in no split.", left_out, stratify)

@@ -68,7 +68,6 @@ if TYPE_CHECKING:
         calibration_bins,
         calibration_error,
         class_metrics,
-        concordance,
         draw_calibration,
         draw_figures,
         draw_roc,
@@ -88,6 +87,7 @@ if TYPE_CHECKING:
         statistics_csv,
         summarise,
     )
+    from xmil.evaluate.survival import SurvivalCurve, concordance, median_halves
     from xmil.evaluate.verdict import KINDS, Judge, Verdict, judge
 
 _NAMES = {
@@ -100,9 +100,10 @@ _NAMES = {
     "relevance_mass score_regions",
     "minimal": "MinimalSet minimal_set",
     "predictions": "Answer Predictions balanced_accuracy c_index calibration_bins calibration_error "
-    "class_metrics concordance draw_calibration draw_figures draw_roc draw_survival draw_values "
+    "class_metrics draw_calibration draw_figures draw_roc draw_survival draw_values "
     "prediction_columns r_squared risk_metrics value_metrics write_predictions",
     "report": "FORMATS as_text draw_certificate draw_summary statistics_csv summarise",
+    "survival": "SurvivalCurve concordance median_halves",
     "verdict": "KINDS Judge Verdict judge",
 }
 _HOME = {name: f"xmil.evaluate.{module}" for module, names in _NAMES.items() for name in names.split()}
@@ -110,16 +111,17 @@ _HOME = {name: f"xmil.evaluate.{module}" for module, names in _NAMES.items() for
 __all__ = [
     "ACTIONS", "DEFAULT_METHODS", "FORMATS", "KINDS", "LIMIT", "MEASURES", "ORDERS", "Answer",
     "Band", "Certificate", "Curve", "FaithfulnessSettings", "Flips", "Judge", "MinimalSet",
-    "Predictions", "Row", "SlideResult", "Truth", "Verdict", "as_text", "audit_summary", "auprc2",
-    "auroc", "average_precision", "balanced_accuracy", "c_index", "calibration_bins",
-    "calibration_error", "class_metrics", "concordance", "correlation", "covered_by_polygons",
-    "draw_calibration", "draw_certificate", "draw_figures", "draw_roc", "draw_summary",
-    "draw_survival", "draw_values", "evaluate_slide", "flip", "flip_order", "judge",
-    "marked_by_geojson", "marked_by_mask", "minimal_set", "necessity", "pointing_game",
-    "prediction_columns", "r_squared", "random_band", "random_draws", "randomisation", "ranks",
-    "read_polygons", "redrawn", "relevance_mass", "risk_metrics", "score_bag", "score_evidence",
-    "score_regions", "srg", "stability", "statistics_csv", "step_counts", "sufficiency", "summarise",
-    "top_instances", "value_metrics", "write_predictions",
+    "Predictions", "Row", "SlideResult", "SurvivalCurve", "Truth", "Verdict", "as_text",
+    "audit_summary", "auprc2", "auroc", "average_precision", "balanced_accuracy", "c_index",
+    "calibration_bins", "calibration_error", "class_metrics", "concordance", "correlation",
+    "covered_by_polygons", "draw_calibration", "draw_certificate", "draw_figures", "draw_roc",
+    "draw_summary", "draw_survival", "draw_values", "evaluate_slide", "flip", "flip_order", "judge",
+    "marked_by_geojson", "marked_by_mask", "median_halves", "minimal_set", "necessity",
+    "pointing_game", "prediction_columns", "r_squared", "random_band", "random_draws",
+    "randomisation", "ranks", "read_polygons", "redrawn", "relevance_mass", "risk_metrics",
+    "score_bag", "score_evidence", "score_regions", "srg", "stability", "statistics_csv",
+    "step_counts", "sufficiency", "summarise", "top_instances", "value_metrics",
+    "write_predictions",
 ]  # fmt: skip
 
 

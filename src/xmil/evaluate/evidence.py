@@ -114,6 +114,8 @@ class _Ranking:
 
     @classmethod
     def of(cls, scores: Tensor) -> _Ranking:
+        if bool(scores.isnan().any()):
+            raise InputError("Scores and probabilities to rank must be numbers, and some are NaN.")
         ordered, order = scores.sort(dim=-1, descending=True, stable=True)
         n = scores.shape[-1]
         places = torch.arange(n, device=scores.device).expand_as(order)

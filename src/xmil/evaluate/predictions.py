@@ -25,15 +25,17 @@ from xmil.core.text import counted
 from xmil.data.bags import Case
 from xmil.evaluate import statistics
 from xmil.evaluate.statistics import (
+    FEWEST,
     Bools,
     Interval,
     Statistic,
     bootstrap,
+    count_units,
     draw_weights,
     ratio,
     unit_codes,
-    unit_means,
 )
+from xmil.evaluate.survival import concordance, median_halves
 from xmil.heatmaps import write_figure
 from xmil.models.base import ModelSpec
 from xmil.storage import write_table
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAIRS = 1 << 22  # pairs that are compared at once
 # Okabe and Ito's colours, told apart by colour-blind readers; line styles repeat the distinction.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C510A")
 STYLES = ("-", "--", "-.", ":")
@@ -50,6 +51,7 @@ GREY = "#7F7F7F"
 BINS = 10
 DRAWS = 200  # of the band of a ROC curve
 Z = 1.959963984540054  # 95 % of a normal
+EDGE = 1e-6  # by which rounding may carry a probability out of its range
 
 
 @dataclass(frozen=True)
@@ -202,10 +204,14 @@ def class_metrics(
             f"Labels must be (slides,) with probabilities (slides, classes), or both (slides, labels). "
             f"Got {y.shape} and {p.shape}."
         )
+    ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
+    _check_finite("probabilities", p)
+    _check_finite("scores", np.where(np.isinf(ranked), 0.0, ranked))  # of a sure prediction, which ranks
+    if ((p < -EDGE) | (p > 1 + EDGE)).any():
+        raise InputError(f"Probabilities must lie in the range [0, 1]. Got {p.min():g} to {p.max():g}.")
     if not several and (y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < p.shape[1])):
         raise InputError(f"Labels must be class indices in the range [0, {p.shape[1]}).")
     columns = range(p.shape[1])
-    ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
     positive = y.astype(bool) if several else y[:, None] == columns  # (n, c)
     correct = (p > 0.5) == positive if several else (p.argmax(axis=1) == y)[:, None]
     two = not several and p.shape[1] == 2
@@ -267,6 +273,7 @@ def value_metrics(
     y, v = np.asarray(truth, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if y.ndim != 1 or y.shape != v.shape:
         raise InputError(f"Truth {y.shape} and values {v.shape} must be vectors of one length.")
+    _check_finite("truth and values", y, v)
     measures: dict[str, Statistic] = {
         "mae": partial(statistics.mean, values=np.abs(y - v)),
         "rmse": lambda weights: np.sqrt(statistics.mean(weights, (y - v) ** 2)),
@@ -289,6 +296,7 @@ def risk_metrics(
     t, e, r = np.asarray(times, dtype=np.float64), np.asarray(events).astype(bool), np.asarray(risks, float)
     if t.ndim != 1 or not t.shape == e.shape == r.shape:
         raise InputError(f"Times {t.shape}, events {e.shape} and risks {r.shape} must be of one length.")
+    _check_finite("times and risks", t, r)
     return bootstrap({"c_index": partial(concordance, times=t, events=e, risks=r)}, units=units, **options)
 
 
@@ -328,29 +336,6 @@ def r_squared(weights: Floats, truth: Floats, values: Floats) -> Floats:
     return np.asarray(1.0 - left)
 
 
-def concordance(weights: Floats, times: Floats, events: Bools, risks: Floats) -> Floats:
-    """Harrell's C: of the pairs whose order is known, the share in which the higher risk goes first.
-
-    A pair is known where the one with the shorter time had the event; of equal times where one had the event
-    and the other was censored, which is later. Equal risks count half.
-
-    >>> times, events, risks = np.array([1.0, 2, 3]), np.array([True, True, False]), np.array([3.0, 1, 2])
-    >>> concordance(np.ones((1, 3)), times, events, risks)
-    array([0.66666667])
-    """
-    right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
-    step = max(1, PAIRS // max(1, len(times)))
-    for rows in (slice(i, i + step) for i in range(0, len(times), step)):
-        first = times[rows, None] < times[None]  # (r, n)
-        tied = (times[rows, None] == times[None]) & ~events[None]
-        pair = events[rows, None] & (first | tied)
-        ahead = risks[rows, None] - risks[None]
-        credit = np.where(pair, np.where(ahead > 0, 1.0, np.where(ahead == 0, 0.5, 0.0)), 0.0)
-        right += ((weights @ credit.T) * weights[:, rows]).sum(axis=1)
-        pairs += ((weights @ pair.astype(float).T) * weights[:, rows]).sum(axis=1)
-    return ratio(right, pairs)
-
-
 def draw_figures(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
     """Draw the figures of labelled predictions that their task has."""
     p, names, units, kind = labelled.numbers, labelled.spec.names, labelled.units, labelled.task.truth
@@ -359,7 +344,7 @@ def draw_figures(labelled: Predictions, metrics: Mapping[str, Interval], folder:
         times, events = truth[:, 0], truth[:, 1].astype(bool)
         draw_survival(times, events, p[:, 0], metrics["c_index"], folder / "survival.png", units=units)
     elif kind == "values" and len(names) == 1:
-        draw_values(truth[:, 0], p[:, 0], metrics, folder / "values.png", name=names[0])
+        draw_values(truth[:, 0], p[:, 0], metrics, folder / "values.png", name=names[0], units=units)
     if not labelled.task.decides:
         return
     if kind == "labels":
@@ -400,14 +385,15 @@ def draw_roc(
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
         if len(curves) == 1:
             grid, redrawn = np.linspace(0, 1, 101), []
-            for weights in (row for block in draw_weights(units, DRAWS, seed) for row in block):
+            draws = DRAWS if count_units(units) >= FEWEST else 0
+            for weights in (row for block in draw_weights(units, draws, seed) for row in block):
                 if 0 < weights[positive].sum() < weights.sum():
                     false, true, _ = roc_curve(positive, scores, sample_weight=weights)
                     redrawn.append(np.interp(grid, false, true))
-            low, high = (grid * 0, grid * 0 + 1)
             if redrawn:
                 low, high = np.quantile(redrawn, (0.025, 0.975), axis=0)
-            axis.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0, label="95 % of redrawn cases")
+                label = "95 % of redrawn cases"
+                axis.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0, label=label)
         false, true, _ = roc_curve(positive, scores)
         axis.plot(false, true, color=colour, ls=style, lw=1.8, label=f"{name}: AUROC {areas[name]}")
     axis.set(xlabel="1 - specificity (false positive rate)", ylabel="sensitivity (true positive rate)")
@@ -451,7 +437,13 @@ def draw_calibration(
 
 
 def draw_values(
-    truth: Floats, values: Floats, metrics: Mapping[str, Interval], path: Path, *, name: str
+    truth: Floats,
+    values: Floats,
+    metrics: Mapping[str, Interval],
+    path: Path,
+    *,
+    name: str,
+    units: Sequence[Any],
 ) -> None:
     """Draw predicted against true values, with the line on which both agree."""
     figure, axis = _square()
@@ -460,7 +452,7 @@ def draw_values(
     axis.scatter(truth, values, s=18, color=COLOURS[0], alpha=0.6, lw=0)
     axis.set(xlabel=f"true {name}", ylabel=f"predicted {name}", aspect="equal")
     title = ", ".join(f"{title} {metrics[key]}" for key, title in (("mae", "MAE"), ("r2", "R2")))
-    axis.set_title(f"{title}, {len(truth)} predictions", fontsize=9)
+    axis.set_title(f"{title}, {_counted(len(truth), units)}", fontsize=9)
     _finish(figure, axis, path)
 
 
@@ -477,34 +469,17 @@ def draw_survival(
 
     A case counts once, with the mean risk of its rows: patients are compared, not slides.
     """
-    from scipy.stats import CensoredData, ecdf, logrank
-
-    _, first = np.unique(unit_codes(units, len(times)), return_index=True)
-    risks, times, events = unit_means(risks, units), times[first], events[first]
     figure, axis = _square()
-    high = risks > np.median(risks)
-    groups = {"higher risk": high, "lower risk": ~high}
-    samples = {}
-    for i, (name, rows) in enumerate(groups.items()):
-        if not rows.any():
-            continue
-        sample = CensoredData(uncensored=times[rows & events], right=times[rows & ~events])
-        samples[name] = sample
-        curve = ecdf(sample).sf
-        x = np.concatenate([[0.0], curve.quantiles])
-        y = np.concatenate([[1.0], curve.probabilities])
-        axis.step(x, y, where="post", color=COLOURS[1 - i], ls=STYLES[i], label=f"{name} ({rows.sum()})")
-        lost = np.sort(times[rows & ~events])
-        at = y[np.searchsorted(x, lost, side="right") - 1]
-        axis.plot(lost, at, "|", color=COLOURS[1 - i], ms=7)
-    title = f"C-index {c_index}"
-    if len(samples) == 2:
-        with np.errstate(all="ignore"):  # too few events to tell: nan
-            p = float(logrank(*samples.values()).pvalue)
-        title += "" if np.isnan(p) else f"; log-rank p = {p:.2g}"
-    title += f"; {counted(len(times), 'case')}"
+    curves, p = median_halves(risks, times, events, units=units)
+    for curve in curves:
+        i, name = (0, "higher risk") if curve.group.startswith("above") else (1, "lower risk")
+        colour, at = COLOURS[1 - i], np.searchsorted(curve.times, curve.censored, side="right") - 1
+        label = f"{name} ({curve.n})"
+        axis.step(curve.times, curve.share, where="post", color=colour, ls=STYLES[i], label=label)
+        axis.plot(curve.censored, curve.share[at], "|", color=colour, ms=7)
+    title = f"C-index {c_index}" + ("" if np.isnan(p) else f"; log-rank p = {p:.2g}")
     axis.set(xlabel="time", ylabel="survival (bars: censored)", ylim=(-0.02, 1.02))
-    axis.set_title(title, fontsize=10)
+    axis.set_title(f"{title}; {_counted(len(times), units)}", fontsize=10)
     _finish(figure, axis, path, upper=True)
 
 
@@ -528,8 +503,19 @@ def calibration_bins(
     return bins
 
 
+def _check_finite(what: str, *arrays: Floats) -> None:
+    """Refuse NaN and infinity by the row: a measure of the rest would be of other slides."""
+    for array in arrays:
+        if bad := np.flatnonzero(~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))).tolist():
+            raise InputError(
+                f"Measures need finite {what}; {counted(len(bad), 'row')} of {len(array)} "
+                f"{'is' if len(bad) == 1 else 'are'} not, the first {bad[0]}. Leave them out, or check the "
+                "model."
+            )
+
+
 def _counted(n: int, units: Sequence[Any]) -> str:
-    different = len(set(map(str, units)))
+    different = count_units(units)
     return f"{n} predictions" if different == n else f"{n} predictions of {different} cases"
 
 

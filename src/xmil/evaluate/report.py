@@ -16,6 +16,7 @@ from xmil.core.text import counted, csv_text, markdown_table, text_table
 from xmil.evaluate.faithfulness import EVIDENCE, Row, SlideResult
 from xmil.evaluate.predictions import GREY, STYLES
 from xmil.evaluate.statistics import (
+    SMALLEST,
     BestMethod,
     Comparison,
     Interval,
@@ -25,6 +26,7 @@ from xmil.evaluate.statistics import (
     compare,
     paper_pairs,
     unit_means,
+    why_no_interval,
 )
 from xmil.heatmaps import method_colour, write_figure
 
@@ -112,12 +114,14 @@ class Summary:
         return [(mode, measure) for measure in MEASURES for mode in self.modes if (mode, measure) in filled]
 
 
-def summarise(rows: Sequence[Row], *, cases: Mapping[str, str] | None, seed: int = 0) -> Summary:
+def summarise(
+    rows: Sequence[Row], *, cases: Mapping[str, str] | None, smallest: float = SMALLEST, seed: int = 0
+) -> Summary:
     """Average over the slides that count: those classified correctly, or all where none has a label.
 
     `cases` names the case of each slide_id: intervals draw cases with all their slides, tests
     compare cases. None takes slides as independent. A row may be of a case; its `parts` then are the sizes of
-    its slides.
+    its slides. No method is called better that is lower by less than `smallest`.
     """
     if not rows:
         raise InputError("There are no results to summarise: no slide could be measured.")
@@ -132,7 +136,8 @@ def summarise(rows: Sequence[Row], *, cases: Mapping[str, str] | None, seed: int
     units = [name if cases is None else cases[name] for name in names]
     sizes = [len(slides[name].get("parts") or [0]) for name in names]
     bag = "slide" if sum(sizes) == len(names) else "case"
-    best = {mode: best_method(aupc[mode], units=units, bag=bag) for mode in modes} if names else {}
+    about: dict[str, Any] = {"units": units, "bag": bag, "smallest": smallest}
+    best = {mode: best_method(aupc[mode], **about) for mode in modes} if names else {}
     tests = {mode: compare(aupc[mode], paper_pairs(methods), units=units) for mode in modes} if names else {}
     return Summary(
         cells=_cells(measured, names, units, methods, modes, seed),
@@ -155,7 +160,7 @@ def as_text(summary: Summary) -> str:
 
 
 def as_markdown(summary: Summary) -> str:
-    """Write a Markdown table; the best AUPC in bold where it is significantly the lowest."""
+    """Write a Markdown table; the lowest AUPC in bold where it is better than every other."""
     head, *rows = _rows(summary, "**", "**")
     return "\n".join([summary.heading, "", markdown_table(head, rows), "", *_notes(summary)]) + "\n"
 
@@ -379,7 +384,7 @@ def _auroc(slides: list[Row]) -> float | None:
 
 
 def _rows(summary: Summary, start: str = "", end: str = "") -> list[list[str]]:
-    """Write the cells, titles first; `start` and `end` mark an AUPC that is significantly the lowest."""
+    """Write the cells, titles first; `start` and `end` mark an AUPC that is better than every other."""
     columns = summary.columns()
     measures = [measure for _, measure in columns]
     titles = (MEASURES[m] + (f" ({mode})" if measures.count(m) > 1 else "") for mode, m in columns)
@@ -391,7 +396,7 @@ def _rows(summary: Summary, start: str = "", end: str = "") -> list[list[str]]:
             text = "-" if cell is None else f"{cell.mean.estimate:.3f} ± {cell.std:.3f}"
             if cell is not None and measure in ("flips", "flipped_at_zero", "pointing"):
                 text = f"{100 * cell.mean.estimate:.0f} %"
-            if measure == "aupc" and best is not None and best.significant and best.method == method:
+            if measure == "aupc" and best is not None and best.better and best.method == method:
                 text = f"{start}{text}{end}"
             rows[-1].append(text)
     return rows
@@ -401,6 +406,9 @@ def _notes(summary: Summary) -> list[str]:
     unit = "Tests and intervals are over cases, with all their slides."
     if summary.cases is None:
         unit = "Tests and intervals take slides as independent: no cohort with a case_id says whose they are."
+    cases = len(set(summary.units.values()))
+    if few := why_no_interval(cases, "slide" if summary.cases is None else "case"):
+        unit += f" {few.capitalize()}."
     return [
         *(f"{mode}: {best}" for mode, best in summary.best.items()),
         "Mean ± standard deviation over slides; a lower AUPC is more faithful, a higher SRG as well.",

@@ -1,7 +1,8 @@
 """Statistics over a cohort: measures under many weightings, resampling by unit, paired comparisons.
 
 Slides of one patient are not independent. Whatever draws, shuffles or tests here takes `units`, the label of
-the unit of each value (its case), and never splits a unit; `range(n)` takes n values as independent.
+the unit of each value (its case), and never splits a unit; `range(n)` takes n values as independent. Fewer
+than eight units have no interval: percentile intervals of five to seven cover 85 to 89 % in place of 95.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Statistic = Callable[[Floats], Floats]  # weights (draws, n) -> values (draws,)
 ALPHA = 0.05
+FEWEST = 8  # units that an interval needs
+SMALLEST = 0.01  # difference below which nothing is called better
 NORMAL = NormalDist()
 BLOCK = 1 << 22  # weights, or shuffled values, that are drawn at once
 LEAST = 0.5  # share of the draws that must determine a measure for it to have an interval
@@ -33,14 +36,34 @@ LEAST = 0.5  # share of the draws that must determine a measure for it to have a
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the bounds of its interval."""
+    """An estimate and the bounds of its interval, which are nan if there is none."""
 
     estimate: float
     low: float
     high: float
 
+    @property
+    def exists(self) -> bool:
+        """Whether there are bounds."""
+        return not np.isnan(self.low)
+
+    def is_above(self, smallest: float) -> bool:
+        """Whether the estimate is at least this large, and surely above zero."""
+        return bool(self.estimate >= smallest and self.low > 0)
+
     def __str__(self) -> str:
-        return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.estimate:.3f} " + (
+            f"[{self.low:.3f}, {self.high:.3f}]" if self.exists else "[no interval]"
+        )
+
+
+def why_no_interval(units: int, unit: str = "case") -> str | None:
+    """Say why so few units have no interval; None if they are enough.
+
+    >>> why_no_interval(5), why_no_interval(8)
+    ('no interval: 5 cases, and 8 are needed', None)
+    """
+    return f"no interval: {counted(units, unit)}, and {FEWEST} are needed" if units < FEWEST else None
 
 
 def auroc(weights: Floats, positive: Bools, scores: Floats) -> Floats:
@@ -149,11 +172,11 @@ def bootstrap(
     """Estimate each statistic with its percentile interval over units drawn with replacement.
 
     All values of a unit are drawn together. Draws that do not determine a statistic, such as those without
-    one of the classes, are left out of its interval; a single unit has no interval.
+    one of the classes, are left out of its interval; fewer than eight units have none.
 
     >>> values = np.array([1.0, 1.0, 3.0, 3.0])
     >>> print(bootstrap({"mean": lambda weights: mean(weights, values)}, units=["a", "a", "b", "b"])["mean"])
-    2.000 [1.000, 3.000]
+    2.000 [no interval]
     """
     n = len(units)
     if not isinstance(draws, int) or draws < 0:
@@ -162,13 +185,15 @@ def bootstrap(
         raise bad_parameter("level", "a bootstrap", "a share in the range (0, 1)", level)
     if n == 0:
         raise InputError("There is no value to draw from.")
+    different = count_units(units)
     drawn: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in statistics}
-    for weights in draw_weights(units, draws, seed):
+    for weights in draw_weights(units, draws if different >= FEWEST else 0, seed):
         for name, statistic in statistics.items():
             drawn[name].append(statistic(weights))
+    whole = {name: float(statistic(np.ones((1, n)))[0]) for name, statistic in statistics.items()}
     return {
-        name: percentile_interval(float(statistic(np.ones((1, n)))[0]), np.concatenate(drawn[name]), level)
-        for name, statistic in statistics.items()
+        name: percentile_interval(whole[name], np.concatenate(drawn[name]), level, units=different)
+        for name in statistics
     }
 
 
@@ -177,7 +202,7 @@ def bootstrap_mean(
 ) -> Interval:
     """Estimate the mean of values (n,) with its percentile interval over units drawn with replacement.
 
-    >>> print(bootstrap_mean([0.5, 0.5, 0.5], units=range(3)))
+    >>> print(bootstrap_mean([0.5] * 8, units=range(8)))
     0.500 [0.500, 0.500]
     """
     sample = np.asarray(values, dtype=np.float64)
@@ -188,10 +213,13 @@ def bootstrap_mean(
     return bootstrap(statistics, units=units, draws=draws, level=level, seed=seed)["mean"]
 
 
-def percentile_interval(estimate: float, drawn: Floats, level: float = 0.95) -> Interval:
-    """Put the quantiles of its draws around an estimate; nan bounds if too few draws determine it."""
+def percentile_interval(estimate: float, drawn: Floats, level: float = 0.95, *, units: int) -> Interval:
+    """Put the quantiles of draws of so many units around an estimate.
+
+    The bounds are nan if there are too few units, or too few draws that determine the estimate.
+    """
     defined = drawn[np.isfinite(drawn)]
-    if not len(drawn) or len(defined) < LEAST * len(drawn) or np.isnan(estimate):
+    if units < FEWEST or not len(drawn) or len(defined) < LEAST * len(drawn) or np.isnan(estimate):
         return Interval(float(estimate), float("nan"), float("nan"))
     low, high = np.quantile(defined, ((1 - level) / 2, (1 + level) / 2))
     return Interval(float(estimate), float(low), float(high))
@@ -328,6 +356,11 @@ def unit_codes(units: Sequence[Any], n: int) -> Ints:
     return np.array([order.setdefault(str(unit), len(order)) for unit in units], dtype=np.int64)
 
 
+def count_units(units: Sequence[Any]) -> int:
+    """The number of different units."""
+    return len(set(map(str, units)))
+
+
 def draw_weights(units: Sequence[Any], draws: int, seed: int) -> Iterator[Floats]:
     """Draw how often each value counts, in blocks (b, n); a single unit has no spread to draw from."""
     names = np.asarray(units)  # sorted: a cohort in another order has the same draws
@@ -345,11 +378,12 @@ def draw_weights(units: Sequence[Any], draws: int, seed: int) -> Iterator[Floats
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods on the same slides: mean difference first - second, tests, and effect sizes.
+    """Two methods on the same slides: mean difference first - second, its interval, tests, and effect sizes.
 
-    Each unit counts once, with the mean difference of its slides: `n` slides of `units` units. `cohens_d` is
-    the mean difference over its standard deviation; `rank_biserial` the share of rank sums in favour of the
-    first being larger minus the rest. `_bonferroni` and `_holm` are corrected p-values.
+    Each unit counts once, with the mean difference of its slides: `n` slides of `units` units. `low` and
+    `high` are the ends of the t-test's 95 % interval, nan for too few units. `cohens_d` is the mean
+    difference over its standard deviation; `rank_biserial` the share of rank sums in favour of the first
+    being larger minus the rest. `_bonferroni` and `_holm` are corrected p-values.
     """
 
     first: str
@@ -357,6 +391,8 @@ class Comparison:
     n: int
     units: int
     difference: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
     t_p: float = float("nan")
     wilcoxon_p: float = float("nan")
     cohens_d: float = float("nan")
@@ -403,43 +439,59 @@ def paper_pairs(methods: Sequence[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class BestMethod:
-    """The method with the lowest mean, and whether every other is significantly higher.
+    """The method with the lowest mean, and whether every other is higher, surely and by enough to matter.
 
-    `p` is the largest Holm-corrected p-value of the paired t-tests against the others, the runner-up's
-    most often. `over` says of what the mean is: "30 slides of 10 cases".
+    `runner_up` is the one it is told apart from least, `lead` how much higher that is, `p` the largest
+    Holm-corrected p-value of the paired t-tests against the others. `better`: all others are higher by
+    `smallest` or more, p < 0.05, and there are units enough for an interval. `over` says of what the mean is:
+    "30 slides of 10 cases".
     """
 
     method: str
     mean: float
     runner_up: str | None
+    lead: Interval
     p: float
-    significant: bool
+    better: bool
     n: int
+    units: int
     over: str
+    smallest: float
 
     def __str__(self) -> str:
-        lead = f"{self.method} has the lowest mean AUPC, {self.mean:.3f} over {self.over}"
+        first = f"{self.method} has the lowest mean AUPC, {self.mean:.3f} over {self.over}"
         if self.runner_up is None:
-            return f"{lead}; there is nothing to compare it with."
-        tail = "significantly lower than" if self.significant else "not significantly lower than"
-        chance = f"paired t-tests, Holm: p = {self.p:.2g}"
-        if np.isnan(self.p):
-            chance = f"too few {'cases' if 'case' in self.over else 'slides'} to test"
-        return f"{lead}; {tail} {'every other' if self.significant else self.runner_up} ({chance})."
+            return f"{first}; there is nothing to compare it with."
+        test = f"paired t-tests, Holm: p = {self.p:.2g}"
+        if few := why_no_interval(self.units, "case" if "case" in self.over else "slide"):
+            return f"{first}; {self.runner_up} is {self.lead.estimate:.3f} higher ({few} to call one better)."
+        if self.better:
+            next_ = f"{self.runner_up}, the next, is {self.lead} higher"
+            return f"{first}, better than every other; {next_} ({test})."
+        why = f"below the smallest difference that counts, {self.smallest:g}"
+        why = why if self.lead.estimate < self.smallest else "which may be chance"
+        return f"{first}; not better than {self.runner_up}, which is {self.lead} higher, {why} ({test})."
 
 
 def best_method(
-    values: Mapping[str, npt.ArrayLike], *, units: Sequence[Any], bag: str = "slide"
+    values: Mapping[str, npt.ArrayLike],
+    *,
+    units: Sequence[Any],
+    bag: str = "slide",
+    smallest: float = SMALLEST,
 ) -> BestMethod:
     """Find the method to trust for a model: the lowest mean AUPC, tested against all others over units.
 
-    `bag` is what one value is of: a slide, or a case with all its slides.
+    `bag` is what one value is of: a slide, or a case with all its slides. Nothing is called better that is
+    lower by less than `smallest`.
 
-    >>> aupc = {"lrp": [0.1, 0.2, 0.3], "ig": [0.8, 0.7, 0.9]}
-    >>> print(best_method(aupc, units=range(3)))
-    lrp has the lowest mean AUPC, 0.200 over 3 slides; significantly lower than every other
-    (paired t-tests, Holm: p = 0.0091).
+    >>> aupc = {"lrp": [0.1, 0.2, 0.3] * 3, "ig": [0.8, 0.7, 0.9] * 3}
+    >>> print(best_method(aupc, units=range(9)))
+    lrp has the lowest mean AUPC, 0.200 over 9 slides, better than every other; ig, the next, is
+    0.600 [0.533, 0.667] higher (paired t-tests, Holm: p = 3e-08).
     """
+    if not smallest >= 0:
+        raise bad_parameter("smallest", "best_method", "a number in the range [0, inf)", smallest)
     arrays = _check_values(values)
     finite = {name: np.isfinite(array) for name, array in arrays.items()}
     means = {name: float(arrays[name][own].mean()) for name, own in finite.items() if own.any()}
@@ -447,16 +499,19 @@ def best_method(
     if not ranked:
         raise InputError("There is no method with a value on any slide.")
     first, *rest = ranked
-    own = [str(unit) for unit, value in zip(units, arrays[first], strict=True) if np.isfinite(value)]
-    n, different = len(own), len(set(own))
+    own = [unit for unit, value in zip(units, arrays[first], strict=True) if np.isfinite(value)]
+    n, different = len(own), count_units(own)
     over = counted(n, bag) if different == n else f"{counted(n, bag)} of {counted(different, 'case')}"
+    nan = float("nan")
+    about: dict[str, Any] = {"n": n, "units": different, "over": over, "smallest": smallest}
     if not rest:
-        return BestMethod(first, means[first], None, float("nan"), False, n, over)
+        return BestMethod(first, means[first], None, Interval(nan, nan, nan), nan, False, **about)
     tests = compare(arrays, [(first, other) for other in rest], units=units)
+    leads = {c.second: Interval(-c.difference, -c.high, -c.low) for c in tests}  # by unit: sizes may differ
     p = float(np.max([c.t_holm for c in tests]))
-    worst = max(tests, key=lambda c: (np.isnan(c.t_holm), c.t_holm))
-    lower = all(c.difference < 0 for c in tests)  # by unit, too: units may differ in size
-    return BestMethod(first, means[first], worst.second, p, bool(p < ALPHA) and lower, n, over)
+    clear = {c.second: bool(c.t_holm < ALPHA) and leads[c.second].is_above(smallest) for c in tests}
+    next_ = min(tests, key=lambda c: (clear[c.second], leads[c.second].estimate)).second
+    return BestMethod(first, means[first], next_, leads[next_], p, all(clear.values()), **about)
 
 
 def bonferroni(p: npt.ArrayLike) -> Floats:
@@ -542,6 +597,7 @@ class PairedDesign:
 
 def _compare_pair(a: str, b: str, first: Floats, second: Floats, units: Sequence[Any]) -> Comparison:
     from scipy.stats import rankdata, ttest_1samp, wilcoxon
+    from scipy.stats import t as student
 
     codes = unit_codes(units, len(first))
     both = np.isfinite(first) & np.isfinite(second)
@@ -552,8 +608,10 @@ def _compare_pair(a: str, b: str, first: Floats, second: Floats, units: Sequence
     if len(d) < 2:
         return Comparison(a, b, n, len(d), float(d.mean()))
     spread, middle = float(d.std(ddof=1)), float(d.mean())
+    half = float(student.ppf(1 - ALPHA / 2, len(d) - 1)) * spread / np.sqrt(len(d))
+    low, high = (middle - half, middle + half) if len(d) >= FEWEST else (float("nan"),) * 2
     if not d.any():
-        return Comparison(a, b, n, len(d), middle, 1.0, 1.0, 0.0, 0.0)
+        return Comparison(a, b, n, len(d), middle, low, high, 1.0, 1.0, 0.0, 0.0)
     ranks = rankdata(np.abs(d[d != 0]))
     return Comparison(
         a,
@@ -561,6 +619,8 @@ def _compare_pair(a: str, b: str, first: Floats, second: Floats, units: Sequence
         n,
         len(d),
         middle,
+        low,
+        high,
         t_p=float(ttest_1samp(d, 0.0).pvalue) if spread > 0 else 0.0,  # a constant difference decides
         wilcoxon_p=float(wilcoxon(d).pvalue),
         cohens_d=middle / spread if spread > 0 else float(np.sign(middle) * np.inf),

@@ -1,7 +1,7 @@
 """What a model learned over a cohort: concepts, strategies, shortcuts, biomarkers, and its report.
 
-The verb is `xmil.insight(run, ...)`. The room is not called `insight`, too: importing a package
-`xmil.insight` would put the module in the place of the function.
+The verb is `xmil.insight_slides(run, ...)`, also called `xmil.insight`. The room is not called `insight`:
+importing a package `xmil.insight` would put the module in the place of the function.
 """
 
 from xmil.insights.biomarkers import (
@@ -26,7 +26,7 @@ from xmil.insights.concepts import (
     remove_concepts,
     split_scores,
 )
-from xmil.insights.run import insight
+from xmil.insights.run import insight, insight_slides
 from xmil.insights.shortcuts import (
     LIGHT,
     Association,
@@ -53,6 +53,7 @@ __all__ = [
     "find_strategies",
     "fit_dictionary",
     "insight",
+    "insight_slides",
     "leading_concepts",
     "light",
     "map_biomarkers",

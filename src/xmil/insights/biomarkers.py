@@ -27,7 +27,7 @@ import numpy.typing as npt
 from xmil.core.bag import FloatArray, IntArray
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
-from xmil.evaluate import marked_by_geojson
+from xmil.evaluate import SurvivalCurve, marked_by_geojson, median_halves
 from xmil.evaluate.statistics import Interval, bootstrap, rank_correlation, spearman, unit_means
 
 MICRON = 1e-3  # millimetres
@@ -242,19 +242,6 @@ class SurvivalSplit:
     events: int
 
 
-@dataclass(frozen=True, eq=False)
-class SurvivalCurve:
-    """Kaplan-Meier's estimate for a group of `n` cases with as many `slides`, and its 95 % band."""
-
-    group: str
-    n: int
-    slides: int
-    times: Floats
-    share: Floats
-    low: Floats
-    high: Floats
-
-
 def survival_of(
     biomarker: npt.ArrayLike,
     times: npt.ArrayLike,
@@ -262,18 +249,18 @@ def survival_of(
     *,
     cases: Sequence[str] | None,
 ) -> SurvivalSplit:
-    """Cox regression on one biomarker, and a log-rank test of its halves (lifelines).
+    """Cox regression on one biomarker (lifelines), and a log-rank test of its halves.
 
     `cases` names the patient of each slide, whose mean counts once; None takes slides as independent.
     """
+    if find_spec("lifelines") is None:
+        raise InputError("Cox regression needs lifelines: pip install 'xmil[insight]'.")
     x, t, e, _ = _case_outcomes(biomarker, times, events, cases)
     import pandas as pd
     from lifelines import CoxPHFitter
     from lifelines.exceptions import ConvergenceError
-    from lifelines.statistics import logrank_test
 
     scaled = (x - x.mean()) / x.std()
-    high = x > np.median(x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # how lifelines calls pandas
         try:
@@ -283,11 +270,11 @@ def survival_of(
                 "Cox regression did not converge: the biomarker parts the events completely."
             ) from None
         row: Any = cox.summary.loc["x"]
-        halves = logrank_test(t[high], t[~high], e[high], e[~high])
     ratio = Interval(
         *(float(row[key]) for key in ("exp(coef)", "exp(coef) lower 95%", "exp(coef) upper 95%"))
     )
-    return SurvivalSplit(ratio, float(row["p"]), float(halves.p_value), len(x), int(e.sum()))
+    _, log_rank_p = median_halves(x, t, e, units=range(len(x)))
+    return SurvivalSplit(ratio, float(row["p"]), log_rank_p, len(x), int(e.sum()))
 
 
 def survival_curves(
@@ -297,30 +284,16 @@ def survival_curves(
     *,
     cases: Sequence[str] | None,
 ) -> list[SurvivalCurve]:
-    """Kaplan-Meier curves of the cases above the biomarker's median and of the others (lifelines)."""
+    """Kaplan-Meier curves of the cases above the biomarker's median and of the others."""
     x, t, e, slides = _case_outcomes(biomarker, times, events, cases)
-    from lifelines import KaplanMeierFitter
-
-    high, curves = x > np.median(x), []
-    for group, rows in (("above the median", high), ("up to the median", ~high)):
-        if not rows.any():
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            fitted = KaplanMeierFitter().fit(t[rows], e[rows])
-        share = fitted.survival_function_.iloc[:, 0]
-        band = fitted.confidence_interval_survival_function_.to_numpy(dtype=np.float64)
-        points = (np.asarray(values, dtype=np.float64) for values in (share.index, share, *band.T))
-        curves.append(SurvivalCurve(group, int(rows.sum()), int(slides[rows].sum()), *points))
-    return curves
+    rows = np.repeat(np.arange(len(x)), slides)  # a case has as many rows as slides
+    return median_halves(x[rows], t[rows], e[rows], units=rows.tolist())[0]
 
 
 def _case_outcomes(
     biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, cases: Sequence[str] | None
 ) -> tuple[Floats, Floats, Floats, IntArray]:
     """Biomarker, time, event and slides of each case that has all three; too few of them are refused."""
-    if find_spec("lifelines") is None:
-        raise InputError("Survival statistics need lifelines: pip install 'xmil[insight]'.")
     (x, t, e), units = _case_means((biomarker, times, events), cases)
     if not np.isin(e, (0.0, 1.0)).all():
         raise InputError("The slides of a case must have one event, 0 or 1.")

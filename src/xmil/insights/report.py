@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from xmil.core.explanation import PARTS
+from xmil.core.text import counted
+from xmil.evaluate import SurvivalCurve
+from xmil.evaluate.statistics import FEWEST
 from xmil.heatmaps import Html, bullets, image, join, letter_figure, page, table, tag
-from xmil.insights.biomarkers import SurvivalCurve
 from xmil.insights.concepts import Strategies
 from xmil.insights.shortcuts import Association
 
@@ -182,11 +184,16 @@ def report_html(findings: Findings) -> str:
 def verdict(findings: Findings) -> str:
     """One sentence on shortcuts."""
     shortcuts = [a for a in findings.shortcuts if a.is_shortcut]
-    tested = [a for a in findings.shortcuts if not a.tissue]
+    tested = [a for a in findings.shortcuts if not (a.tissue or a.confounded)]
+    units, unit = (len(findings.slides), "slide") if findings.cases is None else (findings.cases, "case")
+    if not tested and units < FEWEST:
+        return f"Shortcuts were not looked for: {FEWEST} {unit}s are needed, and here are {units}."
+    if not tested and (findings.untested or findings.shortcuts):
+        return "Shortcuts were not looked for: none of the columns could be tested; their section says why."
     if not tested:
         return "Shortcuts were not looked for: no columns or pictures were given that could show one."
     if not shortcuts:
-        return f"No shortcut was found in {len(tested)} tests."
+        return f"No shortcut was found in {counted(len(tested), 'test')}."
     first = shortcuts[0]
     return (
         f"Look at this first: {first.cause} goes with what the model uses ({first.measure} "
@@ -306,6 +313,7 @@ def _shortcuts(findings: Findings) -> Html:
         for a in causes
     ]
     unit = "slides" if findings.cases is None else "cases"
+    confounded = [a.cause for a in causes if a.confounded]
     parts: list[object] = [
         tag("h2", "Shortcuts"),
         tag(
@@ -324,6 +332,14 @@ def _shortcuts(findings: Findings) -> Html:
         parts.append(tag("p", "Strongest patches of the slides that show it most:"))
         parts.append(tag("div", *figures, kind="suspects"))
     parts.append(left)
+    if confounded:
+        parts.append(
+            _small(
+                f"Cannot be told from the label, and so never called a shortcut: {', '.join(confounded)}. "
+                "A model that is right goes with them, whether it uses them or not; slides of one label that "
+                "differ in them would tell."
+            )
+        )
     if tissue:
         parts += [
             _small(
@@ -461,7 +477,10 @@ def _survival(curves: Mapping[str, Sequence[SurvivalCurve]]) -> Html:
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}
         axis.legend(fontsize=8, frameon=False, labelcolor=GREY, **place)
     picture = _transparent(figure, "Kaplan-Meier curves")
-    return join([tag("h2", "Survival"), picture, _small("Kaplan-Meier with 95 % bands; survival.csv")])
+    few = any(curve.n < FEWEST for groups in curves.values() for curve in groups)
+    source = "Kaplan-Meier with 95 % bands; survival.csv"
+    source += f"; a half of fewer than {FEWEST} has no band" if few else ""
+    return join([tag("h2", "Survival"), picture, _small(source)])
 
 
 def _transparent(figure: Any, words: str) -> Html:

@@ -130,6 +130,9 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
     return Run(analysis.out)
 
 
+insight_slides = insight  # named as the other verbs over slides are
+
+
 @dataclass(frozen=True)
 class InsightRun(CohortRun[str, dict[str, Any]]):
     """A folder of findings on one run of explanations."""
@@ -143,6 +146,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     evaluated: Run | None
     regions: Mapping[str, Path]
     kind = "insight"
+    doing = "analysing"
     folders = ("slides", "concepts", "consensus")
     verb = "looked at"
 
@@ -342,17 +346,35 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
     for name in [*causes, *([] if label == LABEL else [label])]:
         if name not in columns:
             raise InputError(f"{cohort}: has no column {name!r}; found {', '.join(columns)}.")
+    label, labels, found = _find_labels(columns, label, explained)
     tested = causes or tuple(name for name in columns if name not in (*NOT_CAUSES, label))
-    labels = columns.get(label, {})
     cases = {slide: case for slide, case in columns.get(CASE, {}).items() if case is not None} or noted
     outcomes, unfit = _read_outcomes(columns, cases)
-    notes = [*_missing_cells(Path(cohort).name, slides, columns, labels, label, cases), *unfit]
+    notes = [*found, *_missing_cells(Path(cohort).name, slides, columns, labels, label, cases), *unfit]
     if not tested:
         notes.append(f"{cohort}: has no columns that could be causes; shortcuts are looked for in pictures.")
     has_labels = any(labels.get(slide) is not None for slide in slides)
     return CohortColumns(
         labels if has_labels else {}, {name: columns[name] for name in tested}, outcomes, tuple(notes), cases
     )
+
+
+def _find_labels(columns: Mapping[str, Column], label: str, explained: Run) -> tuple[str, Column, list[str]]:
+    """The label's column and cells, and a note if they are not where they were looked for.
+
+    Without that column: what the run noted, else the column that holds the model's classes.
+    """
+    if label in columns:
+        return label, columns[label], []
+    noted = {slide: row["label"] for slide, row in explained.rows.items() if row.get("label")}
+    if noted:
+        return label, noted, []
+    classes = set(map(str, explained.spec.get("class_names") or ()))
+    for name, cells in columns.items():
+        values = {cell for slide in explained.slides if (cell := cells.get(slide)) is not None}
+        if len(values) > 1 and values <= classes:
+            return name, columns[name], [f"{name!r} holds the model's classes and is taken as the label."]
+    return label, {}, []
 
 
 def read_cell(cell: str | None) -> str | None:

@@ -9,7 +9,8 @@ Patients are the unit: a site's five slides of one patient are one piece of evid
 weighs as much as any other; permutations exchange whole cases, and slides within their case.
 
 Properties that tissue has, too (brightness, hue, focus), are listed and never called a shortcut: a model that
-knows its cells goes with them as well.
+knows its cells goes with them as well. Nor is a column that cannot be told from the label: a model that is
+right goes with it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ import numpy.typing as npt
 
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.text import counted
-from xmil.evaluate.statistics import holm, permutation_p, sign_flip_p, spearman, unit_means
+from xmil.evaluate.statistics import FEWEST, holm, permutation_p, sign_flip_p, spearman, unit_means
 
 DRAWS = 5000
 LEVEL = 0.01
 LEAST = 0.1  # share of rank variance between slides, or mean correlation within: less is no shortcut
-FEWEST = 8  # cases that a question needs
 UNFIXED = ", label not held fixed"
 INK = ("blue ink", "green ink", "red ink", "black ink")
 LIGHT = "tint of the light"
@@ -128,7 +128,8 @@ class Association:
     """How strongly a cause goes with what the model looks at.
 
     `effect` is in the range [-1, 1] for numbers (rank correlation) and [0, 1] for groups (share of rank
-    variance). `slides` are those that show it most. `tissue` says that tissue has the property, too.
+    variance). `slides` are those that show it most. `tissue` says that tissue has the property, too;
+    `confounded` that too few slides of one label differ in it, so that the label was not held fixed.
     `cases` is the number of patients behind the `n` slides; None if slides were taken as independent.
     """
 
@@ -142,13 +143,14 @@ class Association:
     slides: tuple[str, ...] = ()
     tissue: bool = False
     cases: int | None = None
+    confounded: bool = False
 
     @property
     def is_shortcut(self) -> bool:
         """Whether it is both sure and large enough to be called a shortcut."""
         squared = self.level == "slide" and "correlation" in self.measure
         size = self.effect**2 if squared else abs(self.effect)
-        return not self.tissue and self.corrected < LEVEL and size >= LEAST
+        return not (self.tissue or self.confounded) and self.corrected < LEVEL and size >= LEAST
 
     @property
     def extent(self) -> str:
@@ -177,9 +179,10 @@ def slide_associations(
 
     `cases` names the patient of each slide; None takes slides as independent. With `labels` only slides of
     one label are compared, so that a site with more cases is not a shortcut by itself; slides without a label
-    are left out. A column that says no more than the label cannot be told from it: its measure says so. Cells
-    are words, numbers, or tuples of numbers, which are tested together. `beside` holds numbers by cause that
-    may explain its effect, such as the amount of stain for the light: what they explain is taken out first.
+    are left out. A column that repeats the label is not tested; one that hardly differs among slides of one
+    label is tested over all, and `confounded`. Cells are words, numbers, or tuples of numbers, which are
+    tested together. `beside` holds numbers by cause that may explain its effect, such as the amount of stain
+    for the light: what they explain is taken out first.
 
     >>> site, names = ["a"] * 10 + ["b"] * 10, [str(i) for i in range(20)]
     >>> (site,) = slide_associations(range(20), {"site": site}, names, cases=None)
@@ -199,7 +202,8 @@ def slide_associations(
         filled = np.array([_has_value(cell) for cell in cells])
         rows = np.flatnonzero(filled & np.isfinite(y) & labelled).tolist()
         tested, own = [cells[i] for i in rows], [units[i] for i in rows]
-        if why_untested(tested, None if cases is None else own) is not None:
+        known = None if labels is None else [labels[i] for i in rows]
+        if why_untested(tested, None if cases is None else own, labels=known) is not None:
             continue
         other = np.array(beside[name], dtype=np.float64)[rows] if beside and name in beside else None
         association = _test_column(
@@ -211,13 +215,17 @@ def slide_associations(
     return associations
 
 
-def why_untested(cells: Sequence[Any], cases: Sequence[str] | None = None) -> str | None:
+def why_untested(
+    cells: Sequence[Any], cases: Sequence[str] | None = None, *, labels: Sequence[Any] | None = None
+) -> str | None:
     """Why a column cannot be tested; None where it can.
 
     >>> why_untested(["north"] * 20), why_untested(["north", None, "south"])
     ('the same on all slides', 'known of 2 slides, and 8 are needed')
     >>> why_untested(["north", "south"] * 10, cases=list("aabbc") * 4)
     'known of 3 cases, and 8 are needed'
+    >>> why_untested(["tumour", "normal"] * 10, labels=[1, 0] * 10)
+    'repeats the label'
     """
     filled = [cell for cell in cells if _has_value(cell)]
     unit, units = "slide", len(filled)
@@ -228,6 +236,12 @@ def why_untested(cells: Sequence[Any], cases: Sequence[str] | None = None) -> st
     values = len(set(map(str, filled)))
     if values == 1:
         return "the same on all slides"
+    if labels is not None:
+        pairs = {
+            (str(a), str(b)) for a, b in zip(cells, labels, strict=True) if _has_value(a) and _has_value(b)
+        }
+        if 1 < len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
+            return "repeats the label"
     if _as_numbers(filled) is None and values - 1 > units // 2:
         return f"nearly every {unit} has a value of its own"
     return None
@@ -293,7 +307,8 @@ def rank_associations(associations: Sequence[Association]) -> list[Association]:
         adjusted = holm([a.p for a in own])
         corrected += [replace(a, corrected=float(p)) for a, p in zip(own, adjusted, strict=True)]
     return sorted(
-        corrected, key=lambda a: (not a.is_shortcut, a.tissue, -abs(a.effect), a.corrected, a.cause)
+        corrected,
+        key=lambda a: (not a.is_shortcut, a.tissue, a.confounded, -abs(a.effect), a.corrected, a.cause),
     )
 
 
@@ -395,8 +410,9 @@ def _test_column(
         # Slides that carry the association: what is fitted and what is there are far out together.
         carried = ranks * (basis @ (basis.T @ (root * ranks))) / root
         telling = tuple(slides[i] for i in np.argsort(-carried, kind="stable")[:5])
-        measure += UNFIXED if strata.max() and within is together else ""
-        return Association(name, "slide", measure, effect, p, len(y), slides=telling)
+        unfixed = bool(strata.max()) and within is together
+        measure += UNFIXED if unfixed else ""
+        return Association(name, "slide", measure, effect, p, len(y), slides=telling, confounded=unfixed)
     return None
 
 

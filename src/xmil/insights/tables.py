@@ -17,11 +17,10 @@ from xmil.core.durable import write_text
 from xmil.core.errors import XmilError
 from xmil.core.text import counted
 from xmil.data import read_bag
-from xmil.evaluate import LIMIT, randomisation
-from xmil.evaluate.statistics import spearman
+from xmil.evaluate import LIMIT, SurvivalCurve, randomisation
+from xmil.evaluate.statistics import FEWEST, spearman
 from xmil.insights.biomarkers import (
     OUTCOMES,
-    SurvivalCurve,
     correlation_with,
     read_number,
     survival_curves,
@@ -31,7 +30,6 @@ from xmil.insights.concepts import REMOVAL, find_strategies, removal_agreement
 from xmil.insights.pictures import cut_patches, suspect_patches, write_sheet
 from xmil.insights.report import CONCEPTS, PAGES, ConceptRow, Findings
 from xmil.insights.shortcuts import (
-    FEWEST,
     LIGHT,
     Association,
     patch_associations,
@@ -78,6 +76,12 @@ class _Cohort:
         return len({units[i] for i in np.flatnonzero(rows).tolist()})
 
     @cached_property
+    def labels(self) -> list[Any] | None:
+        """The label of each slide; None if no slide has one."""
+        known = self.run.columns.label
+        return [known.get(slide) for slide in self.slides] if known else None
+
+    @cached_property
     def outcome(self) -> tuple[list[float], list[float]] | None:
         """Time and event of each slide, nan where unknown; None without these columns."""
         columns = self.run.columns.outcomes
@@ -113,7 +117,9 @@ def write_insight(
     split = _Cohort(run, [slides[i] for i in rows], [results[i] for i in rows])  # among concepts
     strategies = find_strategies(split.profiles, seed=run.request.seed) if split.slides else None
     shortcuts = _find_shortcuts(cohort)
-    reasons = {name: why_untested(cells, cohort.cases) for name, cells in cohort.causes.items()}
+    reasons = {
+        name: why_untested(cells, cohort.cases, labels=cohort.labels) for name, cells in cohort.causes.items()
+    }
     findings = Findings(
         title=run.explained.path.resolve().name,
         about=_describe(cohort),
@@ -202,13 +208,11 @@ def _find_shortcuts(cohort: _Cohort) -> list[Association]:
     columns, pictures = {**cohort.causes}, [own.get("made", {}) for own in views]
     for name in dict.fromkeys(name for row in pictures for name in row):
         columns[name] = [cell(row.get(name)) for row in pictures]
-    by_slide = run.columns.label
-    labels = [by_slide.get(slide) for slide in cohort.slides] if by_slide else None
     stain = {LIGHT: [cell(own.get("stain", (np.nan,) * 3)) for own in views]}
     shared: dict[str, Any] = {"cases": cohort.cases, "seed": run.request.seed}
     outputs, within = cohort.biomarker(OUTPUT), [own.get("correlations", {}) for own in views]
     return rank_associations(
-        slide_associations(outputs, columns, cohort.slides, labels=labels, beside=stain, **shared)
+        slide_associations(outputs, columns, cohort.slides, labels=cohort.labels, beside=stain, **shared)
         + patch_associations(within, cohort.slides, **shared)
     )
 
@@ -341,9 +345,10 @@ def _read_faithfulness(run: InsightRun) -> dict[str, str]:
         return {"slides that count": f"none for {run.request.method}; summary.txt says why"}
     measures = {}
     for row in rows:
-        mean, low, high = (f"{float(row[key]):.3g}" for key in ("mean", "low", "high"))
+        mean, low, high = (f"{read_number(row[key]):.3g}" for key in ("mean", "low", "high"))
+        between = "no interval" if low == "nan" else f"{low} to {high}"
         cases = f" of {row['cases']} cases" if row.get("cases") else ""
-        measures[f"{row['measure']}, {row['mode']}"] = f"{mean} ({low} to {high}), {row['n']} slides{cases}"
+        measures[f"{row['measure']}, {row['mode']}"] = f"{mean} ({between}), {row['n']} slides{cases}"
     return measures
 
 

@@ -261,6 +261,16 @@ class Engine(TorchFunctionMode):
         self.entries.append(Entry(out.requires_grad_(True), weight.detach()))
         return out if bias is None else out + bias
 
+    @contextmanager
+    def again(self, activations: Activations | None) -> Iterator[None]:
+        """Rules for a piece of the pass that is run once more on the way back."""
+        before, self.activations = self.activations, activations
+        try:
+            with self:
+                yield
+        finally:
+            self.activations = before
+
     def check_constant(self, operation: str, **parameters: Tensor | None) -> None:
         """Refuse an affine operation whose weights themselves depend on the input."""
         for role, value in parameters.items():

@@ -27,7 +27,8 @@ RULES: Registry[Rule] = Registry("LRP rule", group="xmil.rules")
 def register_rule(*operations: str) -> Callable[[Rule], Rule]:
     """Decorator that makes a function the rule of the named operations.
 
-    The rule is called as `rule(engine, function, *args, **kwargs)` and returns what `function` would.
+    The rule is called as `rule(engine, function, *args, **kwargs)` and returns what `function` would. A rule
+    of your own takes the place of one of ours.
     """
     return _register_all(RULES, operations)
 
@@ -35,10 +36,15 @@ def register_rule(*operations: str) -> Callable[[Rule], Rule]:
 def _register_all(registry: Registry[T], names: Iterable[str]) -> Callable[[T], T]:
     def add(entry: T) -> T:
         for name in names:
-            registry.add(name, entry)
+            ours = _is_ours(registry._entries.get(name)) and not _is_ours(entry)
+            registry.add(name, entry, replace=ours)
         return entry
 
     return add
+
+
+def _is_ours(entry: Any) -> bool:
+    return str(getattr(entry, "__module__", "")).startswith("xmil.")
 
 
 # Operations f with f(x) = J x for their Jacobian J: linear ones, selections, and all that are homogeneous of
@@ -54,7 +60,7 @@ sum mean nansum nanmean cumsum neg negative positive __pos__ trace nan_to_num di
 relu relu_ leaky_relu leaky_relu_ prelu rrelu abs absolute __abs__
 amax amin aminmax topk sort kthvalue median nanmedian mode quantile nanquantile cummax cummin msort
 std std_mean sum_to_size linalg_diagonal diagflat dsplit trapezoid trapz cumulative_trapezoid
-deg2rad rad2deg unsafe_chunk unsafe_split
+deg2rad rad2deg unsafe_chunk unsafe_split ldexp stft istft
 max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
 max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
 adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices

@@ -6,6 +6,7 @@ With a reference pass, activations are measured from it: what f(x) has over f(x0
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -252,22 +253,30 @@ ReferencePass = list[tuple[str, Tensor]]  # what each activation got, in order
 CLOSE = 1e-4  # x and x0 nearer than this have the tangent for a secant
 
 
-# What an engine asks at each activation, with ledger, function, name and arguments: a ruled result, or None
-# for the rule it has.
-Activations = Callable[[Ledger, Any, str, Any, Any], Tensor | None]
+class Activations(ABC):
+    """What an engine asks at each activation."""
+
+    @abstractmethod
+    def __call__(self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any) -> Tensor | None:
+        """A ruled result, or None for the rule that the engine has."""
+
+    def ahead(self, k: int) -> ReferencePass | None:  # noqa: ARG002  # of the Secants
+        """The references of the next k activations, if they hold for every part of a sequence."""
+        return None
 
 
-class Recorder:
+class Recorder(Activations):
     """Keeps what the activations of a reference pass get, in order."""
 
     def __init__(self) -> None:
         self.inputs: ReferencePass = []
 
-    def __call__(self, _ledger: Ledger, _function: Any, name: str, args: Any, _kwargs: Any) -> None:
+    def __call__(self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        """Keep the input; the engine's own rule applies."""
         self.inputs.append((name, args[0].detach()))
 
 
-class Secants:
+class Secants(Activations):
     """Plays the reference pass back: the k-th activation has the k-th reference, if their shapes agree."""
 
     def __init__(self, reference: ReferencePass) -> None:
@@ -278,6 +287,16 @@ class Secants:
     def matched(self) -> bool:
         """Whether as many activations were met as recorded."""
         return self._next == len(self._inputs)
+
+    def ahead(self, k: int) -> ReferencePass | None:
+        """The references of the next k activations, if each is of one instance alone."""
+        following = self._inputs[self._next : self._next + k]
+        alone = all(reference.ndim == 3 and reference.shape[1] == 1 for _, reference in following)
+        return following if alone and len(following) == k else None
+
+    def skip(self, k: int) -> None:
+        """Leave the next k activations to whoever took their references."""
+        self._next += k
 
     def __call__(self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any) -> Tensor | None:
         k, self._next = self._next, self._next + 1

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
 from os import PathLike
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +39,23 @@ from xmil.network import (
     as_model,
     first_line,
     frozen,
+    on_device,
     open_network,
 )
 
+ALL, PREDICTED = "all", "predicted"
 PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
+
+
+@overload
+def explain(
+    model: nn.Module | str | PathLike[str], bag: Bags, *, target: Literal["all"], **options: Any
+) -> list[Explanation]: ...
+
+
+@overload
+def explain(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> Explanation: ...
 
 
 def explain(
@@ -56,20 +68,23 @@ def explain(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
     **params: Any,
-) -> Explanation:
+) -> Explanation | list[Explanation]:
     """One score per instance for one target.
 
     `target` is a class index or name, a Target, or None for the predicted class; for models without classes
-    None is the value or the risk. `output` is the explained number: "logit", "contrastive", "log_odds" or
-    "probability" of a class, "value" (minus its reference) of a regression, "risk" of a survival model; each
-    method has its own default. `params` are the method's own.
+    None is the value or the risk. "all" gives a list of explanations, as `explain_classes` does. `output` is
+    the explained number: "logit", "contrastive", "log_odds" or "probability" of a class, "value" (minus its
+    reference) of a regression, "risk" of a survival model; each method has its own default. `params` are the
+    method's own.
 
     Model and bag may be paths. A trial call settles how to call a module of your own and records it in
     `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
     gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
     travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
-    takes the mean of K seeded draws of one that is random in eval mode.
+    takes the mean of K seeded draws of one that is random in eval mode. `device` is where to compute, such as
+    "cuda"; the model goes back to where it was.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -77,8 +92,10 @@ def explain(
     >>> len(e.scores), e.method, e.target == 1
     (3, 'lrp', True)
     """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, **params}
-    return explain_targets(model, bag, [target], method=method, output=output, **how)[0]
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
+    targets = None if isinstance(target, str) and target == ALL else [_named_target(target)]
+    found = explain_targets(model, bag, targets, method=method, output=output, **how, **params)
+    return found if targets is None else found[0]
 
 
 def explain_classes(
@@ -90,14 +107,32 @@ def explain_classes(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each class, from one forward pass if the method allows it.
 
     A survival model has its time bins for classes, and its risk after them.
     """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, **params}
-    return explain_targets(model, bag, None, method=method, output=output, **how)
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
+    return explain_targets(model, bag, None, method=method, output=output, **how, **params)
+
+
+def _named_target(target: Any) -> Any:
+    """The target as users of the command line name it: "predicted" is None."""
+    return None if isinstance(target, str) and target == PREDICTED else target
+
+
+def one_method(method: Any, params: dict[str, Any]) -> str:
+    """The method that is meant by `method` or `methods`, which is taken out of the parameters."""
+    named = params.pop("methods", method)
+    several = [named] if isinstance(named, str) else list(named)
+    if len(several) != 1:
+        raise InputError(
+            f"explain takes one method at a time. Got {several} instead; call it once for each, or explain a "
+            "folder of slides by explain_slides(methods=[...])."
+        )
+    return str(several[0])
 
 
 def list_methods(model: nn.Module | str | PathLike[str] | None = None) -> list[str]:
@@ -123,9 +158,17 @@ def explain_targets(
     forward: ForwardFunction | None = None,
     returns: str | None = None,
     average: int | None = None,
+    device: str | None = None,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each target, or each class, from one forward pass if the method allows it."""
+    if device is not None:
+        model, bag = as_model(model), as_bag(bag)
+        how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "output": output}
+        with on_device(model, device) as place:
+            bag = bag.to(place) if isinstance(bag, Tensor) else bag
+            return explain_targets(model, bag, targets, method=method, **how, **params)
+    method = one_method(method, params)
     entry = METHODS[method]
     entry.check_parameters(params)
     kinds = (*entry.outputs, *own_outputs())

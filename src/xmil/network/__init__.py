@@ -10,9 +10,12 @@ from xmil.network.network import (
     check_same_bag,
     declared_names,
     declared_references,
+    find_device,
     frozen,
+    on_device,
     open_network,
 )
+from xmil.network.prediction import Prediction, predict
 from xmil.network.reading import Watch
 from xmil.network.trust import attempt, first_line
 
@@ -21,6 +24,7 @@ __all__ = [
     "Companions",
     "ForwardFunction",
     "Network",
+    "Prediction",
     "Watch",
     "as_bag",
     "as_model",
@@ -28,7 +32,10 @@ __all__ = [
     "check_same_bag",
     "declared_names",
     "declared_references",
+    "find_device",
     "first_line",
     "frozen",
+    "on_device",
     "open_network",
+    "predict",
 ]

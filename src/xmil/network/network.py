@@ -349,6 +349,44 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
                     setattr(part, _flag_of(part), True)
 
 
+def find_device(name: str) -> str:
+    """The name of a device that is there; "auto" takes a GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"Unknown device {name!r}; use device='cpu', 'cuda' or 'cuda:N'.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"The device {name!r} is not supported; use device='cpu', 'cuda' or 'cuda:N'.")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        found = (
+            "torch finds no GPU here" if not gpus else f"torch finds {counted(gpus, 'GPU')}, from cuda:0 on"
+        )
+        raise InputError(f"The device {name!r} cannot be used: {found}; use device='cpu', or 'auto'.")
+    return name
+
+
+@contextmanager
+def on_device(module: Any, name: str | None) -> Iterator[torch.device | None]:
+    """Keep a module on a device within the block; None leaves it where it is."""
+    if name is None:
+        yield None
+        return
+    device = torch.device(find_device(str(name)))
+    homes = {part.device for part in (*module.parameters(), *module.buffers())}
+    if len(homes) > 1:
+        listing = ", ".join(sorted(map(str, homes)))
+        raise InputError(f"The model lies on several devices ({listing}); leave out device=.")
+    home = next(iter(homes), device)
+    try:
+        module.to(device)
+        yield device
+    finally:
+        module.to(home)
+
+
 def _flag_of(part: nn.Module | nn.Parameter) -> str:
     return "training" if isinstance(part, nn.Module) else "requires_grad"
 

@@ -6,7 +6,8 @@ Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 
 
 with s states for each of the e channels of the sequence. Coefficients are made a chunk at a time and the
 recurrence runs through the chunk in place, so that memory grows with n e and not with n e s; the backward
-pass keeps the states between chunks alone and makes the others again.
+pass keeps the states between chunks alone and makes the others again. Without gradients a layer takes a long
+sequence in parts, each of which hands its last state on to the next.
 """
 
 from __future__ import annotations
@@ -25,10 +26,23 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 CHUNK_ELEMENTS = 1 << 20  # numbers in one temporary of a chunk (4 MB in float32)
 SHORT, SMALL = 256, 1 << 22  # up to so many steps and states plain operations do
+PART_ELEMENTS = 1 << 20  # numbers of the sequence (b, n, e) in one part
 
 
-def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+@dataclass
+class Carry:
+    """What parts of a sequence hand on: the state (b, s, e) to the next, its adjoint to the one before."""
+
+    state: Tensor
+    adjoint: Tensor | None = None
+
+
+def selective_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, carry: Carry | None = None
+) -> Tensor:
     """y (b, n, e) of x and dt (b, n, e), A (e, s), B and C (b, n, s), D (e,).
+
+    With a `carry`, a part of a sequence without gradients: it starts from that state, and leaves its own.
 
     >>> one = torch.ones(1, 3, 1)
     >>> selective_scan(one, one, torch.zeros(1, 1), one, one, torch.zeros(1)).flatten()
@@ -36,7 +50,11 @@ def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Te
     """
     arguments = (x, dt, A, B, C, D)
     if has_torch_function(arguments):  # one operation for whoever looks on, such as LRP
-        return handle_torch_function(selective_scan, arguments, *arguments)
+        return handle_torch_function(selective_scan, arguments, *arguments, carry)
+    if carry is not None:
+        out, states = _states(_Steps.of(x, dt, A, B, C), carry.state)
+        carry.state = states[-1]
+        return out.transpose(0, 1) + D * x
     # torch.func transforms take plain operations alone
     mapped = any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in arguments)
     if mapped or (x.shape[1] <= SHORT and x.numel() * A.shape[1] <= SMALL):
@@ -44,20 +62,26 @@ def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Te
     return _Scan.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
-def scan_adjoint(gradient: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+def scan_adjoint(
+    gradient: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, carry: Carry | None = None
+) -> Tensor:
     """The gradient to x of a scan with constant coefficients: one scan backwards, from that to y (b, n, e).
 
-    l_t = C_t g_t + exp(dt_{t+1} A) l_{t+1} and dt_t (B_t . l_t) + D g_t.
+    l_t = C_t g_t + exp(dt_{t+1} A) l_{t+1} and dt_t (B_t . l_t) + D g_t. With a `carry`, of a part: it starts
+    from the adjoint there, and leaves its own.
     """
     g, steps, b, c = (_time_first(value) for value in (gradient, dt, B, C))
     out = torch.empty_like(g)
     A = A.mT.contiguous()
-    carry = g.new_zeros(len(g[0]), *A.shape)
+    last = None if carry is None else carry.adjoint
+    last = g.new_zeros(len(g[0]), *A.shape) if last is None else last
     for chunk in reversed(list(_chunks(g, len(A)))):
         decay = (steps[chunk].unsqueeze(-2) * A).exp_()
         adjoint = _outer(g[chunk], c[chunk])
-        carry = _run_back(adjoint, decay, carry)
+        last = _run_back(adjoint, decay, last)
         out[chunk] = steps[chunk] * _inner(adjoint, b[chunk])
+    if carry is not None:
+        carry.adjoint = last
     return (out + D * g).transpose(0, 1)
 
 
@@ -75,15 +99,8 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
         x, dt, A, B, C, D = inputs
         steps = _Steps.of(x, dt, A, B, C)
-        out = torch.empty_like(steps.x)  # C_t h_t (n, b, e)
-        state = out.new_zeros(len(out[0]), *steps.A.shape)
-        starts = []  # the states before each chunk, k of (b, s, e)
-        for chunk in _chunks(out, len(steps.A)):
-            starts.append(state)
-            decay, states = steps.coefficients(chunk)
-            state = _run(states, decay, state)
-            out[chunk] = _inner(states, steps.C[chunk])
-        ctx.save_for_backward(*inputs, torch.stack(starts))
+        out, states = _states(steps, x.new_zeros(len(x), *steps.A.shape))
+        ctx.save_for_backward(*inputs, torch.stack(states[:-1]))
         return out.transpose(0, 1) + D * x
 
     @staticmethod
@@ -117,6 +134,16 @@ class _Steps:
         """exp(dt_t A) and dt_t B_t x_t of a chunk, (t, b, s, e)."""
         dt = self.dt[chunk]
         return (dt.unsqueeze(-2) * self.A).exp_(), _outer(dt * self.x[chunk], self.B[chunk])
+
+
+def _states(steps: _Steps, state: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """C_t h_t (n, b, e), and the states (b, s, e) before each chunk and after the last."""
+    out, states = torch.empty_like(steps.x), [state]
+    for chunk in _chunks(out, len(steps.A)):
+        decay, inputs = steps.coefficients(chunk)
+        states.append(_run(inputs, decay, states[-1]))
+        out[chunk] = _inner(inputs, steps.C[chunk])
+    return out, states
 
 
 def _gradients(g: Tensor, steps: _Steps, starts: Tensor) -> tuple[Tensor, ...]:
@@ -195,12 +222,17 @@ class Branch(nn.Module):
         steps = (low + torch.rand(width) * (high - low)).exp().clamp(min=STEP_FLOOR)
         self.dt_proj.bias.data.copy_(steps + torch.log(-torch.expm1(-steps)))  # their softplus are the steps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, n, e) to (b, n, e)."""
-        x = F.silu(self.conv(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2))
+    def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
+        """(b, n, e) to (b, n, e); with a carry, a part with the rows that the kernel looks back on."""
+        conv = self.conv
+        if carry is None:
+            made = conv(x.transpose(1, 2))[..., : x.shape[1]]
+        else:
+            made = F.conv1d(x.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups)
+        x = F.silu(made.transpose(1, 2))
         dt, B, C = self.x_proj(x).split([self.rank, self.n_states, self.n_states], dim=-1)
         A = -torch.exp(self.A_log)
-        return selective_scan(x, F.softplus(self.dt_proj(dt)), A, B, C, self.D)
+        return selective_scan(x, F.softplus(self.dt_proj(dt)), A, B, C, self.D, carry)
 
 
 class Mamba(nn.Module):
@@ -211,6 +243,7 @@ class Mamba(nn.Module):
     ) -> None:
         super().__init__()
         width, rank = expand * dim, math.ceil(dim / 16)
+        self.n_states, self.before = n_states, kernel - 1  # rows that the convolution looks back on
         self.in_proj = nn.Linear(dim, 2 * width, bias=False)
         self.branches = nn.ModuleList(
             Branch(width, rank=rank, n_states=n_states, kernel=kernel) for _ in range(n_branches)
@@ -219,6 +252,10 @@ class Mamba(nn.Module):
 
     def forward(self, h: Tensor, orders: Sequence[Order]) -> Tensor:
         """(b, n, d) to (b, n, d); an order for each branch."""
+        return self.out_proj(gated_scans(h, self, orders))
+
+    def scan_whole(self, h: Tensor, orders: Sequence[Order]) -> Tensor:
+        """The gated scans of all branches (b, n, e), added up."""
         x, z = self.in_proj(h).chunk(2, dim=-1)
         gate = F.silu(z)
         parts = []
@@ -228,7 +265,101 @@ class Mamba(nn.Module):
             else:
                 there, back = order
                 parts.append(_rows(branch(_rows(x, there)) * _rows(gate, there), back))
-        return self.out_proj(reduce(operator.add, parts))
+        return reduce(operator.add, parts)
+
+    def scan_part(self, rows: Tensor, branch: nn.Module, carry: Carry) -> Tensor:
+        """The gated scan of one branch over a part (b, before + m, d) of its sequence: (b, m, e)."""
+        x, z = self.in_proj(rows).chunk(2, dim=-1)
+        gate = F.silu(z[:, self.before :])
+        return branch(x, carry) * gate
+
+    def scan_parts(self, h: Tensor, orders: Sequence[Order]) -> tuple[Tensor, list[list[Tensor]]]:
+        """As `scan_whole`, a part at a time; also the states before each part, for each branch."""
+        out = h.new_zeros(*h.shape[:2], self.out_proj.in_features)
+        states = []
+        for branch, order in zip(self.branches, orders, strict=True):
+            carry = Carry(h.new_zeros(len(h), self.n_states, out.shape[2]))
+            starts = []
+            for part in self.parts(h, order):
+                starts.append(carry.state)
+                add_rows(out, part.places, self.scan_part(part.rows(h), branch, carry))
+            states.append(starts)
+        return out, states
+
+    def parts(self, h: Tensor, order: Order) -> list[Part]:
+        """The parts of a sequence (b, n, d) in the order of a branch."""
+        step = self.part_length(h)
+        there, places = (None, None) if order is None else (order[0], order[1].argsort(dim=1))
+        return [
+            Part(start, min(start + step, h.shape[1]), self.before, there, places)
+            for start in range(0, h.shape[1], step)
+        ]
+
+    def part_length(self, h: Tensor) -> int:
+        """How many steps one part of sequences (b, n, d) has."""
+        return max(SHORT, PART_ELEMENTS // (len(h) * self.out_proj.in_features))
+
+    def takes_parts(self, h: Tensor) -> bool:
+        """Whether sequences (b, n, d) are long, and nobody looks at the layers within."""
+        inner = (part for part in self.modules() if part is not self)
+        return h.shape[1] > self.part_length(h) and not any(
+            part._forward_hooks or part._forward_pre_hooks for part in inner
+        )
+
+
+def gated_scans(h: Tensor, layer: Mamba, orders: Sequence[Order]) -> Tensor:
+    """The gated scans of a layer (b, n, e), added up; without gradients a long sequence goes in parts."""
+    if has_torch_function((h,)):
+        return handle_torch_function(gated_scans, (h,), h, layer, orders)
+    trained = h.requires_grad or any(parameter.requires_grad for parameter in layer.parameters())
+    mapped = torch._C._functorch.is_functorch_wrapped_tensor(h)
+    if (torch.is_grad_enabled() and trained) or mapped or not layer.takes_parts(h):
+        return layer.scan_whole(h, orders)
+    return layer.scan_parts(h, orders)[0]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps of a sequence in the order of a branch: where they come from, and where their results go."""
+
+    start: int
+    stop: int
+    before: int  # rows before them that are read along
+    there: Tensor | None  # rows (b, n) in the order; None as they are
+    back: Tensor | None  # where each step's result goes
+
+    @property
+    def places(self) -> slice | Tensor:
+        """Where the results of its steps go."""
+        return slice(self.start, self.stop) if self.back is None else self.back[:, self.start : self.stop]
+
+    @property
+    def sources(self) -> slice | Tensor:
+        """The rows it reads."""
+        first = max(0, self.start - self.before)
+        return slice(first, self.stop) if self.there is None else self.there[:, first : self.stop]
+
+    @property
+    def missing(self) -> int:
+        """How many of the rows before it there are not, at the start of the sequence."""
+        return max(0, self.before - self.start)
+
+    def rows(self, h: Tensor) -> Tensor:
+        """The rows (b, before + m, d) of its steps; zeros for those that are missing."""
+        return F.pad(take_rows(h, self.sources), (0, 0, self.missing, 0))
+
+
+def take_rows(x: Tensor, rows: slice | Tensor) -> Tensor:
+    """Rows (b, m), or a slice of them, of each sequence (b, n, e)."""
+    return x[:, rows] if isinstance(rows, slice) else _rows(x, rows)
+
+
+def add_rows(x: Tensor, rows: slice | Tensor, values: Tensor) -> None:
+    """Add values (b, m, e) to these rows of each sequence, in place."""
+    if isinstance(rows, slice):
+        x[:, rows] += values
+    else:
+        x.scatter_add_(1, rows.unsqueeze(-1).expand_as(values), values)
 
 
 def _rows(x: Tensor, rows: Tensor) -> Tensor:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from xmil.core.errors import FileError, InputError, StopError, WriteError, XmilError
-from xmil.core.task import TASKS, Task, references
+from xmil.core.task import TASKS, Task, with_reference
 from xmil.data.bags import Case
 from xmil.runs.requests import Listener, RunRequest
 from xmil.runs.workers.pool import MakeWorker, Outcome, process
@@ -300,18 +299,6 @@ def slide_row(
         "features": str(case.paths[place].absolute()),
         "seconds": None if seconds is None else round(seconds, 4),
     }
-
-
-def with_reference(outputs: npt.NDArray[np.float64], spec: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """Outputs (..., c) as values, where a regression's are deviations from its reference.
-
-    >>> with_reference(np.array([0.5]), {"relative": True, "reference": 2.0})
-    array([2.5])
-    """
-    if not spec.get("relative"):
-        return outputs
-    reference: npt.NDArray[np.float64] = np.asarray(references(spec.get("reference"), outputs.shape[-1]))
-    return outputs + reference
 
 
 def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:

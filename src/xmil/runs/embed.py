@@ -26,20 +26,22 @@ import numpy.typing as npt
 import torch
 
 from xmil._version import __version__
-from xmil.core.durable import file_digest, identity, syncs, unchanged, write_atomically
+from xmil.core.durable import file_digest, identity, unchanged, write_atomically
 from xmil.core.errors import FileError, InputError, StopError, XmilError, absent
+from xmil.core.journal import syncs
 from xmil.core.request import takes
 from xmil.core.text import counted
 from xmil.data import Header, feature_files, open_bag
 from xmil.data.header import slide_name
 from xmil.encoders import Encoder, Transform
+from xmil.network import find_device
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, stopping
 from xmil.runs.feed.feed import EncodedRows, Feed, GpuBatches, HostBatches, Part, encode_batch
 from xmil.runs.feed.reader import PatchSource
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import EmbedRequest
-from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, error_line, find_device
+from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, error_line
 from xmil.slides import Slide, open_slide
 from xmil.slides.slide import Pixels
 from xmil.slides.stain import Macenko

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -35,12 +36,12 @@ from xmil.data.files import (
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files, in_folder
-from xmil.network import declared_names, declared_references, open_network
+from xmil.network import declared_names, declared_references, find_device, open_network
 from xmil.network.network import frozen
 from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
 from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
 from xmil.runs.requests import CohortRequest
-from xmil.runs.workers.pool import MakeWorker, Worker, find_device
+from xmil.runs.workers.pool import MakeWorker, Worker
 from xmil.storage import read_run
 
 BACKGROUND, AUTO, NO_BACKGROUND = "background.npz", "auto", "none"
@@ -66,7 +67,22 @@ class Builder:
         return self.name
 
 
-Source = Path | Builder
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model that is in memory already; it stays as it is and where it is."""
+
+    model: nn.Module
+
+    @property
+    def name(self) -> str:
+        """The class of the model."""
+        return type(self.model).__name__
+
+    def __str__(self) -> str:
+        return f"{self.name} (in memory)"
+
+
+Source = Path | Builder | Loaded
 
 
 @dataclass(frozen=True)
@@ -88,7 +104,7 @@ class ModelFiles:
         """Load the models; refuse those that answer different questions, and files that have changed."""
         wanted: Sequence[str | None] = self.digests or [None] * len(self.paths)
         pairs = [_load(path, digest, self) for path, digest in zip(self.paths, wanted, strict=True)]
-        models = tuple(model.to(device) for model, _ in pairs)
+        models = tuple(_moved(model, device) for model, _ in pairs)
         check_ensemble([model.spec for model in models], self.paths)
         for model in models:
             model.background = model.background or self.background
@@ -130,7 +146,11 @@ class Ensemble:
     def about(self) -> dict[str, Any]:
         """What run.json says of the models."""
         every = [
-            {"path": str(path), "digest": digest, "spec": asdict(spec)}
+            {
+                "path": str(path.absolute() if isinstance(path, Path) else path),
+                "digest": digest,
+                "spec": asdict(spec),
+            }
             for path, digest, spec in zip(self.paths, self.digests, self.specs, strict=True)
         ]
         shared = self.spec
@@ -215,6 +235,11 @@ def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
     else:
         device = find_device(request.place)
     names = request.class_names or None
+    if not workers.in_process and any(isinstance(one, nn.Module) for one in request.model):
+        raise InputError(
+            "Worker processes load the model from its file: write it with xmil.save_model and give the path, "
+            "or leave out workers= and engine=."
+        )
     files = ModelFiles(model_paths(request.model), (), names, request.features, request.reading)
     return files.load(device if workers.in_process else "cpu"), device
 
@@ -273,8 +298,8 @@ def with_background(
 
 def _load(path: Source, wanted: str | None, files: ModelFiles) -> tuple[MILModel, str]:
     """A model with the digest of its file, which must not change while it is read."""
-    if isinstance(path, Builder):
-        own = build_own(path.name, files)
+    if isinstance(path, Builder | Loaded):
+        own = build_own(path, files)
         return own, _check_digest(path, state_digest(own), wanted)
     before = _stamp(path)
     try:
@@ -287,6 +312,14 @@ def _load(path: Source, wanted: str | None, files: ModelFiles) -> tuple[MILModel
     if _stamp(path) != before:
         raise StopError(f"{path}: changed while it was read; run the command again once it is written.")
     return model, digest
+
+
+def _moved(model: MILModel, device: str) -> MILModel:
+    """A model on a device; one that shares weights with a model of the user's is copied before it moves."""
+    there = next((part.device for part in model.parameters()), torch.device(device))
+    if there.type == torch.device(device).type and torch.device(device).index in (None, there.index):
+        return model
+    return copy.deepcopy(model).to(device)
 
 
 def _check_digest(path: Source, digest: str, wanted: str | None) -> str:
@@ -326,18 +359,20 @@ def model_paths(model: StrPath | Sequence[StrPath]) -> tuple[Source, ...]:
     paths: list[Any] = [model]
     if isinstance(model, Iterable) and not isinstance(model, str | PathLike | nn.Module):
         paths = list(model)
+    sources: list[Source] = []
     for path in paths:
-        if not isinstance(path, str | PathLike):
+        if isinstance(path, nn.Module):
+            sources.append(Loaded(path))
+        elif not isinstance(path, str | PathLike):
             raise InputError(
-                f"Runs over slides take the path of a model, not a {type(path).__name__}: write a model of "
-                "xmil with save_model, name the function that builds a module of yours as "
-                '"mine.py:build", or explain one bag with xmil.explain.'
+                f"A model is a path, a torch.nn.Module, or a function that builds one, as "
+                f'"mine.py:build". Got {type(path).__name__} instead.'
             )
-    return tuple(
-        source
-        for path in map(str, paths)
-        for source in ([Builder(path)] if is_function_name(path) else checkpoint_files(Path(path)))
-    )
+        elif is_function_name(str(path)):
+            sources.append(Builder(str(path)))
+        else:
+            sources += checkpoint_files(Path(path))
+    return tuple(sources)
 
 
 def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Source]) -> None:
@@ -462,19 +497,27 @@ def _mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
 TRIED = 64  # instances of the bag that a network is tried out on
 
 
-def build_own(name: str, files: ModelFiles) -> MILModel:
-    """The network that a function of yours builds, with what a run asks of a model beside it.
+def build_own(source: Builder | Loaded, files: ModelFiles) -> MILModel:
+    """The network that a function of yours builds, or that you have, with what a run asks of a model.
 
     The function takes no arguments and gives a torch module. Its sizes are those of a trial call; `task`,
-    `class_names` and the like are attributes of the module, where it has them.
+    `class_names` and the like are attributes of the module, where it has them. Of a module that you have, the
+    weights are shared and nothing is changed.
     """
-    built = load_function(name, kind="model")()
-    if not isinstance(built, nn.Module):
-        raise InputError(
-            f"The model {name!r} must give a torch.nn.Module. Got {type(built).__name__} instead."
-        )
-    own = built.eval()
+    name = source.name
+    if isinstance(source, Loaded):
+        own = copy.copy(source.model)  # attributes that are set here are not set there
+    else:
+        built = load_function(name, kind="model")()
+        if not isinstance(built, nn.Module):
+            raise InputError(
+                f"The model {name!r} must give a torch.nn.Module. Got {type(built).__name__} instead."
+            )
+        own = built.eval()
     if isinstance(own, MILModel) and hasattr(own, "spec"):
+        if files.class_names is not None:
+            own.spec = replace(own.spec, class_names=files.class_names)
+            TASKS[own.spec.task].check(own.spec)
         return own
     n_classes, in_dim = _sizes(own, name, files)
     task, owner = getattr(own, "task", None), f"the model {name!r}"
@@ -512,6 +555,6 @@ def _sizes(own: nn.Module, name: str, files: ModelFiles) -> tuple[int, int]:
         raise InputError(f"{files.features}: no feature files to try the model {name!r} out on; {where}.")
     header = open_bag(bags[0], **files.reading)
     bag = header.read(np.arange(min(TRIED, len(header))))
-    with torch.no_grad():
+    with frozen(own), torch.no_grad():
         network, x = open_network(own, bag)
         return int(network(x).shape[-1]), int(x.shape[-1])

@@ -53,6 +53,7 @@ from xmil.runs.requests import EvaluateRequest
 from xmil.slides import find_slides
 from xmil.storage import Run, write_explanations, write_json
 
+MEASURES = ("srg", "aupc", "sufficiency", "necessity", "auprc2")  # in slides.csv; results.parquet has all
 KEY, SOURCES = b"xmil-faithfulness", b"xmil-sources"
 SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("slide_id", "method", "mode", "verdict", "explained")]
@@ -172,11 +173,17 @@ class EvaluateRun(ModelRun[list[Row]]):
             return None  # not there, or damaged: it is measured again
 
     def rows_of(self, item: Case, result: list[Row]) -> list[TableRow]:
-        """What the model says of each slide."""
+        """What the model says of each slide, and how faithful each method is in the first of the modes."""
         row, spec = result[0], vars(self.models.spec)
         seconds = float(row["seconds"]) / len(row["parts"])
+        measures = {
+            f"{name}:{each['method']}": float(f"{each[name]:.6g}")
+            for each in result
+            for name in MEASURES
+            if each["mode"] == self.chosen.modes[0] and each.get(name) is not None
+        }
         return [
-            slide_row(item, i, logits=row["logits"], spec=spec, n=n, seconds=seconds)
+            slide_row(item, i, logits=row["logits"], spec=spec, n=n, seconds=seconds) | measures
             for i, n in enumerate(row["parts"])
         ]
 
@@ -188,7 +195,9 @@ class EvaluateRun(ModelRun[list[Row]]):
         write_atomically(self.out / "results.parquet", lambda part: pq.write_table(table, part))
         cases = {case.name: case.case_id or case.name for case in items}
         named = any(case.case_id is not None for case in items)
-        summary = summarise(rows, cases=cases if named else None, seed=self.chosen.seed)
+        summary = summarise(
+            rows, cases=cases if named else None, smallest=self.request.smallest, seed=self.chosen.seed
+        )
         texts = {f"summary.{suffix}": render(summary) for suffix, render in FORMATS.items()}
         for name, text in {**texts, "statistics.csv": statistics_csv(summary)}.items():
             write_text(self.out / name, text)

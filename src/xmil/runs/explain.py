@@ -48,7 +48,6 @@ from xmil.models.base import ModelSpec
 from xmil.runs import Listener
 from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row, stopping
 from xmil.runs.ensemble import (
-    Builder,
     Ensemble,
     ModelRun,
     average,
@@ -133,8 +132,9 @@ def with_features(request: ExplainRequest, out: Path, listener: Listener) -> Mad
     if request.features is not None:
         return Made(request)
     specs: list[ModelSpec] = []
-    if not any(isinstance(path, Builder) for path in model_paths(request.model)):  # tried out on features
-        models, _ = open_models(request)
+    sources = model_paths(request.model)
+    if all(isinstance(path, Path) or hasattr(getattr(path, "model", None), "spec") for path in sources):
+        models, _ = open_models(request)  # others are tried out on the features
         check_request(request, models)
         specs = models.specs
     return make_features(request, specs, out, listener)

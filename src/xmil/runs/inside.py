@@ -25,11 +25,12 @@ from xmil.core.request import takes
 from xmil.core.text import counted
 from xmil.data import feature_files, read_bag
 from xmil.data.header import slide_name
+from xmil.network import find_device
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, stopping
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
-from xmil.runs.workers.pool import MakeWorker, find_device
+from xmil.runs.workers.pool import MakeWorker
 from xmil.storage import Run, explained_run, pick_explanation
 
 SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")

@@ -21,18 +21,19 @@ import numpy.typing as npt
 import torch
 
 from xmil.core.bag import Bag
-from xmil.core.durable import identity
+from xmil.core.durable import identity, remove_file
 from xmil.core.errors import UnsupportedError
 from xmil.core.request import takes
+from xmil.core.task import with_reference
 from xmil.core.text import counted, text_table
 from xmil.data.bags import Case, read_case
 from xmil.evaluate import Answer, Predictions, draw_figures, write_predictions
-from xmil.evaluate.statistics import Interval
+from xmil.evaluate.statistics import Interval, count_units, why_no_interval
 from xmil.models import MILModel
 from xmil.network import open_network
 from xmil.network.network import frozen
 from xmil.runs import Listener
-from xmil.runs.cohort_run import Tally, with_reference
+from xmil.runs.cohort_run import Tally
 from xmil.runs.ensemble import ModelRun, open_models
 from xmil.runs.inputs import task_cases
 from xmil.runs.requests import PredictRequest
@@ -133,7 +134,7 @@ class PredictRun(ModelRun[Answer]):
     def begin(self, *, again: bool) -> None:
         """Remove the tables of the earlier run: every case is predicted again."""
         for path in self.outputs(()) if again else ():
-            path.unlink(missing_ok=True)
+            remove_file(path)
 
     def finish(self, items: Sequence[Case], tally: Tally[Answer]) -> Mapping[str, Any]:
         """Write the tables, the measures and the figures."""
@@ -156,16 +157,18 @@ class PredictRun(ModelRun[Answer]):
     ) -> dict[str, Any]:
         """What metrics.json holds; numbers that are not determined are null."""
         labelled, request = every.labelled(), self.request
-        drawn = labelled.unit + "s"
+        drawn, cases = labelled.unit + "s", count_units(labelled.units)
+        none = why_no_interval(cases, labelled.unit) if cases else None
         report: dict[str, Any] = {
             "task": self.models.spec.task,
             "by": self.request.by,
             "predictions": len(every),
             "labelled": len(labelled),
-            "cases": len(set(labelled.units)),
+            "cases": cases,
             "failed": len(tally.failed),
             "warnings": tally.warnings,
-            "interval": {"level": 0.95, "draws": request.draws, "seed": request.seed, "drawn": drawn},
+            "interval": {"level": 0.95, "draws": request.draws, "seed": request.seed, "drawn": drawn}
+            | ({"none": none} if none else {}),
             "metrics": {name: _plain(interval) for name, interval in metrics.items()},
         }
         if labelled.task.truth == "class" and len(labelled):
@@ -193,10 +196,11 @@ def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> 
         title = TITLES.get(measure, measure.replace("_", " "))
         rows.append([f"{title} {part}" if part else title, str(interval)])
     lines = text_table(rows).splitlines()
-    over = f"{len(labelled)} with a label, of {counted(len(set(labelled.units)), labelled.unit)}"
-    if labelled.unit == "slide":
-        return [*lines, f"{over}, taken as independent: no case_id; 95 % intervals over slides."]
-    return [*lines, f"{over}; 95 % intervals over cases."]
+    cases = count_units(labelled.units)
+    over = f"{len(labelled)} with a label, of {counted(cases, labelled.unit)}"
+    alone = ", taken as independent: no case_id" if labelled.unit == "slide" else ""
+    intervals = why_no_interval(cases, labelled.unit) or f"95 % intervals over {labelled.unit}s"
+    return [*lines, f"{over}{alone}; {intervals}."]
 
 
 def _counts(labelled: Predictions) -> dict[str, Any]:

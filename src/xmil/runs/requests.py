@@ -338,6 +338,9 @@ class EvaluateRequest(CohortRequest):
     orders: int = option(
         "Random orders for the band of pictures; verdicts have 200.", 20, panel=WHAT, least=2
     )
+    smallest: float = option(
+        "Smallest difference in mean AUPC that makes a method better than another.", 0.01, panel=WHAT, least=0
+    )
     background: str = option(BACKGROUND, "auto", panel=WHAT)
     truth: Path | None = option(
         "Ground truth: a folder of GeoJSON, masks or instance labels.", None, panel=INPUT

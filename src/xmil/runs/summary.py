@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
-from xmil.core.durable import sync_folder
+from xmil.core.durable import remove_file, sync_folder
 from xmil.core.explanation import Explanation
 from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Outcome, Workers, process
@@ -184,7 +184,7 @@ def summarise_run(
             columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
     make_folder(folder)
     with suppress(OSError):  # a kill before the end must not leave the old mark beside new tables
-        (folder / MADE_OF).unlink()
+        remove_file(folder / MADE_OF)
         sync_folder(folder)
     far = _write(folder, [columns[name] for name in sorted(columns)])
     if mark and not unread:

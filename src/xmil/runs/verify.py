@@ -1,36 +1,45 @@
-"""`verify_run`: is every file of a run whole, of the run's settings, and of the inputs that are there now?"""
+"""`verify_run`: is every file of a run as it was written, of its settings, and of the inputs of now?
+
+A run's manifest names every file; of runs of earlier versions, which have none, each file is read to its end.
+"""
 
 from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xmil.core.budget import check_regular, read_parquet
-from xmil.core.durable import file_digest, unchanged
+from xmil.core.durable import file_digest, reads_every_byte, unchanged
 from xmil.core.errors import FileError, XmilError
 from xmil.core.explanation import Explanation
+from xmil.core.journal import MANIFEST, store_files
 from xmil.core.registry import is_function_name
-from xmil.core.task import TASKS
-from xmil.core.text import parse_json
+from xmil.core.task import TASKS, with_reference
+from xmil.core.text import counted, parse_json
 from xmil.data import feature_files
 from xmil.data.header import slide_name
 from xmil.data.inspection import inspect_features
 from xmil.models import load_model
 from xmil.models.checkpoints.files import IN_FOLDER
-from xmil.runs.cohort_run import prediction, with_reference
+from xmil.runs.cohort_run import prediction
 from xmil.storage import (
     RUN,
     SLIDES,
     Run,
+    compare_files,
     is_as_written,
+    list_files,
+    list_runs,
     read_explanation,
     read_explanations,
+    read_manifest,
     read_provenance,
     read_rows,
 )
@@ -38,19 +47,76 @@ from xmil.storage import (
 SCORED = ("explain", "evaluate")  # whose slides have files of scores
 
 
-def verify_run(run: Run, *, on_slide: Callable[[], None] = lambda: None) -> list[Fault]:
-    """Every fault of a run: its files, and of scores their accounts, table, settings, models and features.
+def verify_run(run: Run, *, quick: bool = False, on_slide: Callable[[], None] = lambda: None) -> list[Fault]:
+    """Every fault of a run and of the runs inside it: files missing, changed or extra.
+
+    Of scores also accounts, table, settings, models and features. `quick` compares the sizes of files only.
 
     >>> verify_run(Run("tests/fixtures/runs/tiles"))
     []
     """
-    faults = [*_models(run)] if run.about else [Fault(RUN, "is missing; run the command again")]
-    try:
-        faults += [*_scores(run, on_slide)] if run.kind in SCORED else []
-    except XmilError as error:  # of the table, without which slides are not known
-        faults.append(Fault(SLIDES, str(error).removeprefix(f"{SLIDES}: ")))
+    faults = [] if run.about else [Fault(RUN, "is missing; run the command again")]
+    if not quick:
+        faults += _models(run)
+        try:
+            faults += [*_scores(run, on_slide)] if run.kind in SCORED else []
+        except XmilError as error:  # of the table, without which slides are not known
+            faults.append(Fault(SLIDES, str(error).removeprefix(f"{SLIDES}: ")))
     reported = {fault.what for fault in faults}
-    return faults + [fault for fault in file_faults(run) if fault.what not in reported]
+    faults += [fault for fault in file_faults(run, quick=quick) if fault.what not in reported]
+    for name in list_runs(run.path):
+        try:
+            inner = verify_run(Run(run.path / name), quick=quick)
+        except XmilError as error:
+            inner = [Fault(RUN, str(error).removeprefix(f"{run.path / name / RUN}: "))]
+        faults += [f if Path(f.what).is_absolute() else replace(f, what=f"{name}/{f.what}") for f in inner]
+    return faults
+
+
+def unknowns(run: Run) -> list[str]:
+    """What `verify_run` cannot know of a run, in sentences."""
+    notes = []
+    for place in (run, *(Run(run.path / name) for name in list_runs(run.path))):
+        with suppress(XmilError):
+            notes += [f"{_called(place, run)}{sentence}" for sentence in _unknown_files(place)]
+    for row, _ in _model_rows(run):
+        path = str(row.get("path") or "")
+        if is_function_name(path):
+            notes.append(f"{path[:300]} builds the model and is not called: it may build another by now.")
+        elif path and _find_model(run, Path(path)) is None and not Path(path).is_absolute():
+            notes.append(
+                f"The model {path[:300]} is named from the folder the run was made in; it is not found."
+            )
+    if run.kind in SCORED and not reads_every_byte():
+        notes.append(
+            "Feature files over 1 MiB are compared by size, ends and samples; XMIL_FULL_DIGESTS=1 before "
+            "explaining compares every byte."
+        )
+    elif run.kind not in SCORED:
+        notes.append("The files that the run was made from are not compared.")
+    return notes
+
+
+def _unknown_files(run: Run) -> Iterator[str]:
+    manifest = read_manifest(run.path)
+    if manifest is None and not run.about.get("manifest"):
+        yield (
+            "Made by an earlier version, without a manifest: files that are gone, and changes after which a "
+            "file can still be read, are not noticed."
+        )
+    if manifest is not None and manifest.begun:
+        yield (
+            f"`xmil {manifest.begun[:40]}` did not come to its end; repeat the command to go on. Until then "
+            "files without an entry are not faults."
+        )
+    if manifest is not None and manifest.sized:
+        yield (
+            f"{counted(manifest.sized, 'file')} from before the manifest: known by size, and read to the end."
+        )
+
+
+def _called(place: Run, run: Run) -> str:
+    return "" if place is run else f"{place.path.relative_to(run.path).as_posix()}: "
 
 
 def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
@@ -58,32 +124,42 @@ def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
     for slide in run:
         yield from slide_faults(run, slide, rows.get(slide, {}), features)
         on_slide()
-    files = {path.stem for path in (run.path / "slides").glob("*.parquet")}
-    yield from (Fault(f"slides/{name}.parquet", "is not in slides.csv") for name in sorted(files - {*rows}))
+    if run.is_finished:  # the table of a killed run may be behind its files
+        files = {path.stem for path in (run.path / "slides").glob("*.parquet")}
+        unlisted = sorted(files - {*rows})
+        yield from (Fault(f"slides/{name}.parquet", "is not in slides.csv") for name in unlisted)
 
 
-def _models(run: Run) -> Iterator[Fault]:
-    """The faults of the run's models, by where they lay and the digests they had."""
+def _model_rows(run: Run) -> list[tuple[dict[str, Any], str]]:
+    """What run.json says of each model, and its digest."""
     models = run.about.get("models") or run.about.get("model")
     rows = [row for row in (models if isinstance(models, list) else [models]) if isinstance(row, dict)]
     stored = run.settings.get("models")
     digests = stored if isinstance(stored, list) else [row.get("digest") for row in rows]
-    for row, digest in zip(rows, digests, strict=False):
+    return [(row, str(digest or "")) for row, digest in zip(rows, digests, strict=False)]
+
+
+def _models(run: Run) -> Iterator[Fault]:
+    """The faults of the run's models, by where they lay and the digests they had."""
+    for row, digest in _model_rows(run):
         path = str(row.get("path") or "")
-        if path and (why := _model_fault(Path(path), str(digest or ""))):
+        if not path or is_function_name(path):  # which is not called to see what it builds
+            continue
+        place = _find_model(run, Path(path))
+        if place is None and Path(path).is_absolute():
+            yield Fault(path[:300], "the model is no longer there")
+        elif place is not None and (why := _model_fault(place, digest)):
             yield Fault(path[:300], why)
 
 
-def _model_fault(path: Path, digest: str) -> str:
-    """What is wrong with a model.
+def _find_model(run: Run, path: Path) -> Path | None:
+    """Where a model is; runs of earlier versions name it from the folder they were made in."""
+    places = [path] if path.is_absolute() else [path, *(f / path for f in run.path.absolute().parents)]
+    return next((place for place in places if exists(place)), None)
 
-    A folder that holds none is not read: run.json may name any. A function is not called, so that of a model
-    it builds nothing is said.
-    """
-    if is_function_name(str(path)):
-        return ""
-    if not exists(path):
-        return "the model is no longer there"
+
+def _model_fault(path: Path, digest: str) -> str:
+    """What is wrong with a model; a folder that holds none is not read: run.json may name any."""
     if path.is_dir() and not any(exists(path / name) for name in IN_FOLDER):
         return "the model is no longer there: a folder without one"
     try:
@@ -221,24 +297,46 @@ MODEL = "model.safetensors"  # of each job of `xmil train`
 
 
 def run_files(run: Run) -> list[Path]:
-    """The files of a run, without half-written and hidden ones."""
-    paths = sorted(path for path in run.path.rglob("*") if path.is_symlink() or not path.is_dir())
-    hidden = {path for path in paths for part in path.relative_to(run.path).parts if part.startswith(".")}
-    return [path for path in paths if path not in hidden]
+    """The files and stores of a run and of those inside it, without half-written and hidden ones."""
+    places = [run.path, *(run.path / name for name in list_runs(run.path))]
+    return [place / name for place in places for name in list_files(place)]
 
 
-def file_faults(run: Run) -> Iterator[Fault]:
-    """What is missing, a link, or cannot be read in a run's folder."""
+def file_faults(run: Run, *, quick: bool = False) -> Iterator[Fault]:
+    """What is missing, changed, extra, a link, or cannot be read in a run's folder."""
+    try:
+        manifest = read_manifest(run.path)
+    except XmilError as error:
+        yield Fault(MANIFEST, str(error).removeprefix(f"{run.path / MANIFEST}: "))
+        manifest = None
+    else:
+        if manifest is None and run.about.get("manifest"):
+            yield Fault(MANIFEST, "is missing; copy the run again")
+    names: Iterable[str] = list_files(run.path)
+    if manifest is not None:
+        differing = dict(compare_files(run.path, manifest, quick=quick))
+        for name, why in differing.items():
+            damage = "" if quick or not (run.path / name).is_file() else _unreadable(run.path / name)
+            yield Fault(name, f"cannot be read ({damage}); run the command again" if damage else why)
+        sized = (name for name, entry in manifest.entries.items() if "sha256" not in entry)
+        names = [name for name in sized if name not in differing]
+    if not quick:
+        yield from _read_faults(run, names)
+
+
+def _read_faults(run: Run, names: Iterable[str]) -> Iterator[Fault]:
+    """What of files without a digest is missing, a link, or cannot be read to its end."""
     trained = read_rows(run.path / "results.csv", key="model") if run.kind == "train" else {}
     for name, row in trained.items():
         if not row.get("failed") and not exists(run.path / name / MODEL):
             yield Fault(f"{name}/{MODEL}"[:300], "is missing; run the command again")
-    for path in run_files(run):
-        name = path.relative_to(run.path).as_posix()
+    for name in names:
+        path = run.path / name
         if path.is_symlink():
             yield Fault(name, "is a link, which is not followed; copy the file in")
             continue
-        if why := _unreadable(path):
+        inner = [file for _, file in store_files(path)] if path.is_dir() else [path]
+        if why := next(filter(None, map(_unreadable, inner)), ""):
             yield Fault(name, f"cannot be read ({why}); run the command again")
 
 

@@ -21,6 +21,14 @@ from xmil.storage.explanations import (
     write_explanations,
     write_interactions,
 )
+from xmil.storage.manifest import (
+    Manifest,
+    compare_files,
+    list_files,
+    list_runs,
+    read_manifest,
+    start_manifest,
+)
 from xmil.storage.run import (
     FAILURES,
     LAYOUT,
@@ -57,11 +65,12 @@ from xmil.storage.run import (
 
 __all__ = [
     "FAILURES", "KEY", "LAYOUT", "MADE_OF", "RAW", "RUN", "SLIDES", "SPREAD", "STABLE", "STDERR", "SUMMARY",
-    "ConceptMaps", "Row", "Run", "RunFolder", "check_explained", "check_folder", "check_inside", "check_run",
-    "content_digest", "explained_run", "git_commit", "interactions_file", "is_as_written",
-    "list_interactions", "load_arrays", "lock_folder", "make_folder", "open_explanations", "open_run",
-    "other_settings", "patches_in", "pick_explanation", "provenance", "read_curves", "read_explanation",
-    "read_explanations", "read_header", "read_interactions", "read_json", "read_provenance", "read_rows",
-    "read_run", "save_arrays", "sweep_folder", "write_explanations", "write_interactions", "write_json",
-    "write_run", "write_table",
+    "ConceptMaps", "Manifest", "Row", "Run", "RunFolder", "check_explained", "check_folder", "check_inside",
+    "check_run", "compare_files", "content_digest", "explained_run", "git_commit", "interactions_file",
+    "is_as_written", "list_files", "list_interactions", "list_runs", "load_arrays", "lock_folder",
+    "make_folder", "open_explanations", "open_run", "other_settings", "patches_in", "pick_explanation",
+    "provenance", "read_curves", "read_explanation", "read_explanations", "read_header",
+    "read_interactions", "read_json", "read_manifest", "read_provenance", "read_rows", "read_run",
+    "save_arrays", "start_manifest", "sweep_folder", "write_explanations", "write_interactions",
+    "write_json", "write_run", "write_table",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The folders of runs, read and written: run.json, tables, explanations, certificates, the lock.
 
 run.json, slides.csv, failures.csv   what was done, a row per slide, the slides without a result
+manifest.jsonl                       path, size and digest of every file, written with the files
 slides/<slide>.parquet               explanations
 interactions/<slide>.<target>.parquet, certificates/<slide>.json, results/<bag>.parquet,
 inside/<slide>.npz, insight/concepts/<slide>.npz    what else commands leave of a slide
@@ -34,19 +35,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from xmil._version import __version__
 from xmil.core.budget import check_regular, read_parquet
-from xmil.core.durable import sync_folder, write_text
+from xmil.core.durable import remove_file, sync_folder, write_text
 from xmil.core.errors import FileError, InputError, XmilError, absent, not_made, unknown_name
 from xmil.core.interactions import Interactions
+from xmil.core.journal import MANIFEST, is_manifest, owning_run
+from xmil.core.journal import RUN as RUN
 from xmil.core.task import Target
 from xmil.core.text import counted, csv_text, is_plain, parse_json
 from xmil.storage.explanations import read_explanation, read_interactions, read_provenance
+from xmil.storage.manifest import fold_manifest, read_manifest, start_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from xmil.core.explanation import Explanation
 
-RUN, SLIDES, FAILURES = "run.json", "slides.csv", "failures.csv"
+SLIDES, FAILURES = "slides.csv", "failures.csv"
 INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
 LAYOUT = 2  # of run.json; later ones are refused, earlier ones keep being read
 TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # of the others slides.csv
@@ -126,6 +130,12 @@ class Run:
     def warnings(self) -> list[str]:
         """What is doubtful about the run, in sentences."""
         return [str(text) for text in self.about.get("warnings") or ()]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last command in the folder came to its end, by its manifest; yes where it has none."""
+        manifest = read_manifest(self.path)
+        return manifest is None or manifest.begun is None
 
     @property
     def task(self) -> str:
@@ -471,13 +481,16 @@ class RunFolder:
     def claim(self) -> Iterator[None]:
         """Make the folder and keep every other writer out of it; refuse one that is not of this kind.
 
-        Nothing is touched before it is known whose the folder is.
+        Nothing is touched before it is known whose the folder is. Once the work ends well, the run's
+        manifest says so.
         """
         check_folder(self.path, self.kind, marks=self.marks)
         make_folder(self.path)
         with lock_folder(self.path):
             check_folder(self.path, self.kind, marks=self.marks)
             yield
+            if is_manifest(self.path / MANIFEST):
+                fold_manifest(self.path, ended=True)
 
     @contextmanager
     def open(
@@ -504,6 +517,7 @@ class RunFolder:
             for name in folders:
                 make_folder(self.path / name)
             sweep_folder(self.path)
+            start_manifest(self.path, self.kind)
             self.write(about)
             try:
                 yield
@@ -528,7 +542,7 @@ class RunFolder:
 
     def _is_empty(self) -> bool:
         """Whether nothing came of the earlier run: it ended before the first result."""
-        own = (RUN, SLIDES, FAILURES, ".lock")
+        own = (RUN, SLIDES, FAILURES, MANIFEST, ".lock")
         files = [path for path in self.path.rglob("*") if path.is_file()]
         has_rows = any(path.name == SLIDES and read_rows(path) for path in files)
         return not has_rows and all(path.name in own or path.name.endswith(".part") for path in files)
@@ -537,7 +551,7 @@ class RunFolder:
         try:
             files = list(self._list_written()) if outputs is None else list(outputs)
             for path in (*files, self.path / SLIDES, self.path / FAILURES):
-                path.unlink(missing_ok=True)
+                remove_file(path)
         except OSError as error:
             raise FileError(
                 f"{self.path}: cannot be cleared ({error.strerror}); choose another out=."
@@ -601,7 +615,8 @@ def _short(value: Any) -> str:
 def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
     """Refuse a folder that holds anything but a run of this kind, so that no file of the user's is replaced.
 
-    Hidden files and empty folders do not count: a run that was killed before its run.json leaves no more.
+    Hidden files, empty folders and a manifest of ours do not count: a run that was killed before its run.json
+    leaves no more.
     """
     about = read_run(folder)
     if about is not None and about["kind"] != kind:
@@ -616,18 +631,20 @@ def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
 
 
 def _first_file(folder: Path) -> Path | None:
-    """A file or link in a folder or below it, by its path from there; hidden ones are passed over."""
+    """A file or link in a folder or below it, by its path from there; not hidden ones and manifests."""
     for inner, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         links = [name for name in folders if (Path(inner) / name).is_symlink()]
         for name in sorted([*names, *links]):
-            if not name.startswith("."):
-                return (Path(inner) / name).relative_to(folder)
+            path = Path(inner) / name
+            if not name.startswith(".") and not (name == MANIFEST and is_manifest(path)):
+                return path.relative_to(folder)
     return None
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that results go into."""
+    """Make a folder that results go into; a link inside a run does not lead there."""
+    owning_run(folder / RUN)
     try:
         missing = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -695,7 +712,7 @@ def sweep_folder(folder: Path, *, below: bool = False) -> None:
 
 def write_run(folder: Path, kind: str, about: Mapping[str, Any]) -> None:
     """Write run.json of a run of a kind, with the layout, versions and the machine."""
-    first = {"kind": kind, "layout": LAYOUT, "version": __version__}
+    first = {"kind": kind, "layout": LAYOUT, "version": __version__, "manifest": True}
     write_json(folder / RUN, {**first, **about, **provenance()})
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from xmil.core.errors import InputError, XmilError
+from xmil.core.text import counted
 from xmil.data.dataset import BagDataset, Draw, EpochSampler
 from xmil.training.loop import padded
 from xmil.training.training_set import Rows
 
 Item = tuple[Tensor, int, Tensor | None]  # features (n, d), the row of the bag, coordinates (n, 2)
+SHOWN = 12  # sites in a sentence
 NUMBERS = 1 << 22  # features of one evaluation batch, where its bags have one size
 
 
@@ -143,15 +146,30 @@ def check_finite(bags: BagDataset, row: int, features: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SiteGroups:
-    """Rows of the training bags by site and label, and the chance of each site."""
+    """Rows of the training bags by site and label, and the chance of each site.
+
+    A group is one bag of each label that a site has: within it the site says nothing about the label. Over an
+    epoch neither sites nor labels are even; of more than two labels, those that more sites have come oftener.
+    `notes` name the sites that are never drawn, because they have one label.
+    """
 
     rows: tuple[tuple[Rows, ...], ...]
     chances: npt.NDArray[np.float64]
     n: int
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, rows: Rows, sites: Sequence[str | None], labels: Sequence[str]) -> SiteGroups:
+    def of(
+        cls,
+        rows: Rows,
+        sites: Sequence[str | None],
+        labels: Sequence[str],
+        classes: Sequence[Collection[str]] | None = None,
+    ) -> SiteGroups:
         """The groups of some rows; sites with one label alone are never drawn.
+
+        `classes` names the classes of each bag, by default its label. A class that would never be drawn is
+        refused, with the counts of every site.
 
         >>> groups = SiteGroups.of(np.arange(5), ["a", "a", "a", "b", "b"], ["0", "0", "1", "0", "1"])
         >>> groups.chances.tolist()
@@ -163,18 +181,31 @@ class SiteGroups:
             if site is None:
                 raise InputError(f"Bag {row} of the training set has no site; fill in the column of sites.")
             by_site.setdefault(site, {}).setdefault(labels[row], []).append(row)
-        mixed = [by_label for _, by_label in sorted(by_site.items()) if len(by_label) > 1]
+        by_site = dict(sorted(by_site.items()))
+        mixed = [by_label for by_label in by_site.values() if len(by_label) > 1]
         if not mixed:
             raise InputError(
                 "Site-balanced sampling needs a site with two labels, and each of the "
                 f"{len(by_site)} sites has one: site and label cannot be told apart."
             )
+        own = [(label,) for label in labels] if classes is None else classes
+        counts = {
+            site: Counter(name for members in by_label.values() for row in members for name in own[row])
+            for site, by_label in by_site.items()
+        }
+        alone = [site for site, by_label in by_site.items() if len(by_label) == 1]
+        _check_classes(counts, alone)
         weights = np.array([min(map(len, by_label.values())) for by_label in mixed], dtype=np.float64)
         groups = tuple(
             tuple(np.array(members, dtype=np.int64) for _, members in sorted(by_label.items()))
             for by_label in mixed
         )
-        return cls(groups, weights / weights.sum(), len(rows))
+        bags = sum(len(members) for site in alone for members in by_site[site].values())
+        note = (
+            f"site-balanced sampling never draws the {counted(bags, 'bag')} of {counted(len(alone), 'site')} "
+        )
+        note += f"with one label ({_count_sites({site: counts[site] for site in alone})})"
+        return cls(groups, weights / weights.sum(), len(rows), (note,) if alone else ())
 
     def draw(self, seed: tuple[int, int]) -> list[int]:
         """An epoch: as many bags as there are, group by group, in an order that the seed decides."""
@@ -184,3 +215,23 @@ class SiteGroups:
             labels = self.rows[int(rng.choice(len(self.rows), p=self.chances))]
             order += [int(rng.choice(labels[i])) for i in rng.permutation(len(labels))]
         return order[: self.n]
+
+
+def _check_classes(counts: Mapping[str, Counter[str]], alone: Sequence[str]) -> None:
+    """Refuse classes that only sites with one label have: no model would see them."""
+    drawn = {name for site, own in counts.items() if site not in alone for name in own}
+    every = {name for own in counts.values() for name in own}
+    if lost := sorted(every - drawn):
+        where = [site for site in alone if any(name in counts[site] for name in lost)]
+        raise InputError(
+            f"Site-balanced sampling would never draw {', '.join(map(repr, lost))}: only sites without "
+            f"another label have it ({', '.join(where)}). Bags by site: {_count_sites(counts)}. Set "
+            "train.sampling to 'shuffled', or add bags of other labels at these sites."
+        )
+
+
+def _count_sites(counts: Mapping[str, Counter[str]]) -> str:
+    cells = {site: ", ".join(f"{name} {own[name]}" for name in sorted(own)) for site, own in counts.items()}
+    listing = [f"{site}: {cell}" for site, cell in cells.items()]
+    more = f"; and {len(listing) - SHOWN} more" if len(listing) > SHOWN else ""
+    return "; ".join(listing[:SHOWN]) + more

@@ -120,7 +120,8 @@ class Train(Section):
     """How long, in what batches, what chooses the best epoch, and on what machine.
 
     The first `warmup` epochs never count as best; `patience` epochs without a better one end the training.
-    With `sampling` "site_balanced" the bags come in groups of one site, one bag of each label.
+    With `sampling` "site_balanced" the bags come in groups of one site, one bag of each label that it has; a
+    class that only sites without another label have is refused.
     """
 
     epochs: Whole = 100

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.background import Background, background_of
-from xmil.core.durable import write_bytes
+from xmil.core.durable import note_as_it_is, write_bytes
 from xmil.core.errors import FileError, InputError
 from xmil.core.pickles import check_torch_file
 from xmil.core.registry import Registry
@@ -307,6 +307,8 @@ def _board(folder: Path, on: bool, *, start: int) -> Iterator[Callable[[dict[str
         with suppress(OSError):
             if writer is not None:
                 writer.close()
+                for path in folder.glob("events.out.tfevents.*"):
+                    note_as_it_is(path)
 
 
 def new_model(job: Job, width: int) -> MILModel:

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import compress
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from xmil.core.budget import available_memory
-from xmil.core.durable import unchanged, write_text
+from xmil.core.durable import remove_file, unchanged, write_text
 from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.task import TASKS, Floats
 from xmil.core.text import parse_json, shorten
@@ -31,6 +31,7 @@ from xmil.storage import (
     make_folder,
     read_rows,
     read_run,
+    start_manifest,
     sweep_folder,
     write_run,
 )
@@ -97,7 +98,7 @@ def make_plan(config: Config) -> TrainingPlan:
     training_set = read_training_set(config)
     folds = make_folds(training_set, config)
     trained = np.unique(np.concatenate([fold.train for fold in folds]))
-    jobs, points = [], grid_points(config)
+    jobs, points, notes = [], grid_points(config), list[str]()
     for p, point in enumerate(points):
         at = at_point(config, point)
         for k, fold in enumerate(folds):
@@ -111,9 +112,12 @@ def make_plan(config: Config) -> TrainingPlan:
                 groups = None
                 if at.train.sampling == "site_balanced":
                     sites = training_set.cohort.column(str(at.data.site))
-                    groups = SiteGroups.of(fold.train, sites, training_set.targets.strata)
+                    kinds = training_set.targets
+                    groups = SiteGroups.of(fold.train, sites, kinds.strata, kinds.classes)
+                    notes += [f"{fold.name}: {note}" if fold.name else note for note in groups.notes]
                 features = training_set.encoder, training_set.facts
                 jobs.append(Job(name, at, fold, goal, seed, p, r, *features, groups))
+    training_set = replace(training_set, notes=(*training_set.notes, *dict.fromkeys(notes)))
     return TrainingPlan(config, training_set, tuple(jobs))
 
 
@@ -194,6 +198,7 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
                 f"({shorten(changed, 5)}). Put them back, choose another out=, or pass restart=True to start "
                 "over."
             )
+    start_manifest(folder, KIND)
     write_run(folder, KIND, described)
     for job in plan.jobs:
         make_folder(folder / job.name)
@@ -207,12 +212,12 @@ def clear(folder: Path) -> None:
     for part in sorted(folder.iterdir()) if folder.is_dir() else []:
         if part.is_dir() and any((part / name).exists() for name in (LAST, LOG, METRICS)):
             for path in [*(part / name for name in JOB_FILES), *part.glob("events.out.tfevents.*")]:
-                path.unlink(missing_ok=True)
+                remove_file(path)
             sweep_folder(part)
             if not any(part.iterdir()):
                 part.rmdir()
     for name in ROOT_FILES:
-        (folder / name).unlink(missing_ok=True)
+        remove_file(folder / name)
 
 
 def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:

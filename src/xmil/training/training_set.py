@@ -273,6 +273,18 @@ class Targets:
         columns = self.values[:, 1:] if truth == "time" else self.values
         return ["/".join(f"{value:g}" for value in row) for row in columns]
 
+    @property
+    def classes(self) -> list[tuple[str, ...]]:
+        """The names of each bag's classes: one, as many as its labels, or whether the event was seen."""
+        names, truth = self.class_names or (), TASKS[self.task].truth
+        if truth == "class":
+            return [(names[int(value)],) for value in self.values[:, 0]]
+        if truth == "time":
+            return [("event",) if event else ("censored",) for event in self.values[:, 1]]
+        return [
+            tuple(name for name, value in zip(names, row, strict=True) if value > 0.5) for row in self.values
+        ]
+
 
 @dataclass(frozen=True)
 class Goal:

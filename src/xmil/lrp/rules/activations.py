@@ -1,11 +1,12 @@
 """Activations and norms.
 
-Relevance passes each neuron unchanged, less the share of the constant f(0). LN-rule: the standard deviation
-is a constant, the mean is not.
+Relevance passes each neuron unchanged, less the share of the constant f(0); logarithms are measured from
+where they are zero. LN-rule: the standard deviation is a constant, the mean is not.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
-from xmil.lrp.marks import GATE, WEIGHT, exponent_of
+from xmil.lrp.marks import CUT, GATE, WEIGHT, exponent_of
 from xmil.lrp.operations import Function, name_of, register_rule
-from xmil.lrp.values import Ledger, ruled, stabilised, with_gradient_of
+from xmil.lrp.values import Ledger, product_sum, ruled, stabilised, with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -32,7 +33,8 @@ EPSILON = 1e-12  # only ever meets x = 0, where f(x) - f(0) = 0 as well
     "sigmoid", "hardsigmoid", "logsigmoid", "softshrink", "hardshrink", "erf", "arctan", "atan",
     "special_expit", "erfc", "expm1", "log1p", "sin", "sinh", "asinh", "arcsinh", "cos", "exp", "exp2",
     "special_exp2", "special_expm1", "__rpow__", "cosh", "tan", "sinc", "special_sinc", "asin", "arcsin",
-    "atanh", "arctanh", "erfinv", "special_erfinv", "special_ndtr",
+    "atanh", "arctanh", "erfinv", "special_erfinv", "special_ndtr", "acos", "arccos", "special_i0", "i0",
+    "special_erfcx", "special_log_ndtr",
 )  # fmt: skip
 def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """f(x) = f(0) + x (f(x) - f(0)) / x: the constant keeps f(0), the rest goes to x.
@@ -74,6 +76,50 @@ def logistic(
     passed = _through_neuron(engine.ledger, exponent, out, at_zero)
     engine.marks.put(passed, GATE)
     return passed
+
+
+_ZEROS = {  # where f is zero, and its slope there
+    "log": (1.0, 1.0),
+    "log2": (1.0, 1 / math.log(2)),
+    "log10": (1.0, 1 / math.log(10)),
+    "logit": (0.5, 4.0),
+    "special_logit": (0.5, 4.0),
+}
+
+
+@register_rule(*_ZEROS)
+def logarithm(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """f(x) = s (x - a) with f(a) = 0 and s = f(x) / (x - a): x gets s x, the constant -s a.
+
+    So exp and log, sigmoid and logit undo each other: exp keeps f(0) = 1, which is where log is zero.
+    """
+    zero, slope = _ZEROS[name_of(function)]
+    with torch.no_grad():
+        out = function(input, *args, **kwargs)
+        step = input - zero
+        secant = torch.where(step == 0, slope, out / stabilised(step, 0.0))
+        secant = torch.where(torch.isfinite(secant), secant, 0.0)  # -inf, which only a mask makes
+
+    def back(gradient: Tensor, secant: Tensor) -> Tensor:
+        engine.ledger.add("bias", product_sum(secant, gradient) * -zero)
+        return gradient * secant
+
+    return ruled(input, out, back, secant)
+
+
+@register_rule("logsumexp", "special_logsumexp")
+def logsumexp(engine: Engine, function: Any, input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    """A soft maximum: sum(p x) + H(p) with p = softmax(x). The weights are constants, as attention's are, and
+    so is their entropy H, which is cut: how many numbers share the maximum is in no single one of them.
+    """
+    out: Tensor = function(input, dim, keepdim)
+    with torch.no_grad():
+        weights = torch.exp(input - function(input, dim, True))
+        weighted = torch.where(weights == 0, 0.0, weights * input)  # a mask's -inf adds nothing
+        entropy = out.detach() - weighted.sum(dim=dim, keepdim=keepdim)
+    engine.marks.put(entropy, CUT)
+    engine.keep(entropy, out)
+    return out
 
 
 @register_rule("clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "relu6")

@@ -7,6 +7,8 @@ Selective scan of Mamba: Jafari et al., "MambaLRP: Explaining Selective State Sp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +17,11 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.marks import CUT
-from xmil.lrp.operations import Gradients, register_function, register_rule
+from xmil.lrp.operations import Gradients, is_live, register_function, register_rule
 from xmil.lrp.rules.linear import apply_affine
-from xmil.lrp.values import ruled, with_gradient_of
+from xmil.lrp.values import Secants, ruled, with_gradient_of
 from xmil.nn import normalised_attention, row_blocks, scan_adjoint, transposed_attention
+from xmil.nn.scan import Carry, Mamba, Order, add_rows, take_rows
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -237,9 +240,41 @@ def selective_scan(
     B: Tensor,
     C: Tensor,
     D: Tensor,
+    carry: Carry | None = None,
 ) -> Tensor:
     """Linear in x: dt, A, B and C only make the constant decay and the weights of what comes in and out."""
     constants = [value.detach() for value in (dt, A, B, C, D)]
     with torch.no_grad():
-        out: Tensor = function(x, *constants)
-    return ruled(x, out, scan_adjoint, *constants) if x.requires_grad else out
+        out: Tensor = function(x, *constants, carry)
+    return ruled(x, out, partial(scan_adjoint, carry=carry), *constants) if x.requires_grad else out
+
+
+@register_rule("gated_scans")
+def gated_scans(engine: Engine, function: Any, h: Tensor, layer: Mamba, orders: Sequence[Order]) -> Tensor:
+    """By the rules of its parts; those of a long sequence are made again, one at a time, on the way back."""
+    activations = engine.activations
+    ahead = [] if activations is None else activations.ahead(1 + 2 * len(layer.branches))
+    if ahead is None or not layer.takes_parts(h):
+        with engine:
+            return layer.scan_whole(h, orders)
+    if isinstance(activations, Secants):
+        activations.skip(len(ahead))
+    with torch.no_grad():
+        out, states = layer.scan_parts(h, orders)
+
+    def back(gradient: Tensor, h: Tensor) -> Tensor:
+        passed = torch.zeros_like(h)
+        for k, (branch, order, starts) in enumerate(zip(layer.branches, orders, states, strict=True)):
+            own = [*ahead[:1], *ahead[1 + 2 * k : 3 + 2 * k]]  # the gate's, the signal's, the step's
+            carry = Carry(starts[-1])
+            for part, carry.state in reversed([*zip(layer.parts(h, order), starts, strict=True)]):
+                rows = part.rows(h).requires_grad_(True)
+                with torch.enable_grad(), engine.again(Secants(own) if own else None):
+                    made = layer.scan_part(rows, branch, carry)
+                if is_live(made):
+                    reaching = take_rows(gradient, part.places).contiguous()
+                    (to_rows,) = torch.autograd.grad(made, rows, reaching, materialize_grads=True)
+                    add_rows(passed, part.sources, to_rows[:, part.missing :])
+        return passed
+
+    return ruled(h, out, back, h)

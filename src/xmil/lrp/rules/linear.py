@@ -240,9 +240,10 @@ def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Ten
 
 @register_rule("div")
 def div(engine: Engine, function: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
-    """The denominator is a constant: it normalises."""
+    """The denominator is a constant: it normalises. Rounded, the fraction is one between its steps."""
     if kwargs.get("rounding_mode") is not None:
-        engine.refuse(function, "with a rounding mode")
+        with torch.no_grad():
+            return function(input, other, **kwargs)
     if (sigmoid := logistic(engine, input, other, lambda: function(input, other))) is not None:
         return sigmoid
     return function(input, other.detach() if is_live(other) else other)
@@ -265,8 +266,13 @@ def power(engine: Engine, function: Any, input: Any, exponent: Any = None) -> Te
     """Homogeneous of degree p: the gradient over p conserves; a negative power normalises."""
     degree = {"square": 2.0, "sqrt": 0.5}.get(function.__name__, exponent)
     args = (input,) if exponent is None else (input, exponent)
+    if isinstance(degree, Tensor) and not is_live(degree) and degree.numel() and is_live(input):
+        if bool((degree > 0).all()):  # such as the learned one of a generalised mean
+            out: Tensor = function(*args)
+            return ruled(out, out, lambda gradient, degree: gradient / degree, degree)
+        degree = -1.0 if bool((degree < 0).all()) else degree
     if not isinstance(degree, int | float) or degree == 0:
-        engine.refuse(function, "with an exponent that is not a number above or below zero")
+        engine.refuse(function, "with an exponent that depends on the input or has both signs or zero")
     if degree < 0:
         constant: Tensor = normaliser(engine, function, *args)
         return constant
@@ -285,6 +291,59 @@ def product(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: 
     """An equal share for each factor."""
     out: Tensor = function(input, *args, **kwargs)
     return scaled_gradient(out, out.numel() / max(1, input.numel()))
+
+
+@register_rule("cumprod")
+def cumulative_product(
+    engine: Engine, function: Any, input: Tensor, dim: int, *args: Any, **kwargs: Any
+) -> Tensor:
+    """An equal share for each factor that has come so far."""
+    out: Tensor = function(input, dim, *args, **kwargs)
+    shape = [1] * out.ndim
+    shape[dim] = -1
+    factors = torch.arange(1, out.shape[dim] + 1, device=out.device).reshape(shape)
+    return ruled(out, out, lambda gradient, factors: gradient / factors, factors)
+
+
+@register_rule("cov", "corrcoef")
+def covariance(engine: Engine, function: Any, input: Tensor, **kwargs: Any) -> Tensor:
+    """Homogeneous of degree two; a correlation's deviations are constants."""
+    out: Tensor = function(input, **kwargs)
+    if name_of(function) == "cov":
+        return scaled_gradient(out, 0.5)
+    with torch.no_grad():
+        products = torch.cov(input)
+        ratio = out / stabilised(products, 0.0)
+    return with_gradient_of(scaled_gradient(torch.cov(input), 0.5) * ratio, out)
+
+
+@register_rule("log_softmax", "special_log_softmax")
+def log_softmax(
+    engine: Engine, function: Any, input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    """x - logsumexp(x), by the rules of its parts."""
+    dim = (0 if input.ndim in (0, 1, 3) else 1) if dim is None else dim  # as torch takes it
+    with torch.no_grad():
+        out = function(input, dim, *args, **kwargs)
+    return by_parts(
+        engine, out, lambda: input.to(out.dtype) - torch.logsumexp(input.to(out.dtype), dim, True)
+    )
+
+
+@register_rule("logaddexp")
+def logaddexp(engine: Engine, function: Any, input: Tensor, other: Tensor) -> Tensor:
+    """As `logsumexp` of the two."""
+    with torch.no_grad():
+        out = function(input, other)
+    return by_parts(
+        engine, out, lambda: torch.logsumexp(torch.stack(torch.broadcast_tensors(input, other)), 0)
+    )
+
+
+@register_rule("grid_sample")
+def grid_sample(engine: Engine, function: Any, input: Tensor, grid: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Linear in the image; the places are constants."""
+    return function(input, grid.detach(), *args, **kwargs)
 
 
 @register_rule("bilinear")

@@ -65,21 +65,6 @@ class Workers:
         return self.kind == "local" and self.workers == 1
 
 
-def find_device(name: str) -> str:
-    """The name of a device that is there; "auto" takes a GPU if there is one."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise InputError(f"Unknown device {name!r}; use cpu, cuda or cuda:N.") from None
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"The device {name!r} is not there; use cpu.")
-    return name
-
-
 @dataclass(frozen=True)
 class Outcome(Generic[Item, Result]):
     """An item with its result, or with the reason it has none."""

@@ -11,7 +11,7 @@ import numpy as np
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError
 from xmil.core.text import counted, csv_text
-from xmil.evaluate.statistics import ALPHA, Interval
+from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval
 from xmil.heatmaps.pages import Html, bullets, join, page, table, tag
 from xmil.viewer.study.analysis import ALL, Estimate, Findings, Test, analyse, progress
 from xmil.viewer.study.plan import AFTER, BEFORE, sample_size
@@ -152,15 +152,24 @@ def _in_short(findings: Findings) -> Iterator[Html]:
 def _judged(test: Test) -> str:
     if not np.isfinite(test.p_holm):
         return "too few patients to test"
-    verdict = "a change" if test.p_holm < ALPHA else "no clear change"
-    return f"{verdict}, p = {_p(test.p_holm)}"
+    sure = test.p_holm < ALPHA and abs(test.difference.estimate) >= SMALLEST
+    return f"{'a change' if sure else 'no clear change'}: {_signed(test.difference)}, p = {_p(test.p_holm)}"
+
+
+def _signed(value: Interval) -> str:
+    """A difference with its sign and its interval."""
+    ends = f"[{value.low:+.3g}, {value.high:+.3g}]" if value.exists else "[no interval]"
+    return f"{value.estimate:+.3g} {ends}"
 
 
 def _accuracy(findings: Findings) -> Iterator[Html]:
     study = findings.study
     yield tag("h2", "Right answers")
     yield tag(
-        "p", "Intervals hold 95 % and are over patients. Lines below an arm are its readers.", kind="small"
+        "p",
+        f"Intervals hold 95 % and are over patients; fewer than {FEWEST} have none. Lines below an arm are "
+        "its readers.",
+        kind="small",
     )
     yield _plot([e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
     measures = ["accuracy"]
@@ -299,8 +308,8 @@ def _tests(findings: Findings) -> Iterator[Html]:
     )
     rows, marked = [], []
     for t in findings.tests:
-        difference = f"{t.difference.estimate:+.3g} [{t.difference.low:+.3g}, {t.difference.high:+.3g}]"
-        rows.append([t.measure, f"{t.first} minus {t.second}", difference, _p(t.p), _p(t.p_holm), t.patients])
+        comparison = f"{t.first} minus {t.second}"
+        rows.append([t.measure, comparison, _signed(t.difference), _p(t.p), _p(t.p_holm), t.patients])
         marked.append(False)
     yield table(
         rows, head=["measure", "comparison", "difference", "p", "p (Holm)", "patients"], marked=marked

@@ -1,0 +1,132 @@
+"""Is anything found where nothing is? `python -m benchmarks.null_cohorts [--patients 20] [--cohorts 200]`.
+
+Null cohorts of 100 slides, of 100, 50 and 20 patients: outputs, biomarkers and differences between methods
+of one patient's slides go together (intra-class correlation 0.7), and nothing else does. Printed for the case
+as the unit, and for slides taken as independent: of how many cohorts p < 0.05, by question; in how many a
+shortcut or a better method is called; and, with something planted, in how many it is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.text import markdown_table
+from xmil.evaluate import Row, summarise
+from xmil.insights import Association, rank_associations, slide_associations, survival_of
+
+SLIDES, ALIKE = 100, 0.7
+SHIFT, HAZARD, LOWER, SPREAD = 1.5, 2.0, 0.05, 0.1  # what is planted; the deviation of an AUPC
+CAUSES = ("site", "age", "scanner", "tint")
+HEAD = (
+    "patients x slides", "unit", *CAUSES, "Cox", "log-rank", "methods, t", "methods, Wilcoxon",
+    "shortcut called", "method called better",
+    "site found", "scanner found", "hazard found", "better method found",
+)  # fmt: skip
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def shared(rng: np.random.Generator, cases: Ints, alike: float = ALIKE) -> Floats:
+    """A number per slide that slides of one patient share in part."""
+    own = rng.normal(size=int(cases.max()) + 1)[cases]
+    return np.asarray(np.sqrt(alike) * own + np.sqrt(1 - alike) * rng.normal(size=len(cases)))
+
+
+def cases_of(patients: int) -> Ints:
+    """The patient of each slide."""
+    return np.repeat(np.arange(patients), SLIDES // patients)
+
+
+def units_of(cases: Ints, *, by_case: bool) -> list[str] | None:
+    """What counts once: a patient, or each slide."""
+    return [f"p{case}" for case in cases] if by_case else None
+
+
+def shortcuts(seed: int, patients: int, *, by_case: bool, planted: str = "") -> list[Association]:
+    """What insight says of a cohort; a planted cause moves the output of its slides."""
+    rng, cases = np.random.default_rng(seed), cases_of(patients)
+    site, scanner = rng.integers(0, 2, patients)[cases], rng.integers(0, 2, SLIDES)
+    output = shared(rng, cases) + SHIFT * {"": 0, "site": site, "scanner": scanner}[planted]
+    tint = np.stack([shared(rng, cases) for _ in range(3)], axis=1)
+    columns = {
+        "site": site.astype(str).tolist(),
+        "age": rng.normal(size=patients)[cases].tolist(),
+        "scanner": scanner.astype(str).tolist(),
+        "tint": [tuple(row) for row in tint.tolist()],
+    }
+    labels = rng.integers(0, 2, patients)[cases].tolist()
+    names, units = [f"s{i}" for i in range(SLIDES)], units_of(cases, by_case=by_case)
+    return rank_associations(
+        slide_associations(output, columns, names, cases=units, labels=labels, draws=1000, seed=seed)
+    )
+
+
+def survival(seed: int, patients: int, *, by_case: bool, hazard: float = 1.0) -> tuple[float, float]:
+    """The p of Cox regression and log-rank test for a biomarker whose standard deviation has this hazard."""
+    rng, cases = np.random.default_rng(seed), cases_of(patients)
+    biomarker = shared(rng, cases)
+    own = np.bincount(cases, weights=biomarker) / np.bincount(cases)
+    rate = hazard ** (own / own.std())
+    times, events = (rng.exponential(size=patients) / rate)[cases], (rng.random(patients) < 0.7)[cases]
+    split = survival_of(biomarker, times, events, cases=units_of(cases, by_case=by_case))
+    return split.cox_p, split.log_rank_p
+
+
+def methods(seed: int, patients: int, *, by_case: bool, lower: float = 0.0) -> tuple[float, float, bool]:
+    """The p of both tests of two methods in `xmil evaluate`, and whether one is called better."""
+    rng, cases = np.random.default_rng(seed), cases_of(patients)
+    aupc = {"lrp": 0.4 - lower + SPREAD * shared(rng, cases), "ig": 0.4 + SPREAD * shared(rng, cases)}
+    about = {"mode": "remove", "correct": None, "label": None, "logits": [0.0, 0.0]}
+    rows: list[Row] = [
+        {"slide_id": f"s{i}", "method": name, "aupc": float(value), **about}
+        for name, values in aupc.items()
+        for i, value in enumerate(values)
+    ]
+    units = units_of(cases, by_case=by_case)
+    by_slide = None if units is None else {f"s{i}": unit for i, unit in enumerate(units)}
+    summary = summarise(rows, cases=by_slide, seed=seed)
+    (test,) = summary.comparisons["remove"]
+    best = summary.best["remove"]
+    return test.t_p, test.wilcoxon_p, best.better and (lower == 0 or best.method == "lrp")
+
+
+def measure(patients: int, seeds: range, *, by_case: bool) -> list[int]:
+    """Counts over cohorts: false positives by question, what is called, and what is found if planted."""
+    about = {"patients": patients, "by_case": by_case}
+    null = [shortcuts(seed, **about) for seed in seeds]
+    low = [sum(a.p < 0.05 for every in null for a in every if a.cause == cause) for cause in CAUSES]
+    outcomes = np.array([survival(seed, **about) for seed in seeds]) < 0.05
+    equal = np.array([methods(seed, **about) for seed in seeds])
+    tests = (equal[:, :2] < 0.05).sum(axis=0)
+    called = sum(any(a.is_shortcut for a in every) for every in null)
+    planted = []
+    for cause in ("site", "scanner"):
+        first = [shortcuts(seed, planted=cause, **about)[0] for seed in seeds]
+        planted.append(sum(a.cause == cause and a.is_shortcut for a in first))
+    planted.append(sum(survival(seed, hazard=HAZARD, **about)[0] < 0.05 for seed in seeds))
+    planted.append(sum(methods(seed, lower=LOWER, **about)[2] for seed in seeds))
+    return [*low, *map(int, (*outcomes.sum(axis=0), *tests)), called, int(equal[:, 2].sum()), *planted]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cohorts", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first cohort; slices add up")
+    parser.add_argument("--patients", type=int, nargs="+", choices=(100, 50, 20), default=(100, 50, 20))
+    parser.add_argument("--units", nargs="+", choices=("case", "slide"), default=("case", "slide"))
+    args = parser.parse_args()
+    seeds = range(args.first, args.first + args.cohorts)
+    rows = [
+        [f"{n} x {SLIDES // n}", unit, *map(str, measure(n, seeds, by_case=unit == "case"))]
+        for n in args.patients
+        for unit in args.units
+    ]
+    print(markdown_table(list(HEAD), rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Survival: Harrell's C-index, and Kaplan-Meier curves of the two halves of a cohort with their test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.evaluate.statistics import FEWEST, Bools, Floats, ratio, unit_codes, unit_means
+
+PAIRS = 1 << 22  # pairs that are compared at once
+
+
+@dataclass(frozen=True, eq=False)
+class SurvivalCurve:
+    """Kaplan-Meier's estimate for a group of `n` units with as many `slides`, from time 0 on.
+
+    `low` and `high` are the 95 % band (log-log), nan for a group of too few units; `censored` are the times
+    at which units were lost.
+    """
+
+    group: str
+    n: int
+    slides: int
+    times: Floats
+    share: Floats
+    low: Floats
+    high: Floats
+    censored: Floats
+
+
+def median_halves(
+    values: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, *, units: Sequence[Any]
+) -> tuple[list[SurvivalCurve], float]:
+    """Curves of the units above the median value and of the others, and the p of their log-rank test.
+
+    A unit counts once, with the mean of its values; its time and event are those of its first row. The p is
+    nan if a half is empty, or has too few events.
+
+    >>> upper, lower = median_halves([3, 1, 2, 0], [1, 2, 3, 4], [1, 0, 1, 1], units=range(4))[0]
+    >>> upper.group, upper.times.tolist(), upper.share.tolist()
+    ('above the median', [0.0, 1.0, 3.0], [1.0, 0.5, 0.0])
+    """
+    from scipy.stats import CensoredData, logrank
+
+    codes = unit_codes(units, len(np.asarray(values)))
+    _, first = np.unique(codes, return_index=True)
+    x, slides = unit_means(values, units), np.bincount(codes)
+    t, e = np.asarray(times, dtype=np.float64)[first], np.asarray(events).astype(bool)[first]
+    high, curves, samples = x > np.median(x), [], []
+    for group, rows in (("above the median", high), ("up to the median", ~high)):
+        if rows.any():
+            sample = CensoredData(uncensored=t[rows & e], right=t[rows & ~e])
+            points = _kaplan_meier(sample, band=int(rows.sum()) >= FEWEST)
+            lost = np.sort(t[rows & ~e])
+            curves.append(SurvivalCurve(group, int(rows.sum()), int(slides[rows].sum()), *points, lost))
+            samples.append(sample)
+    if len(samples) < 2:
+        return curves, float("nan")
+    with np.errstate(all="ignore"):  # too few events to tell: nan
+        return curves, float(logrank(*samples).pvalue)
+
+
+def _kaplan_meier(sample: Any, *, band: bool) -> tuple[Floats, Floats, Floats, Floats]:
+    """Times, shares alive and their band; where the formula has no value the band is the share."""
+    import warnings
+
+    from scipy.stats import ecdf
+
+    alive = ecdf(sample).sf
+    times, share = np.concatenate([[0.0], alive.quantiles]), np.concatenate([[1.0], alive.probabilities])
+    if not band:
+        return times, share, np.full(len(times), np.nan), np.full(len(times), np.nan)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # undefined at shares of 1 and 0
+        ends = alive.confidence_interval(method="log-log")
+    low, high = (np.concatenate([[1.0], end.probabilities]) for end in (ends.low, ends.high))
+    return times, share, np.where(np.isnan(low), share, low), np.where(np.isnan(high), share, high)
+
+
+def concordance(weights: Floats, times: Floats, events: Bools, risks: Floats) -> Floats:
+    """Harrell's C: of the pairs whose order is known, the share in which the higher risk goes first.
+
+    A pair is known where the one with the shorter time had the event; of equal times where one had the event
+    and the other was censored, which is later. Equal risks count half.
+
+    >>> times, events, risks = np.array([1.0, 2, 3]), np.array([True, True, False]), np.array([3.0, 1, 2])
+    >>> concordance(np.ones((1, 3)), times, events, risks)
+    array([0.66666667])
+    """
+    right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
+    step = max(1, PAIRS // max(1, len(times)))
+    for rows in (slice(i, i + step) for i in range(0, len(times), step)):
+        first = times[rows, None] < times[None]  # (r, n)
+        tied = (times[rows, None] == times[None]) & ~events[None]
+        pair = events[rows, None] & (first | tied)
+        ahead = risks[rows, None] - risks[None]
+        credit = np.where(pair, np.where(ahead > 0, 1.0, np.where(ahead == 0, 0.5, 0.0)), 0.0)
+        right += ((weights @ credit.T) * weights[:, rows]).sum(axis=1)
+        pairs += ((weights @ pair.astype(float).T) * weights[:, rows]).sum(axis=1)
+    return ratio(right, pairs)

@@ -1,0 +1,123 @@
+"""A small run of every kind that leaves a folder, with every kind of file, and seeded damage to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from benchmarks.killed.commands import COMMANDS, prepare
+
+from tests.bench.runs import NET, OWN
+from xmil.cli._app import run
+from xmil.viewer.app import AnnotationFiles
+
+EXPORTS = "qupath,asap,dicom,dicom-annotations,ome-zarr,spatialdata,geojson,scores,colours,csv,parquet"
+ONE = ["--quick", "--task", "standard", "--repetitions", "1", "--only"]
+
+
+def commands(data: Path) -> dict[str, list[str]]:
+    """The words of each command over the files of `prepare`."""
+    model = ["--model", f"{data}/m.safetensors", "--features", f"{data}/features"]
+    explained, slides = f"{data}/done_explain", ["--slides", f"{data}/slides"]
+    encoder = ["--encoder", "benchmarks.killed.commands:network"]
+    more = {
+        "explain": [
+            "explain", *model, "--methods", "lrp,attention", "--target", "all", "--interactions", "4",
+            "--background", f"{data}/features", "--cohort", f"{data}/cohort.csv",
+        ],
+        "heatmap": ["heatmap", explained, "--size", "60", "--pictures", "map,overlay", "--to", "png,svg,csv"],
+        "export": ["export", explained, *slides, "--to", EXPORTS, "--mpp", "0.5"],
+        "inside": ["inside", explained, *slides, *encoder, *model, "--patches", "1", "--map", "occlusion"],
+        "bench": [
+            "bench", "--suite", "evidence", *ONE, "--methods", f"{data}/mine.py:score", "--methods", "lrp",
+            "--model", f"{data}/net.py:build",
+        ],
+    }  # fmt: skip
+    shared = ("tile", "embed", "train", "predict", "evaluate", "insight")
+    return {**{name: COMMANDS[name](data) for name in shared}, **more}
+
+
+def make_runs(folder: Path) -> dict[str, Path]:
+    """A run of every kind, and one with annotations and with runs inside it, by name."""
+    data = folder / "data"
+    prepare(data)
+    (data / "mine.py").write_text(OWN)
+    (data / "net.py").write_text(NET)
+    runs = {}
+    for name, words in commands(data).items():
+        runs[name] = folder / name
+        assert run([*words, "--out", str(runs[name])]) in (0, 1), name  # 1: some slides failed
+    runs["viewed"] = data / "done_explain"
+    document = {"type": "FeatureCollection", "features": []}
+    AnnotationFiles(runs["viewed"]).write("s0", "ann", {"revision": 0, "document": document})
+    assert run(["heatmap", str(runs["viewed"]), "--to", "csv"]) == 0
+    assert run(["export", str(runs["viewed"]), "--to", "qupath"]) == 0
+    return runs
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One way of damaging one file of a run, and of putting it back."""
+
+    run: Path
+    path: Path
+    way: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.way} {self.run.name}/{self.path.relative_to(self.run)}"
+
+    def apply(self) -> Callable[[], None]:
+        """Damage the file; gives what puts it back."""
+        content = self.path.read_bytes()
+        other = self.path.with_name(f"stranger{self.path.suffix}")
+        place = int(np.random.default_rng(self.seed).integers(len(content) or 1))
+
+        def restore() -> None:
+            self.path.unlink(missing_ok=True)
+            self.path.write_bytes(content)
+            other.unlink(missing_ok=True)
+
+        if self.way == "extra":
+            other.write_bytes(content)
+        elif self.way == "remove":
+            self.path.unlink()
+        elif self.way == "link":
+            self.path.unlink()
+            os.symlink("elsewhere", self.path)
+        elif self.way == "cut" and content:
+            self.path.write_bytes(content[:place])
+        elif self.way == "flip" and content:
+            self.path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        else:
+            self.path.write_bytes(content + b"\n")
+        return restore
+
+
+def damages(runs: dict[str, Path], count: int, *, seed: int = 0) -> list[Damage]:
+    """As many damages, drawn so that every kind of file of every run comes first, in every way by turns."""
+    draw = np.random.default_rng(seed)
+    ways = ["remove", "flip", "cut", "extra", "grow", "link"]
+    kinds: dict[tuple[str, str, str], list[Path]] = {}
+    for name, folder in runs.items():
+        for path in listed(folder):
+            kinds.setdefault((name, path.parent.name, "".join(path.suffixes[-2:])), []).append(path)
+    chosen: list[Damage] = []
+    while len(chosen) < count:
+        for number, ((name, _, _), paths) in enumerate(kinds.items()):
+            way = ways[(len(chosen) + number) % len(ways)]
+            chosen.append(
+                Damage(runs[name], paths[draw.integers(len(paths))], way, int(draw.integers(1 << 30)))
+            )
+    return chosen[:count] if len(kinds) <= count else chosen
+
+
+def listed(folder: Path) -> Iterator[Path]:
+    """The files of a run, those of stores too; only the lock and what is hidden beside it do not count."""
+    for path in sorted(folder.rglob("*")):
+        inside_store = any(part.endswith(".zarr") for part in path.relative_to(folder).parts[:-1])
+        if path.is_file() and (inside_store or not path.name.startswith(".")):
+            yield path
