@@ -26,5 +26,6 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     assetsInlineLimit: 0,
     chunkSizeWarningLimit: 1000,
+    rolldownOptions: { input: [resolve(here, "index.html"), resolve(here, "study.html")] },
   },
 });

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         Flips,
         MinimalSet,
         auprc2,
+        choose_method,
+        explain,
         flip,
         minimal_set,
         necessity,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     )
     from xmil.heatmaps import heatmap
     from xmil.insights import insight, insight_slides
-    from xmil.methods import explain, explain_classes, explain_inside, interactions, list_methods
+    from xmil.methods import explain_classes, explain_inside, interactions, list_methods
     from xmil.models import chain, create_model, list_models, load_model, save_model
     from xmil.network import Prediction, predict
     from xmil.runs.embed import embed_slides
@@ -64,10 +66,11 @@ _NAMES = {
     "core.task": "Target",
     "data": "Cohort background list_formats open_bag read_bag read_cohort write_bag",
     "encoders": "list_encoders load_encoder",
-    "evaluate": "Curve Flips MinimalSet auprc2 flip minimal_set necessity random_band srg sufficiency",
+    "evaluate": "Curve Flips MinimalSet auprc2 choose_method explain flip minimal_set necessity random_band "
+    "srg sufficiency",
     "heatmaps": "heatmap",
     "insights": "insight insight_slides",
-    "methods": "explain explain_classes explain_inside interactions list_methods",
+    "methods": "explain_classes explain_inside interactions list_methods",
     "models": "chain create_model list_models load_model save_model",
     "network": "Prediction predict",
     "runs.embed": "embed_slides",
@@ -88,12 +91,13 @@ _HOME = {name: f"xmil.{module}" for module, names in _NAMES.items() for name in 
 __all__ = [
     "Audit", "Background", "Bag", "Cohort", "Curve", "Explanation", "Flips", "Interactions", "MinimalSet",
     "Prediction", "Run", "Target", "XmilError", "__version__", "auprc2", "background", "chain",
-    "create_model", "draw_slides", "embed_slides", "evaluate_slides", "explain", "explain_classes",
-    "explain_inside", "explain_slides", "find_slides", "flip", "heatmap", "inside_slides", "insight",
-    "insight_slides", "interactions", "list_encoders", "list_formats", "list_methods", "list_models",
-    "load_config", "load_encoder", "load_model", "minimal_set", "necessity", "open_bag", "open_run",
-    "open_slide", "predict", "predict_slides", "random_band", "read_bag", "read_cohort", "save_model", "srg",
-    "sufficiency", "tile_slides", "train", "view", "write_bag",
+    "choose_method", "create_model", "draw_slides", "embed_slides", "evaluate_slides", "explain",
+    "explain_classes", "explain_inside", "explain_slides", "find_slides", "flip", "heatmap",
+    "inside_slides", "insight", "insight_slides", "interactions", "list_encoders", "list_formats",
+    "list_methods", "list_models", "load_config", "load_encoder", "load_model", "minimal_set",
+    "necessity", "open_bag", "open_run", "open_slide", "predict", "predict_slides", "random_band",
+    "read_bag", "read_cohort", "save_model", "srg", "sufficiency", "tile_slides", "train", "view",
+    "write_bag",
 ]  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_item_12_a_certificate_and_its_caption_speak_of_one_method(measured: Dem
     assert paper is not None
     assert paper["headline"] == {key: paper["methods"][0][key] for key in ("method", "verdict", "sentence")}
     assert paper["headline"]["sentence"] == unescape(caption)
-    told = run.verdict(name)
+    told = run.slide_verdict(name)
     assert (told["verdict_method"], told["verdict"]) == ("random", paper["headline"]["verdict"])
 
 

@@ -19,6 +19,7 @@ from xmil.viewer.study.readings import Reading
 
 CLASSES = ("benign", "tumour")
 COLUMNS, ROWS, EDGE = 8, 6, 32
+TISSUE = 128  # edge of the patches on drawn tissue
 Writer = Callable[[Path, int], None]
 
 
@@ -35,7 +36,13 @@ def in_block(i: int) -> npt.NDArray[np.bool_]:
 
 
 def write_cases(
-    folder: Path, n: int, *, wrong: float = 0.25, picture: Writer | None = None, patients: int | None = None
+    folder: Path,
+    n: int,
+    *,
+    wrong: float = 0.25,
+    picture: Writer | None = None,
+    patients: int | None = None,
+    edge: int = EDGE,
 ) -> tuple[Path, Path]:
     """Slides and a run: labels in turn, a model that is wrong on a share of each label, lrp on the block."""
     run, slides = folder / "run", folder / "slides"
@@ -49,10 +56,10 @@ def write_cases(
         lrp = (rng.normal(scale=0.5, size=len(own)) + 2.0 * own).astype(np.float32)
         attention = (rng.random(len(own)) + 0.3 * own).astype(np.float32)
         scores = {(m, c): s for m, s in (("lrp", lrp), ("attention", attention)) for c in CLASSES}
-        write_run(run, name, scores, coords=grid(COLUMNS, ROWS, EDGE), edge=EDGE)
+        write_run(run, name, scores, coords=grid(COLUMNS, ROWS, edge), edge=edge)
         if picture is None:
             colours = patch_colours(COLUMNS * ROWS, seed=i).reshape(ROWS, COLUMNS, 3)
-            write_slide(slides / f"{name}.tif", colours, edge=EDGE)
+            write_slide(slides / f"{name}.tif", colours, edge=edge)
         else:
             picture(slides / f"{name}.tif", i)
         row = {"slide_id": name, "case_id": f"patient-{i % (patients or n):03d}", "label": label}
@@ -65,6 +72,20 @@ def write_cases(
         writer.writeheader()
         writer.writerows(rows)
     return run, slides
+
+
+def draw_case(path: Path, i: int) -> None:
+    """Drawn tissue with or without nests, one of a few pictures turned about: drawing one takes seconds."""
+    from tests.viewer.tissue import draw_tissue, write_tiff
+
+    size = (ROWS * TISSUE, COLUMNS * TISSUE)
+    if (i % 4) not in _PICTURES:
+        _PICTURES[i % 4] = draw_tissue(i % 4, tumour=bool(i % 2), size=size)[0]
+    picture = _PICTURES[i % 4][:: -1 if i & 4 else 1, :: -1 if i & 8 else 1]
+    write_tiff(path, np.ascontiguousarray(picture))
+
+
+_PICTURES: dict[int, npt.NDArray[np.uint8]] = {}
 
 
 def study_of(folder: Path, *, n: int = 12, readers: tuple[str, ...] = ("anna", "ben"), **plan: Any) -> Study:
@@ -99,11 +120,11 @@ class Simulated:
         return predicted if self.rng.random() < chance else before
 
 
-def region(i: int) -> dict[str, Any]:
+def region(i: int, edge: int = EDGE) -> dict[str, Any]:
     """The block of a case, as a reader would draw it."""
     (left, top), (w, h) = block(i), (3, 2)
     corners = [(left, top), (left + w, top), (left + w, top + h), (left, top + h), (left, top)]
-    ring = [[x * EDGE, y * EDGE] for x, y in corners]
+    ring = [[x * edge, y * edge] for x, y in corners]
     return {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [ring]}, "properties": {}}
 
 

@@ -63,7 +63,7 @@ def test_annotations_are_edited_measured_undone_and_asked(browser: Any, url: str
         share = scores[inside & (scores > 0)].sum() / scores[scores > 0].sum()
         told = page.locator(".note-details").inner_text()
         assert "6 patches" in told
-        assert f"{100 * share:.1f} % of the positive" in told
+        assert f"{100 * share:.1f} % of the evidence for" in told
         assert f"{share / (6 / 96):.3g} times as dense" in told
         page.locator("[data-action=note-remove]").click()
         page.locator(".whatif-result").wait_for()

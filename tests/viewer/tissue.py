@@ -41,16 +41,18 @@ def _nuclei(rng: np.random.Generator, density: Floats, radius: float) -> Floats:
     return np.asarray(np.clip(ragged - distance + 0.5, 0, 1))
 
 
-def draw_tissue(seed: int, *, tumour: bool) -> tuple[npt.NDArray[np.uint8], Floats, Floats]:
+def draw_tissue(
+    seed: int, *, tumour: bool, size: tuple[int, int] = SIZE
+) -> tuple[npt.NDArray[np.uint8], Floats, Floats]:
     """The picture (h, w, 3), where tissue is, and how much of it is tumour (both h, w)."""
     rng = np.random.default_rng(seed)
-    y, x = np.mgrid[: SIZE[0], : SIZE[1]]
-    oval = 1.05 - np.hypot((x - SIZE[1] / 2) / (SIZE[1] * 0.46), (y - SIZE[0] / 2) / (SIZE[0] * 0.45))
-    tissue = ndimage.gaussian_filter((oval + 0.16 * _noise(rng, SIZE, 700) > 0).astype(float), 3)
-    wide = _noise(rng, SIZE, 1100) + 0.35 * _noise(rng, SIZE, 240)
+    y, x = np.mgrid[: size[0], : size[1]]
+    oval = 1.05 - np.hypot((x - size[1] / 2) / (size[1] * 0.46), (y - size[0] / 2) / (size[0] * 0.45))
+    tissue = ndimage.gaussian_filter((oval + 0.16 * _noise(rng, size, 700) > 0).astype(float), 3)
+    wide = _noise(rng, size, 1100) + 0.35 * _noise(rng, size, 240)
     nests = np.clip((wide - (0.35 if tumour else 2.4)) * 4, 0, 1) * tissue
-    fibres = _noise(rng, SIZE, 60) + 0.6 * _noise(rng, SIZE, 14)
-    lumen = np.clip((_noise(rng, SIZE, 110) - 1.55) * 6, 0, 1) * tissue * (1 - nests)
+    fibres = _noise(rng, size, 60) + 0.6 * _noise(rng, size, 14)
+    lumen = np.clip((_noise(rng, size, 110) - 1.55) * 6, 0, 1) * tissue * (1 - nests)
     dots = _nuclei(rng, 0.0006 * tissue * (1 - nests), 4.2)
     dots = np.maximum(dots, _nuclei(rng, 0.0035 * nests, 5.6))
     pink = np.array([232.0, 178.0, 205.0]) + np.array([9.0, 15.0, 10.0]) * fibres[..., None]

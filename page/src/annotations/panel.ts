@@ -140,7 +140,7 @@ export class NotesPanel {
   /** Says what was read, and warns where it does not seem to be of this slide. */
   private tell(file: string, { notes, skipped, slide }: ImportedNotes, known: number): void {
     const { info, bounds } = this.view;
-    const left = skipped ? `; ${skipped === 1 ? "1 feature that is no polygon, line or point" : `${skipped} features that are no polygons, lines or points`} left out` : "";
+    const left = skipped ? `; ${skipped === 1 ? "1 feature that is not a polygon, line or point" : `${skipped} features that are not polygons, lines or points`} left out` : "";
     const twice = known ? `; ${known.toLocaleString("en")} known already` : "";
     const outside = notes.filter((note) => !touches(boxOf(note.polygons), bounds)).length;
     const other = slide !== null && slide !== info.id ? ` ${file} is of the slide ${slide}; this is ${info.id}.` : "";
@@ -373,8 +373,8 @@ export class NotesPanel {
         "div",
         { class: "buttons" },
         button("Edit corners", () => view.choose(editing ? "move" : "vertices"), { class: "small-button", disabled: locked, ariaPressed: String(editing), title: "Drag corners; drag the middle of an edge to add one; double click takes one out", data: { action: "edit-corners" } }),
-        view.run.whatif && facts && button("What if removed", () => ask("remove"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-remove" } }),
-        view.run.whatif && facts && button("What if alone", () => ask("keep"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-keep" } }),
+        view.run.whatif && facts && button("Predict without it", () => ask("remove"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-remove" } }),
+        view.run.whatif && facts && button("Predict from it alone", () => ask("keep"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-keep" } }),
       ),
     );
   }

@@ -82,7 +82,7 @@ export class Side implements PaneHost {
     this.store.set({ layers: INITIAL_LAYERS });
     const { id, label, predicted } = this.info;
     const facts = [label !== null && `label ${label}`, predicted !== null && `predicted ${predicted}`].filter(Boolean).join(" · ");
-    put(this.title, el("span", { class: "pane-letter" }, this.letter), this.info.sets.length ? el("a", { href: slideHash(id), title: "Open it alone" }, id) : el("strong", {}, id), el("span", { class: "muted small" }, facts));
+    put(this.title, el("span", { class: "pane-letter" }, this.letter), this.info.sets.length ? el("a", { href: slideHash(id), title: "Open this slide alone" }, id) : el("strong", {}, id), el("span", { class: "muted small" }, facts));
     this.pane = new Pane(this, this.letter, choice, parent);
     this.pane.stage.append(el("div", { class: "aim", ariaHidden: "true" }), this.twin);
     this.pane.stage.ariaLabel = `${this.letter}, ${id}: drag or arrows to move, scroll or + and − to zoom`;

@@ -86,7 +86,7 @@ export class Inspector {
   }
 
   private place(evidence: Evidence, index: number): string {
-    if (!evidence.scores.x) return "The features hold no coordinates: its place is unknown.";
+    if (!evidence.scores.x) return "The features hold no coordinates: the place of this patch is unknown.";
     const layout = Layout.of(evidence.scores);
     const { mpp } = this.view.info;
     const size = mpp ? `${layout.edge} px (${formatNumber(layout.edge * mpp)} µm)` : `${layout.edge} px`;

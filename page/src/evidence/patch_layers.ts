@@ -113,8 +113,9 @@ export function decidingOf(evidence: Evidence): (Deciding & { instances: number[
 
 /** The set in a few words: one of several equally small ones is not called the one that decides. */
 export function decidingWords({ instances, equal = 1, all_equal: all }: Deciding & { instances: number[] }): string {
-  const one = plural(instances.length, "patch that decides", "patches that decide");
-  return equal > 1 ? `the strongest of ${all ? "" : "at least "}${plural(equal, "set")} of ${countPatches(instances.length)}` : `the ${one}`;
+  const size = countPatches(instances.length);
+  if (equal > 1) return `the strongest of ${all ? "" : "at least "}${plural(equal, "set")} of ${size}`;
+  return all ? `the only set of ${size} that changes the prediction` : `a smallest set, of ${size}`;
 }
 
 export const decidingLayer: Layer = {

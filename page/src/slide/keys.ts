@@ -37,7 +37,7 @@ const HELP: [string, string][] = [
   ["M  C", "Next method, next class"],
   ["X", "Compare with another class"],
   ["H", "Show or hide the evidence"],
-  [",  .", "Hide more or fewer weak scores"],
+  [",  .", "Hide fewer, more weak scores"],
   ["S", "One or two panes"],
   ["W", WORDS.compareSlides],
   ["F  O", "Full screen, turn by 90°"],

@@ -1,11 +1,11 @@
-"""`xmil view`: a run's slides and their evidence in the browser, or as a folder for any web server."""
+"""`xmil view`: a run's slides and their evidence in the browser, or as a folder; or a reading study."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +14,16 @@ from xmil.core.errors import InputError, unreadable
 
 if TYPE_CHECKING:
     from xmil.viewer.collection import Collection
+    from xmil.viewer.server import Rules
+
+STUDY = "study.json"  # what makes a folder a study
 
 
 def view(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of `xmil explain` or `xmil evaluate`.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of `xmil explain` or `xmil evaluate`; or one of `xmil study init`."),
+    ],
     slides: Annotated[
         Path | None, typer.Option(help="Folder of slides; without it, a blank canvas is shown.")
     ] = None,
@@ -60,8 +66,11 @@ def view(
         import uvicorn  # noqa: F401
     except ImportError:
         raise InputError("The viewer is not installed; run: pip install 'xmil[viewer]'") from None
+    from xmil.viewer.app import create_app
     from xmil.viewer.collection import Collection
 
+    if (runs[0] / STUDY).is_file():
+        return _serve_study(runs, slides, follow_links, host, port, token_file, browser, as_json)
     if label_images and export is not None:
         raise InputError("Label images may name patients and are never exported; leave out --label-images.")
     shown = Collection(
@@ -82,10 +91,33 @@ def view(
         )
     if export is not None:
         return _export(shown, export, longest=export_px, as_json=as_json)
-    secret = _token(token_file)
-    return _serve(
-        shown, models=model or [], host=host, port=port, token=secret, browser=browser, as_json=as_json
-    )
+    rules = _rules(host, token_file)
+    app = create_app(shown, models=model or [], rules=rules)
+    return _serve(app, rules, port, browser, {"slides": n, "without_picture": missing} if as_json else None)
+
+
+def _serve_study(
+    studies: list[Path],
+    slides: Path | None,
+    follow_links: bool,
+    host: str,
+    port: int | None,
+    token_file: Path | None,
+    browser: bool,
+    as_json: bool,
+) -> int:
+    """Serve a reading study; each reader enters with a code."""
+    from xmil.viewer.study import open_study
+    from xmil.viewer.study.site import create_study_app
+
+    if len(studies) > 1:
+        raise InputError(f"{studies[0]}: a study; it is served alone, without further runs.")
+    study, rules = open_study(studies[0]), _rules(host, token_file)
+    where = slides or study.slides
+    if not where.is_dir():
+        raise InputError(f"{where}: the slides of the study are not there; pass slides=, where they are now.")
+    app = create_study_app(study, slides=where, rules=rules, follow_links=follow_links)
+    return _serve(app, rules, port, browser, {"readers": len(study.readers)} if as_json else None)
 
 
 def _token(file: Path | None) -> str | None:
@@ -100,34 +132,29 @@ def _token(file: Path | None) -> str | None:
         raise InputError(f"{file}: holds no token; its first line must be one.") from None
 
 
-def _serve(
-    shown: Collection,
-    *,
-    models: list[Path],
-    host: str,
-    port: int | None,
-    token: str | None,
-    browser: bool,
-    as_json: bool,
-) -> int:
+def _rules(host: str, token_file: Path | None) -> Rules:
+    """Who may enter; beyond loopback a token is made where none is given."""
     import secrets
+
+    from xmil.viewer.server import Rules, is_loopback
+
+    token = _token(token_file)
+    return Rules(host, secrets.token_urlsafe(24) if token is None and not is_loopback(host) else token)
+
+
+def _serve(app: Any, rules: Rules, port: int | None, browser: bool, report: dict[str, Any] | None) -> int:
+    """Serve until interrupted; print the address, or the report with it as JSON."""
     import threading
     import webbrowser
 
-    from xmil.viewer.app import create_app
-    from xmil.viewer.server import Rules, address, is_loopback, open_socket, serve
+    from xmil.viewer.server import address, open_socket, serve
     from xmil.viewer.static_copy import NOT_BUILT, page_files
 
-    if token is None and not is_loopback(host):
-        token = secrets.token_urlsafe(24)
-    rules = Rules(host, token)
-    app = create_app(shown, models=models, rules=rules)
-    listening = open_socket(host, port)
+    listening = open_socket(rules.host, port)
     place = address(listening, rules)
     built = bool(page_files())
-    if as_json:
-        missing, n = shown.missing_pictures()
-        print(json.dumps({"address": place, "slides": n, "without_picture": missing}), flush=True)
+    if report is not None:
+        print(json.dumps({"address": place, **report}), flush=True)
     else:
         print(place if built else f"{NOT_BUILT}\n{place}", flush=True)
     if browser and built:

@@ -7,7 +7,7 @@ its SRG, so random orders come with their reverses, and zero is chance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,17 +18,19 @@ import numpy.typing as npt
 from xmil.core.errors import bad_parameter
 from xmil.core.explanation import card_of
 from xmil.core.text import counted
+from xmil.core.verdict import KINDS, RunVerdict
 from xmil.evaluate.curves import Flips, Scores, flip_order
-from xmil.evaluate.statistics import permutation_share
+from xmil.evaluate.statistics import bootstrap_mean, permutation_share, unit_means
 
 Floats = npt.NDArray[np.float64]
-BETTER, NO_BETTER, WORSE, CANNOT_TELL = KINDS = ("better", "no better", "worse", "cannot tell")
+BETTER, NO_BETTER, WORSE, CANNOT_TELL = KINDS
 LEVEL = 0.05  # of a false verdict on random scores: half of it "better", half "worse"
 SMALLEST = 0.01  # an SRG below this share of the output's scale is no difference
 ORDERS, FEWEST_ORDERS = 200, 199  # random orders of a bag: half of them drawn, the others their reverses
 STEPS = 10  # of the curves that are compared with random orders
 MOST = 2048  # patches of a larger bag are drawn
 FEWEST = 5  # patches that have enough orders for LEVEL: 5! = 120
+FEWEST_CASES, COHORT_ORDERS = 8, 999  # cases of a verdict on a run, and random orders of all its cases
 ROUNDING = 1e-6  # of the scale: orders this close are equal
 WORDS = {
     BETTER: "better than random",
@@ -149,3 +151,81 @@ class Judge:
         if abs(ends[0] - ends[1]) < SMALLEST * self.flips.scale:
             return "the output hardly changes when patches leave"
         return "the evidence is evenly spread, so it hardly matters which patches leave"
+
+
+def judge_cohort(
+    srgs: Mapping[str, npt.ArrayLike],
+    *,
+    units: Sequence[Any],
+    seed: int = 0,
+) -> RunVerdict:
+    """Judge the SRGs (slides,) of each method over cases; the first method's is the verdict.
+
+    SRGs are in units of the output's scale; `units` has the case of each slide. Reversing the order of a case
+    turns the sign of its SRG, so a random order of all cases is a sign for each. Methods behind the first may
+    be rivals that were tried on the same slides, nan where one was not.
+
+    >>> verdict = judge_cohort({"lrp": [0.4, 0.5, 0.3, 0.4, 0.6, 0.5, 0.4, 0.3]}, units=range(8))
+    >>> print(verdict.sentence)
+    xMIL-LRP finds what the model uses: SRG 0.43 [0.36, 0.50] over 8 cases, random order 0.00.
+    """
+    first = next(iter(srgs))
+    rows = [
+        _judge_method(name, np.asarray(values, dtype=np.float64), units, seed)
+        for name, values in srgs.items()
+    ]
+    top = max(rows, key=lambda row: row["srg"])
+    for row in rows:
+        row["share"] = row["srg"] / top["srg"] if len(rows) > 1 and top["srg"] >= SMALLEST else None
+    return RunVerdict(
+        kind=rows[0]["kind"],
+        sentence=_cohort_sentence(rows, top),
+        method=first,
+        methods=[{key: value for key, value in row.items() if key != "reason"} for row in rows],
+        cases=list(dict.fromkeys(map(str, units))),
+        slides=len(units),
+        orders=COHORT_ORDERS,
+    )
+
+
+def _judge_method(name: str, values: Floats, units: Sequence[Any], seed: int) -> dict[str, Any]:
+    """A row of the table: SRG over cases, its interval, p, and the kind with the reason if it cannot tell."""
+    known = np.isfinite(values)
+    own = [unit for unit, is_known in zip(units, known, strict=True) if is_known]
+    cases = unit_means(values[known], own) if own else np.zeros(0)
+    row: dict[str, Any] = {"method": name, "srg": float(cases.mean()) if len(cases) else float("nan")}
+    row |= {"low": None, "high": None, "p": None, "kind": CANNOT_TELL, "cases": len(cases)}
+    if len(cases) < FEWEST_CASES:
+        return {
+            **row,
+            "reason": f"{counted(len(cases), 'case')} could be measured, {FEWEST_CASES} are needed",
+        }
+    signs = np.random.default_rng([seed, 0x5E8]).choice([-1.0, 1.0], size=(COHORT_ORDERS, len(cases)))
+    kind, p = judge(row["srg"], signs @ cases / len(cases))
+    interval = bootstrap_mean(cases, units=range(len(cases)), seed=seed)
+    reason = "it hardly matters which patches leave: the output is flat, or the evidence evenly spread"
+    return {**row, "low": interval.low, "high": interval.high, "p": p, "kind": kind, "reason": reason}
+
+
+def _cohort_sentence(rows: Sequence[Mapping[str, Any]], top: Mapping[str, Any]) -> str:
+    row = rows[0]
+    name, numbers = card_of(row["method"]).title, f"SRG {row['srg']:.2f}"
+    if row["low"] is not None:
+        numbers += (
+            f" [{row['low']:.2f}, {row['high']:.2f}] over {counted(row['cases'], 'case')}, random order 0.00"
+        )
+    beside = ""
+    if row["kind"] == CANNOT_TELL:
+        said = f" (SRG {row['srg']:.2f})" if row["cases"] else ""
+        return f"Whether {name} finds what the model uses cannot be told: {row['reason']}{said}."
+    if row["kind"] == BETTER and row["share"] is not None:
+        beside = f"; {min(row['share'], 1):.0%} of the best method tried"
+        beside += "" if top is row else f" ({top['method']})"
+    elif top is not row and top["kind"] == BETTER:
+        beside = f"; {top['method']} does better (SRG {top['srg']:.2f})"
+    said = {
+        BETTER: f"{name} finds what the model uses",
+        NO_BETTER: f"{name} is no better than a random order here",
+        WORSE: f"{name} is worse than a random order here",
+    }[row["kind"]]
+    return f"{said}: {numbers}{beside}."

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
 from xmil.core.explanation import Audit, Explanation
+from xmil.methods.check import check_attributions
 from xmil.methods.lrp import check_zero_map
 from xmil.methods.method import (
     CONTEXTS,
@@ -69,30 +70,12 @@ def explain(
     returns: str | None = None,
     average: int | None = None,
     device: str | None = None,
+    check: bool = True,
     **params: Any,
 ) -> Explanation | list[Explanation]:
-    """One score per instance for one target.
-
-    `target` is a class index or name, a Target, or None for the predicted class; for models without classes
-    None is the value or the risk. "all" gives a list of explanations, as `explain_classes` does. `output` is
-    the explained number: "logit", "contrastive", "log_odds" or "probability" of a class, "value" (minus its
-    reference) of a regression, "risk" of a survival model; each method has its own default. `params` are the
-    method's own.
-
-    Model and bag may be paths. A trial call settles how to call a module of your own and records it in
-    `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
-    gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
-    travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
-    takes the mean of K seeded draws of one that is random in eval mode. `device` is where to compute, such as
-    "cuda"; the model goes back to where it was.
-
-    >>> import torch, xmil
-    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
-    >>> e = explain(net, torch.ones(3, 4), method="lrp", target=1)
-    >>> len(e.scores), e.method, e.target == 1
-    (3, 'lrp', True)
-    """
+    """One score per instance for one target, by a named method; parameters as for `xmil.explain`."""
     how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
+    how["check"] = check
     targets = None if isinstance(target, str) and target == ALL else [_named_target(target)]
     found = explain_targets(model, bag, targets, method=method, output=output, **how, **params)
     return found if targets is None else found[0]
@@ -108,6 +91,7 @@ def explain_classes(
     returns: str | None = None,
     average: int | None = None,
     device: str | None = None,
+    check: bool = True,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each class, from one forward pass if the method allows it.
@@ -115,6 +99,7 @@ def explain_classes(
     A survival model has its time bins for classes, and its risk after them.
     """
     how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
+    how["check"] = check
     return explain_targets(model, bag, None, method=method, output=output, **how, **params)
 
 
@@ -159,12 +144,14 @@ def explain_targets(
     returns: str | None = None,
     average: int | None = None,
     device: str | None = None,
+    check: bool = True,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each target, or each class, from one forward pass if the method allows it."""
     if device is not None:
         model, bag = as_model(model), as_bag(bag)
         how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "output": output}
+        how["check"] = check
         with on_device(model, device) as place:
             bag = bag.to(place) if isinstance(bag, Tensor) else bag
             return explain_targets(model, bag, targets, method=method, **how, **params)
@@ -189,6 +176,8 @@ def explain_targets(
         result = _run(entry, network, x, question, params)
         for attribution in result.of if entry.name == "lrp" else ():  # others say themselves why all is zero
             check_zero_map(network, x, attribution)
+        if check:
+            result = check_attributions(entry, network, x, result)
     logits = result.logits.detach()[0].float().cpu().numpy()
     return [_explanation(a, entry, bag, logits, network, params) for a in result.of]
 

@@ -295,5 +295,5 @@ def explain_again(model: nn.Module, bag: Bag | Tensor, e: Explanation) -> Explan
     """Explain again with relevance per feature, by the same rules and against the same kind of baseline."""
     params = e.params if e.method == "lrp" else {}
     rules = {key: value for key, value in params.items() if key in RULES}
-    against = {} if params.get("baseline") else {"baseline": None}
+    against: dict[str, Any] = {} if params.get("baseline") else {"baseline": None}
     return explain(model, bag, method="lrp", target=e.target, feature_level=True, **against, **rules)

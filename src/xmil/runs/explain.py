@@ -33,6 +33,7 @@ from xmil.core.request import takes
 from xmil.core.task import RISK, TASKS, Target
 from xmil.core.text import counted, is_plain
 from xmil.data.bags import Case, join_bags, named, open_bag
+from xmil.evaluate import CANDIDATES, Choice
 from xmil.methods import (
     METHODS,
     OUTPUTS,
@@ -46,6 +47,7 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
+from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run
 from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row, stopping
 from xmil.runs.ensemble import (
     Ensemble,
@@ -78,6 +80,7 @@ PREDICTED, LABEL, ALL = "predicted", "label", "all"
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)  # what odd headers raise
 KEEP = 0.5  # share of the patches in each sub-bag of contexts
 LEAST_MEMORY = 1 << 24  # below this a smaller budget no longer helps
+AUTO, AUTO_METHODS = "auto", {method for method, _ in CANDIDATES.values()}
 Parameters = Mapping[str, Mapping[str, Any]]  # a method's own, by its name
 
 
@@ -107,13 +110,19 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     models, device = open_models(request)
     spec = check_request(request, models)
     before = read_run(out) or {}
-    earlier = {} if request.restart else earlier_methods(request, out, before)
     request.check_apart(out)
     cases, missing = task_cases(request, spec, say=listener.say)
     cases = [case for case in cases if made.slides is None or made.slides.issuperset(case.slides)]
-    if "lrp" in (*request.methods, *earlier):
+    earlier = {} if request.restart else earlier_methods(request, out, before)
+    if {"lrp", AUTO} & {*request.methods, *earlier}:
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
-    run = ExplainRun(out, request, models, device, missing, earlier)
+    chosen = None
+    if AUTO in request.methods:
+        chosen = chosen_method(request, models, cases, {} if request.restart else before)
+        request = with_method(request, chosen.choice)
+        listener.say(chosen.choice.sentence)
+        earlier = {} if request.restart else earlier_methods(request, out, before)
+    run = ExplainRun(out, request, models, device, missing, earlier, chosen, before.get("verdict"))
     tally = run.execute(cases, listener, refused=made.refused)
     if run.outliers:
         who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
@@ -121,7 +130,43 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     listener.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
     if (line := run.others(cases, before)) is not None:
         listener.say(line)
-    return Run(run.out)
+    done = Run(run.out)
+    if done.verdict is not None:
+        listener.say(done.verdict.sentence)
+    return done
+
+
+def chosen_method(
+    request: ExplainRequest, models: Ensemble, cases: Sequence[Case], before: Mapping[str, Any]
+) -> RunChoice:
+    """The method of a run by `auto`: that of the run in its folder, else the one its cases choose."""
+    if before.get("choice"):
+        return RunChoice.from_dict(before["choice"])
+
+    def bag_of(case: Case) -> tuple[Bag, Any]:
+        bag = read_case(case, request)
+        predicted = predicted_by(models.models, bag) if len(models.models) > 1 else None
+        return bag, case_targets(request, case, models.spec, predicted)[0]
+
+    with memory_budget(request.memory):
+        return choose_for_run(models.models, cases, bag_of, seed=request.seed)
+
+
+def with_method(request: ExplainRequest, choice: Choice) -> ExplainRequest:
+    """The request with the method that was chosen in the place of `auto`."""
+    methods = dict.fromkeys(choice.method if name == AUTO else name for name in request.methods)
+    params = {name: dict(own) for name, own in (request.params or {}).items() if name in methods}
+    if choice.params:
+        params[choice.method] = {**choice.params, **params.get(choice.method, {})}
+    preset = request.preset if "lrp" in methods else ""
+    return replace(request, methods=tuple(methods), params=params or None, preset=preset)
+
+
+def read_case(case: Case, request: ExplainRequest) -> Bag:
+    """The bag of a case."""
+    pairs = enumerate(zip(case.slides, case.paths, strict=True))
+    parts = [named(open_bag(p, **case.reading(i, request.reading)).read(), name) for i, (name, p) in pairs]
+    return join_bags(parts, name=case.name)[0]
 
 
 def with_features(request: ExplainRequest, out: Path, listener: Listener) -> Made:
@@ -205,11 +250,12 @@ def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
     if not request.methods or not request.target:
         raise InputError("There is nothing to explain: name at least one method and one target.")
     parameters = method_parameters(request)
+    Check(request.check)
     for model in models.models:
-        for name in request.methods:
+        for name in (name for name in request.methods if name != AUTO):
             _check_method(name, model, parameters.get(name, {}), request.output)
     for name, own in parameters.items():
-        if name not in request.methods:
+        if name not in request.methods and not (AUTO in request.methods and name in AUTO_METHODS):
             option = "preset=" if list(own) == ["preset"] else f"params= {name}.{next(iter(own), '...')}"
             methods = ", ".join(request.methods)
             raise InputError(f"{option} is for {name!r}, which is not among the methods ({methods}).")
@@ -305,6 +351,9 @@ class ExplainRun(ModelRun[Explained]):
 
     request: ExplainRequest
     present: Parameters = field(default_factory=dict)  # the methods that the folder has already
+    chosen: RunChoice | None = None  # by `auto`
+    judged: Mapping[str, Any] | None = None  # the verdict that the folder has already
+    started: float = field(default_factory=time.perf_counter)
     outliers: list[str] = field(default_factory=list)
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
     kind = "explain"
@@ -345,6 +394,7 @@ class ExplainRun(ModelRun[Explained]):
             "request": self.request.as_dict(),
             "seed": self.request.seed,
             **self.missing.as_dict(),
+            **({} if self.chosen is None else {"choice": self.chosen.as_dict()}),
         }
 
     @property
@@ -406,14 +456,47 @@ class ExplainRun(ModelRun[Explained]):
         summaries = {slide_file(self.out, slide): summary for slide, summary in self.summaries.items()}
         far, unread = summarise_run(self.out, files, workers=self.request.pool, ready=summaries)
         self.outliers.extend(far)
+        verdict = self.verdict(items, tally)
+        about = {} if verdict is None else {"verdict": verdict}
         if not unread:
-            return {}
+            return about
         warning = (  # their heads say that they are done
             f"{counted(len(unread), 'slide')} left out of summary/, since the file in slides/ cannot be "
             f"read: {join_names(list(unread))}. Remove it and run the same command: the slide is explained "
             "again."
         )
-        return {"warnings": [warning]}
+        return {**about, "warnings": [warning]}
+
+    def verdict(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any] | None:
+        """The verdict on the maps; that of the folder if nothing was explained now."""
+        request, chosen = self.request, self.chosen
+        check = Check(request.check)
+        if not check.most or (self.judged is not None and not tally.done):
+            return self.judged
+        if chosen is not None and chosen.verdict is not None:
+            return chosen.verdict.as_dict()
+        used = frozenset() if chosen is None else chosen.cases
+        cases = [case for case in items if case.slides[0] in tally.results]
+        others = [case for case in cases if (case.case_id or case.name) not in used] or cases
+        seconds = time.perf_counter() - self.started
+        with memory_budget(request.memory):
+            verdict = judge_run(
+                check, self.models.models, in_seeded_order(others, request.seed), self.maps, seconds=seconds,
+                seed=request.seed,
+            )  # fmt: skip
+        return None if verdict is None else verdict.as_dict()
+
+    def maps(self, case: Case) -> tuple[Bag, Target, dict[str, npt.NDArray[np.float32]]]:
+        """A case's bag, and the scores of its first target by each method, from the files of its slides."""
+        every = [read_explanations(slide_file(self.out, slide)) for slide in case.slides]
+        target = every[0][0].target
+        methods = dict.fromkeys([*self.request.methods, *(e.method for e in every[0])])
+        own = {
+            name: [e.scores for part in every for e in part if (e.method, e.target) == (name, target)]
+            for name in methods
+        }
+        scores = {name: np.concatenate(parts) for name, parts in own.items() if len(parts) == len(every)}
+        return read_case(case, self.request), target, scores
 
     def others(self, items: Sequence[Case], before: Mapping[str, Any]) -> str | None:
         """A line on slides of the folder that are not among these, and what brings them back."""

@@ -282,7 +282,9 @@ class ExplainRequest(CohortRequest):
         "Patch size in pixels; by default what the model was trained on, else 256.", None, panel=SLIDES,
         least=8,
     )  # fmt: skip
-    methods: tuple[str, ...] = option("Explanation methods.", ("lrp",), panel=WHAT)
+    methods: tuple[str, ...] = option(
+        "Explanation methods; auto takes the one that the model confirms best.", ("lrp",), panel=WHAT
+    )
     target: tuple[str, ...] = option(
         "predicted, label, all, a class by name or number, or a contrast A:B.", ("predicted",), panel=WHAT
     )
@@ -300,6 +302,10 @@ class ExplainRequest(CohortRequest):
         "Pairs that act together, among so many of the strongest patches.", 0, panel=WHAT, least=0
     )
     background: str = option(BACKGROUND, "auto", panel=WHAT)
+    check: str = option(
+        "Cases that judge the maps: a number, all, none, or auto (16, in a tenth of the run's time).",
+        "auto", panel=WHAT,
+    )  # fmt: skip
     memory: int = option(
         "Memory limit for a method's temporary arrays, such as 500MB or 4GB.",
         10**9,

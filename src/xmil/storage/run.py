@@ -42,6 +42,7 @@ from xmil.core.journal import MANIFEST, is_manifest, owning_run
 from xmil.core.journal import RUN as RUN
 from xmil.core.task import Target
 from xmil.core.text import counted, csv_text, is_plain, parse_json
+from xmil.core.verdict import RunVerdict
 from xmil.storage.explanations import read_explanation, read_interactions, read_provenance
 from xmil.storage.manifest import fold_manifest, read_manifest, start_manifest
 
@@ -130,6 +131,12 @@ class Run:
     def warnings(self) -> list[str]:
         """What is doubtful about the run, in sentences."""
         return [str(text) for text in self.about.get("warnings") or ()]
+
+    @property
+    def verdict(self) -> RunVerdict | None:
+        """Whether the run's maps show what the model uses; None if that was not measured."""
+        stored = self.about.get("verdict")
+        return RunVerdict.from_dict(stored) if isinstance(stored, dict) else None
 
     @property
     def is_finished(self) -> bool:

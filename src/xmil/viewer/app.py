@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial, wraps
 from hashlib import sha256
@@ -60,19 +60,88 @@ NOTES = {"type": "object", "properties": {"revision": NUMBER}, "required": ["rev
 BODIES = {"whatif": QUESTION, "explain": LEFT, "annotations-{reader}.json": NOTES}  # by end of address
 
 
-class Site:
-    """The routes over one collection. Work is done in threads, a bounded number of them at once."""
+class PageSite:
+    """A page and the routes of what it asks for. Work is done in a bounded number of threads."""
+
+    front = "index.html"
+
+    def __init__(self) -> None:
+        cores = os.cpu_count() or 2
+        self._reading = anyio.CapacityLimiter(max(4, cores))
+        self._drawing, self._decoding = (anyio.CapacityLimiter(max(2, cores)) for _ in range(2))
+
+    def arguments(self, request: Request) -> list[Any]:
+        """What the functions behind the routes are called with: the numbers in the address."""
+        return list(request.path_params.values())
+
+    async def page(self, request: Request) -> Response:
+        """A file of the built page."""
+        name = request.path_params.get("name") or self.front
+        files = await anyio.to_thread.run_sync(page_files, limiter=self._reading)
+        if not files and name == self.front:
+            return Response(NOT_BUILT + "\n", 503, media_type="text/plain")
+        if name not in files:
+            raise HTTPException(404)
+        content = await anyio.to_thread.run_sync(files[name].read_bytes, limiter=self._reading)
+        return _tagged(request, content, content_type(name))
+
+    async def answer(
+        self, request: Request, make: Callable[..., Any], limiter: anyio.CapacityLimiter
+    ) -> Response:
+        """Answer what was posted with what `make` gives for the arguments and the body."""
+        body = await _json_body(request)
+
+        def work() -> bytes:
+            try:
+                content = parse_json(body)
+            except (ValueError, RecursionError):
+                raise InputError("The body is not JSON.") from None
+            return to_json(make(*self.arguments(request), content))
+
+        return Response(await anyio.to_thread.run_sync(work, limiter=limiter), media_type=JSON)
+
+    def _get(
+        self, path: str, make: Callable[..., Any], limiter: anyio.CapacityLimiter | None = None
+    ) -> Route:
+        """Answer with what `make` gives for the arguments, as JSON unless it is bytes."""
+
+        def work(request: Request) -> bytes:
+            content = make(*self.arguments(request))
+            return content if isinstance(content, bytes) else to_json(content)
+
+        async def endpoint(request: Request) -> Response:
+            content = await anyio.to_thread.run_sync(work, request, limiter=limiter or self._reading)
+            return _tagged(request, content, content_type(path))
+
+        endpoint.__doc__ = make.__doc__
+        return Route(path, endpoint)
+
+    def _draw(self, path: str, make: Callable[..., bytes]) -> Route:
+        """Answer with a picture, which is not drawn if nobody waits for it any more."""
+
+        async def endpoint(request: Request) -> Response:
+            async with self._drawing:
+                if await request.is_disconnected() or await request.is_disconnected():  # body, then the end
+                    return Response(status_code=499)
+                arguments = self.arguments(request)
+                content = await anyio.to_thread.run_sync(make, *arguments, limiter=self._decoding)
+            return _tagged(request, content, content_type(path))
+
+        endpoint.__doc__ = make.__doc__
+        return Route(path, endpoint)
+
+
+class Site(PageSite):
+    """The routes over one collection."""
 
     def __init__(self, collection: Collection, models: Sequence[Path] = ()) -> None:
+        super().__init__()
         self.collection = collection
         self.bags = CaseBags(collection)
         self.wall = CohortWall(collection)
         self.index = CohortIndex(collection, self.bags)
         self.annotations = AnnotationFiles(collection.runs[0].path)
         self.whatif = WhatIf(collection, self.bags, models) if models else None
-        cores = os.cpu_count() or 2
-        self._reading = anyio.CapacityLimiter(max(4, cores))
-        self._drawing, self._decoding = (anyio.CapacityLimiter(max(2, cores)) for _ in range(2))
         self._thinking = anyio.CapacityLimiter(1)
         self.routes = self._list_routes()
 
@@ -109,24 +178,13 @@ class Site:
             routes.append(draw(f"{slide}/label.jpeg", by_number(shown.pictures.label)))
         return [*routes, Route("/{name:path}", self.page, include_in_schema=False)]
 
-    async def page(self, request: Request) -> Response:
-        """A file of the built page."""
-        name = request.path_params.get("name") or "index.html"
-        files = await anyio.to_thread.run_sync(page_files, limiter=self._reading)
-        if not files and name == "index.html":
-            return Response(NOT_BUILT + "\n", 503, media_type="text/plain")
-        if name not in files:
-            raise HTTPException(404)
-        content = await anyio.to_thread.run_sync(files[name].read_bytes, limiter=self._reading)
-        return _tagged(request, content, content_type(name))
-
     async def store(self, request: Request) -> Response:
         """Store a reader's annotations, or answer 409 with those that are there."""
-        return await _answer(request, self._by_number(self.annotations.write), self._reading)
+        return await self.answer(request, self._by_number(self.annotations.write), self._reading)
 
     async def ask(self, request: Request) -> Response:
         """Predict without some patches, or from some alone."""
-        return await _answer(request, lambda key, body: self._models(key).ask(key, body), self._thinking)
+        return await self.answer(request, lambda key, body: self._models(key).ask(key, body), self._thinking)
 
     async def explain(self, request: Request) -> Response:
         """Explain what is left of a slide; give up when nobody waits for it any more."""
@@ -145,7 +203,7 @@ class Site:
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
             try:
-                outcome = await _answer(request, explain, self._thinking)
+                outcome = await self.answer(request, explain, self._thinking)
             except Exception as error:  # raised outside: a group would wrap it
                 outcome = error
             group.cancel_scope.cancel()
@@ -185,36 +243,6 @@ class Site:
             paths.setdefault(path, {})["post" if posted else "get"] = operation
         return {"openapi": "3.1.0", "info": {"title": "xmil viewer", "version": __version__}, "paths": paths}
 
-    def _get(
-        self, path: str, make: Callable[..., Any], limiter: anyio.CapacityLimiter | None = None
-    ) -> Route:
-        """Answer with what `make` gives for the numbers in the address, as JSON unless it is bytes."""
-
-        def work(request: Request) -> bytes:
-            content = make(*request.path_params.values())
-            return content if isinstance(content, bytes) else to_json(content)
-
-        async def endpoint(request: Request) -> Response:
-            content = await anyio.to_thread.run_sync(work, request, limiter=limiter or self._reading)
-            return _tagged(request, content, content_type(path))
-
-        endpoint.__doc__ = make.__doc__
-        return Route(path, endpoint)
-
-    def _draw(self, path: str, make: Callable[..., bytes]) -> Route:
-        """Answer with a picture, which is not drawn if nobody waits for it any more."""
-
-        async def endpoint(request: Request) -> Response:
-            async with self._drawing:
-                if await request.is_disconnected() or await request.is_disconnected():  # body, then the end
-                    return Response(status_code=499)
-                numbers = request.path_params.values()
-                content = await anyio.to_thread.run_sync(make, *numbers, limiter=self._decoding)
-            return _tagged(request, content, content_type(path))
-
-        endpoint.__doc__ = make.__doc__
-        return Route(path, endpoint)
-
     def _by_number(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """A function of a slide's name, as one of the slide's number."""
         return wraps(work)(lambda key, *rest: work(self.collection.slide(key), *rest))
@@ -238,7 +266,14 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
         yield
         collection.pictures.close()
 
-    statuses: dict[Any, int] = {
+    return guard(site.routes, lifespan, rules)
+
+
+def guard(
+    routes: Sequence[Route], lifespan: Any, rules: Rules | None, statuses: Mapping[Any, int] | None = None
+) -> ASGIApp:
+    """The routes behind the guard; errors leave with the status of their kind."""
+    known: dict[Any, int] = {
         MissingError: 404,
         NoPictureError: 404,
         ConflictError: 409,
@@ -248,26 +283,13 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
         TooLargeError: 413,
         ClientDisconnect: 400,
         Exception: 500,
+        **(statuses or {}),
     }
-    handlers: dict[Any, Any] = {kind: partial(_fail, status) for kind, status in statuses.items()}
+    handlers: dict[Any, Any] = {kind: partial(_fail, status) for kind, status in known.items()}
     handlers[HTTPException] = _fail_http
-    app = Starlette(routes=site.routes, exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     return Guard(app, rules or Rules())
-
-
-async def _answer(request: Request, make: Callable[..., Any], limiter: anyio.CapacityLimiter) -> Response:
-    """Answer what was posted with what `make` gives for the numbers in the address and the body."""
-    body = await _json_body(request)
-
-    def work() -> bytes:
-        try:
-            content = parse_json(body)
-        except (ValueError, RecursionError):
-            raise InputError("The body is not JSON.") from None
-        return to_json(make(*request.path_params.values(), content))
-
-    return Response(await anyio.to_thread.run_sync(work, limiter=limiter), media_type=JSON)
 
 
 async def _json_body(request: Request) -> bytes:

@@ -108,7 +108,7 @@ class ShownRun(Run):
         except XmilError:
             return None
 
-    def verdict(self, slide_id: str) -> dict[str, Any]:
+    def slide_verdict(self, slide_id: str) -> dict[str, Any]:
         """What a slide's certificate says in short: label, predicted, correct, its headline's verdict."""
         try:
             path = self.find("certificate", slide_id)
@@ -227,11 +227,7 @@ class Collection:
 
     def scores(self, key: int, number: int) -> bytes:
         """Little endian: int32 x0[n] and y0[n] where placed, then float32[n] for each column."""
-        evidence = self.evidence(key, number)
-        scores = evidence.scores.astype("<f4", copy=False).tobytes()
-        if evidence.coords is None or not evidence.placed:
-            return scores
-        return evidence.coords.T.astype("<i4").tobytes() + scores
+        return self.evidence(key, number).as_bytes()
 
     def patch(self, key: int, number: int, index: int) -> bytes:
         """A patch, at most 512 px."""
@@ -417,7 +413,7 @@ class Collection:
         image, image_error = self.pictures.look(slide_id)
         run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
         row = run.rows.get(slide_id, {})
-        verdicts = (same.verdict(slide_id) for run in self.runs for same in self._of_same_models(run))
+        verdicts = (same.slide_verdict(slide_id) for run in self.runs for same in self._of_same_models(run))
         certificate: dict[str, Any] = next((verdict for verdict in verdicts if verdict), {})
         n, error = self._count(slide_id)
         label, predicted = (_shown(row.get(k) or certificate.get(k), run) for k in ("label", "predicted"))

@@ -57,6 +57,14 @@ class Evidence(Placed):
         x, y = (self.coords + self.patch_size // 2).T
         return int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
 
+    def as_bytes(self, *columns: int) -> bytes:
+        """Little endian: int32 x0[n] and y0[n] where placed, then float32[n] for each column, or these."""
+        scores = self.scores[list(columns)] if columns else self.scores
+        values = bytes(scores.astype("<f4", copy=False).tobytes())
+        if self.coords is None or not self.placed:
+            return values
+        return bytes(self.coords.T.astype("<i4").tobytes()) + values
+
     def at(self, mpp: float | None) -> Evidence:
         """The evidence with its places, where they had to wait for the slide's mpp."""
         if self.placed or self.raw_coords is None or mpp is None:

@@ -51,7 +51,8 @@ class Arm(Section):
 class Question(Section):
     """A question of the form; a scale runs from 1 to its number of options, which are the names of its ends.
 
-    `when` is the stage that asks it. `about` "evidence" asks it only where evidence was shown.
+    `when` is the stage that asks it: what the first one asks must not tell the arm. `about` "evidence" asks
+    it only where evidence was shown.
     """
 
     id: str
@@ -59,7 +60,7 @@ class Question(Section):
     kind: Literal["choice", "scale", "yes-no", "text"] = "choice"
     options: tuple[str, ...] = ()
     steps: Annotated[int, Field(ge=2, le=9)] = 5
-    when: Literal["before", "after", "both", "last"] = "both"
+    when: Literal["before", "after", "both"] = "both"
     about: Literal["case", "evidence"] = "case"
     required: bool = True
 
@@ -82,8 +83,7 @@ class Question(Section):
         """Whether a stage of an arm asks it."""
         if self.about == "evidence" and (stage == BEFORE or arm.method is None):
             return False
-        last = AFTER if arm.shows else BEFORE
-        return self.when == "both" or self.when == stage or (self.when == "last" and stage == last)
+        return self.when in ("both", stage)
 
     def check(self, answer: Any) -> str | int | None:
         """The answer as it is stored; None where there is none, an error where it is none of the possible."""
@@ -117,7 +117,7 @@ QUESTIONS = (
         id="artefact", text="Does the evidence follow an artefact?", kind="yes-no", when="after",
         about="evidence", required=False,
     ),
-    Question(id="comment", text="Comment", kind="text", when="last", required=False),
+    Question(id="comment", text="Comment", kind="text", required=False),
 )  # fmt: skip
 ARMS = (Arm(name="tissue"), Arm(name="lrp", method="lrp", prediction=True))
 

@@ -1,0 +1,279 @@
+"""Which method to explain a model with: the one whose order of patches the model itself confirms.
+
+Candidates are compared by their SRG on the same bags, paired over cases. `lrp` stays unless another is better
+beyond the noise. `explain` is the door that takes `method="auto"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from xmil.core.bag import Bag
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter
+from xmil.core.explanation import Explanation
+from xmil.core.text import counted
+from xmil.evaluate.curves import Bags, Flips
+from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_means
+from xmil.evaluate.verdict import FEWEST, FEWEST_CASES, MOST, SMALLEST, Judge
+from xmil.methods import explain as explain_by
+from xmil.methods import list_methods, seeds
+from xmil.network import ForwardFunction, as_bag, as_model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = npt.NDArray[np.float64]
+AUTO = "auto"
+CONTEXTS = {"contexts": 24, "keep": 0.5}  # sub-bags of many sizes
+AFFORDABLE = 1024  # patches of the median bag up to which sub-bags are a candidate
+CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {  # the first stays unless another is better
+    "lrp": ("lrp", {}),
+    "lrp over sub-bags": ("lrp", CONTEXTS),
+    "one_added": ("one_added", {}),
+}
+LEVEL, FEW, FEW_BETTER = (
+    0.05,
+    5,
+    0.05,
+)  # of the paired test; fewer cases than it needs, and the gain they need
+LITTLE = "one bag is little to choose by; pass like=, some bags of the same kind"
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A method for a model, with the figures that chose it.
+
+    `method` and its `params` go to `explain`. `rows` has each candidate's mean SRG, its interval over cases,
+    its gain on the first candidate, and the p of that gain. `bags` are those that were compared; `srgs` has
+    the SRG of each candidate on each.
+    """
+
+    method: str
+    candidate: str
+    rows: list[dict[str, Any]]
+    bags: list[str]
+    params: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    srgs: Mapping[str, Floats] = field(default_factory=dict)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each candidate, by its name: srg, interval, gain, p."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows).set_index("candidate")
+
+    @property
+    def sentence(self) -> str:
+        """The choice with its reason."""
+        figures = ", ".join(f"{row['candidate']} {row['srg']:.2f}" for row in self.rows)
+        return f"Explained by {self.candidate}, chosen on {counted(len(self.bags), 'bag')} (SRG: {figures})."
+
+    def as_dict(self) -> dict[str, Any]:
+        """What run.json holds."""
+        names = ("method", "candidate", "params", "rows", "bags", "seed")
+        return {name: getattr(self, name) for name in names}
+
+
+def choose_method(
+    model: nn.Module | str | PathLike[str],
+    bags: Sequence[Bags],
+    candidates: Sequence[str] | None = None,
+    seed: int = 0,
+    *,
+    cases: Sequence[Any] | None = None,
+    target: Any = None,
+    **how: Any,
+) -> Choice:
+    """Choose the method whose order of patches the model confirms best, by SRG on some bags.
+
+    `candidates` are names of `CANDIDATES` or of methods; the first stays unless another is better in a paired
+    test over `cases` (of each bag; each its own by default) by 0.01 or more. With fewer than five cases no
+    test can say so: then the other must be better in each, by 0.05 in the mean. Of bags with more than 2,048
+    patches as many are drawn. `how` are `forward`, `returns` and `average`, as for `explain`.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=1, seed=0)
+    >>> bags = [torch.randn(20, 8, generator=torch.Generator().manual_seed(i)) for i in range(6)]
+    >>> choice = choose_method(net, bags)
+    >>> choice.method, len(choice.bags), list(choice.table.columns)
+    ('lrp', 6, ['srg', 'interval', 'gain', 'p'])
+    """
+    if isinstance(bags, Bag | str | PathLike) or not len(bags):
+        raise bad_parameter("bags", "choose_method", "a list of bags", type(bags).__name__)
+    net = as_model(model)
+    read = [draw_part(as_bag(bag), seed) for bag in bags]
+    names = [str(getattr(bag, "slide_id", None) or i) for i, bag in enumerate(read)]
+    tried = find_candidates(net, candidates, n=int(np.median([len(bag) for bag in read])), **how)
+    measured = [measure_bag(net, bag, tried, target=target, seed=seed, **how) for bag in read]
+    srgs = {label: np.array([one[label] for one in measured]) for label in tried}
+    return choose(srgs, tried, names=names, cases=names if cases is None else cases, seed=seed)
+
+
+def find_candidates(
+    model: nn.Module, candidates: Sequence[str] | None, *, n: int, forward: Any = None, **_: Any
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The candidates that can explain a model, with their methods and parameters; n patches are usual."""
+    able = list_methods(model) if forward is None else list_methods()
+    tried = {name: CANDIDATES.get(name, (name, {})) for name in candidates or CANDIDATES}
+    unknown = [method for method, _ in tried.values() if method not in list_methods()]
+    if unknown:
+        known = ", ".join(dict.fromkeys((*CANDIDATES, *list_methods())))
+        raise InputError(f"Unknown candidate {unknown[0]!r}. Known: {known}.")
+    affordable = n <= AFFORDABLE or candidates is not None
+    return {
+        label: (method, params)
+        for label, (method, params) in tried.items()
+        if method in able and (affordable or not params)
+    }
+
+
+def measure_bag(
+    model: nn.Module,
+    bag: Any,
+    tried: Mapping[str, tuple[str, dict[str, Any]]],
+    *,
+    target: Any = None,
+    seed: int = 0,
+    **how: Any,
+) -> dict[str, float]:
+    """The SRG of each candidate on one bag, in units of the output's scale; 0 where it is refused."""
+    flips = Flips(model, bag, target=target, **how)
+    srgs = dict.fromkeys(tried, 0.0)
+    name, judging = str(getattr(bag, "slide_id", None)), Judge(flips, seed=seed)
+    if flips.n < FEWEST or not flips.scale:
+        return srgs
+    for label, (method, params) in tried.items():
+        own = {**seeds(method, name, seed, contexts="contexts" in params), **params}
+        try:
+            e = explain_by(model, bag, method=method, target=flips.output.target, check=False, **how, **own)
+        except (InputError, UnsupportedError):  # no map is worth as much as a random order
+            continue
+        srgs[label] = float(judging.srgs([e.scores])[0]) / flips.scale
+    return srgs
+
+
+def choose(
+    srgs: Mapping[str, Floats],
+    tried: Mapping[str, tuple[str, dict[str, Any]]],
+    *,
+    names: Sequence[str],
+    cases: Sequence[Any],
+    seed: int = 0,
+) -> Choice:
+    """Choose by the SRGs (bags,) of the candidates; the first stays unless another is better beyond noise."""
+    if not tried:
+        raise UnsupportedError("None of the candidates can explain this model; name others.")
+    first, *others = tried
+    n_cases = len(set(map(str, cases)))
+    gains = {label: srgs[label] - srgs[first] for label in others}
+    p: dict[str, float] = {}
+    if n_cases >= FEW and others:
+        rng = np.random.default_rng(seed)
+        each = [sign_flip_p(gain, units=cases, rng=rng, two_sided=False) for gain in gains.values()]
+        p = dict(zip(others, holm(each).tolist(), strict=True))
+    best, highest = first, float("-inf")
+    rows: list[dict[str, Any]] = []
+    for label in tried:
+        mean = float(unit_means(srgs[label], cases).mean())
+        interval = None
+        if n_cases >= FEWEST_CASES:
+            bounds = bootstrap_mean(srgs[label], units=cases, seed=seed)
+            interval = (bounds.low, bounds.high)
+        gain = None if label == first else float(unit_means(gains[label], cases).mean())
+        row = {"candidate": label, "srg": mean, "interval": interval, "gain": gain, "p": p.get(label)}
+        if gain is None or _is_better(gains[label], gain, p.get(label)):
+            best, highest = (label, mean) if mean > highest else (best, highest)
+        rows.append(row)
+    method, params = tried[best]
+    return Choice(method, best, rows, list(names), dict(params), seed, srgs)
+
+
+def _is_better(gains: Floats, gain: float, p: float | None) -> bool:
+    """Whether gains over bags are beyond the noise; without a p there are too few cases for a test."""
+    if p is None:
+        return bool((gains > 0).all()) and gain >= FEW_BETTER
+    return p <= LEVEL and gain >= SMALLEST
+
+
+@overload
+def explain(
+    model: nn.Module | str | PathLike[str], bag: Bags, *, target: Literal["all"], **options: Any
+) -> list[Explanation]: ...
+
+
+@overload
+def explain(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> Explanation: ...
+
+
+def explain(
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
+    *,
+    method: str = "lrp",
+    target: Any = None,
+    output: str | None = None,
+    forward: ForwardFunction | None = None,
+    returns: str | None = None,
+    average: int | None = None,
+    device: str | None = None,
+    check: bool = True,
+    like: Sequence[Bags] | None = None,
+    **params: Any,
+) -> Explanation | list[Explanation]:
+    """One score per instance for one target.
+
+    `target` is a class index or name, a Target, or None for the predicted class; for models without classes
+    None is the value or the risk. "all" gives a list of explanations, as `explain_classes` does. `output` is
+    the explained number: "logit", "contrastive", "log_odds" or "probability" of a class, "value" (minus its
+    reference) of a regression, "risk" of a survival model; each method has its own default. `params` are the
+    method's own. `method="auto"` takes the method that `choose_method` chooses on the bags `like`, without
+    them on the bag itself.
+
+    Model and bag may be paths. A trial call settles how to call a module of your own and records it in
+    `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
+    gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
+    travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
+    takes the mean of K seeded draws of one that is random in eval mode. `device` is where to compute, such as
+    "cuda"; the model goes back to where it was. Signed scores are checked (`check`): `e.warnings`
+    says so if the half of the patches with the lower scores gives the higher output.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
+    >>> e = explain(net, torch.ones(3, 4), method="lrp", target=1)
+    >>> len(e.scores), e.method, e.target == 1
+    (3, 'lrp', True)
+    """
+    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average}
+    options: dict[str, Any] = {"target": target, "output": output, "device": device, "check": check, **how}
+    if method != AUTO:
+        if like is not None:
+            raise InputError("like= is for method='auto', which chooses the method by these bags.")
+        found: Explanation | list[Explanation] = explain_by(model, bag, method=method, **options, **params)
+        return found
+    model, bag = as_model(model), as_bag(bag)
+    own = target if like is None and target != "all" else None
+    choice = choose_method(model, [bag] if like is None else like, target=own, **how)
+    found = explain_by(model, bag, method=choice.method, **options, **{**choice.params, **params})
+    notes = (f"{choice.sentence[:-1]}; {LITTLE}.",) if like is None else ()
+    about = {"chosen_by": AUTO, "chosen_on": len(choice.bags)}
+    each = [
+        replace(e, params={**e.params, **about}, warnings=(*e.warnings, *notes))
+        for e in (found if isinstance(found, list) else [found])
+    ]
+    return each if isinstance(found, list) else each[0]
+
+
+def draw_part(bag: Any, seed: int) -> Any:
+    """At most 2,048 patches of a bag."""
+    if len(bag) <= MOST:
+        return bag
+    rows = np.sort(np.random.default_rng([seed, 0x5E7]).choice(len(bag), MOST, replace=False))
+    return bag.select(rows) if isinstance(bag, Bag) else bag[rows]

@@ -1,0 +1,213 @@
+"""The verdict on the maps of a run, and the method of `--methods auto`: SRGs over cases in seeded order.
+
+A case's map is held against the model on at most 2,048 of its patches. The method is chosen on other cases
+than those that judge it; with fewer than 16 cases each half is judged by what the other half chose.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import Bag
+from xmil.core.errors import InputError, XmilError
+from xmil.core.task import Target
+from xmil.core.verdict import RunVerdict
+from xmil.data.bags import Case
+from xmil.evaluate import Choice, Flips, Judge, choose, judge_cohort, measure_bag
+from xmil.evaluate.choice import draw_part, find_candidates
+from xmil.evaluate.verdict import FEWEST
+from xmil.models import MILModel
+
+ALL, NONE, SOME = "all", "none", "auto"
+CASES = 16  # that judge a run, or choose its method, unless the user says how many
+SHARE, GRACE = 0.1, 2.0  # of the run's time that the verdict may take, and seconds of work it may always take
+Scores = npt.NDArray[np.float32]
+RIVALS = ("lrp", "one_added")  # tried beside the methods of a run
+Maps = Callable[[Case], tuple[Bag, Target, dict[str, Scores]]]  # a case's bag, and scores by method
+Bags = Callable[[Case], tuple[Bag, Any]]  # a case's bag with the target to explain
+
+
+@dataclass(frozen=True)
+class Check:
+    """How many cases judge a run: a number, all, none, or 16 within a tenth of the run's time (auto)."""
+
+    text: str = SOME
+
+    def __post_init__(self) -> None:
+        if self.text not in (ALL, NONE, SOME) and not (self.text.isdigit() and int(self.text)):
+            known = "a number of cases, all, none or auto"
+            raise InputError(f"check= must be {known}. Got {self.text!r} instead.")
+
+    @property
+    def most(self) -> float:
+        """The most cases to measure."""
+        named = {ALL: float("inf"), NONE: 0.0, SOME: float(CASES)}
+        return named[self.text] if self.text in named else float(self.text)
+
+    def clock(self, seconds: float) -> Callable[[], bool]:
+        """What says whether the time is up, for a run of so many seconds; a user's number takes its time."""
+        wall, busy = time.perf_counter(), time.process_time()
+
+        def is_over() -> bool:
+            late = time.perf_counter() - wall > SHARE * seconds
+            return self.text == SOME and late and time.process_time() - busy > GRACE
+
+        return is_over
+
+
+@dataclass
+class Measured:
+    """SRGs of methods on bags, in units of the output's scale, with the case of each bag."""
+
+    srgs: dict[str, list[float]] = field(default_factory=dict)
+    cases: list[Case] = field(default_factory=list)
+
+    @property
+    def units(self) -> list[str]:
+        """The case of each bag."""
+        return [case.case_id or case.name for case in self.cases]
+
+    def add(self, case: Case, srgs: dict[str, float]) -> None:
+        """Note the SRGs of a case's bag."""
+        for name, value in srgs.items():
+            self.srgs.setdefault(name, []).append(value)
+        self.cases.append(case)
+
+
+def in_seeded_order(cases: Sequence[Case], seed: int) -> list[Case]:
+    """The cases in an order that the seed decides, whatever order they came in."""
+    named = sorted(cases, key=lambda case: case.name)
+    return [named[i] for i in np.random.default_rng([seed, 0x5E9]).permutation(len(named))]
+
+
+def judge_run(
+    check: Check, models: Sequence[MILModel], cases: Iterable[Case], maps: Maps, *, seconds: float, seed: int
+) -> RunVerdict | None:
+    """Judge the maps of cases in the order in which they come, then rivals on the same cases.
+
+    `seconds` is what the run took. Rivals are tried while there is time, and to the end if the verdict is
+    not "better": it then names the method that is.
+    """
+    if not check.most:
+        return None
+    is_over, measured, why = check.clock(seconds), Measured(), "no case could be measured"
+    for case in cases:
+        known = set(measured.units)
+        if len(known | {case.case_id or case.name}) > check.most or (known and is_over()):
+            break
+        try:
+            srgs = _srgs(models, *maps(case), seed=seed)
+            if srgs:
+                measured.add(case, srgs)
+            else:
+                why = f"bags of fewer than {FEWEST} patches have too few orders"
+        except XmilError as error:  # a slide that failed, or a model that takes no sub-bags
+            why = f"no case could be measured ({str(error).rstrip('.')})"
+    if not measured.cases:
+        return RunVerdict(
+            "cannot tell", f"Whether the maps show what the model uses cannot be told: {why}.", ""
+        )
+    verdict = judge_cohort(measured.srgs, units=measured.units, seed=seed)
+    if verdict.kind == "cannot tell":
+        return verdict
+    able = find_candidates(models[0], [name for name in RIVALS if name not in measured.srgs], n=0)
+    rivals: dict[str, list[float]] = {name: [] for name in able}
+    for case in measured.cases:
+        if verdict.kind == "better" and is_over():
+            rivals = {name: [*own, float("nan")] for name, own in rivals.items()}
+            continue
+        bag, target, _ = maps(case)
+        part = draw_part(bag, seed)
+        each = [measure_bag(model, part, able, target=target, seed=seed) for model in models]
+        for name, own in rivals.items():
+            own.append(float(np.mean([srgs[name] for srgs in each])))
+    return judge_cohort({**measured.srgs, **rivals}, units=measured.units, seed=seed)
+
+
+def _srgs(
+    models: Sequence[MILModel], bag: Bag, target: Target, maps: dict[str, Scores], *, seed: int
+) -> dict[str, float]:
+    """The SRG of each map of a bag, the mean over models; none if the bag has too few patches to tell."""
+    totals: dict[str, float] = {}
+    for model in models:
+        flips = Flips(model, bag, target=target)
+        if flips.n < FEWEST or not flips.scale:
+            return {}
+        srgs = Judge(flips, seed=seed).srgs(list(maps.values())) / flips.scale / len(models)
+        for method, srg in zip(maps, srgs.tolist(), strict=True):
+            totals[method] = totals.get(method, 0.0) + srg
+    return totals
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """The method of a run, the cases that chose it, and the verdict where they had to judge it as well."""
+
+    choice: Choice
+    cases: frozenset[str]
+    verdict: RunVerdict | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What run.json holds: a run that goes on keeps its method."""
+        return {**self.choice.as_dict(), "cases": sorted(self.cases)}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> RunChoice:
+        """Read what run.json holds."""
+        own = {f.name: stored[f.name] for f in fields(Choice) if f.name in stored}
+        return cls(Choice(**own), frozenset(stored.get("cases", ())))
+
+
+def choose_for_run(models: Sequence[MILModel], cases: Sequence[Case], bags: Bags, *, seed: int) -> RunChoice:
+    """Choose the method of a run on up to 16 of its cases, at most half of them where there are 16 or more.
+
+    With fewer, all cases choose; the verdict is then that of a method chosen on one half on the other half.
+    """
+    order = in_seeded_order(cases, seed)
+    units = list(dict.fromkeys(case.case_id or case.name for case in order))
+    choosing = set(units if len(units) < CASES else units[: min(CASES, len(units) // 2)])
+    measured = Measured()
+    tried: dict[str, tuple[str, dict[str, Any]]] = {}
+    for case in (case for case in order if (case.case_id or case.name) in choosing):
+        try:
+            bag, target = bags(case)
+            part = draw_part(bag, seed)
+            tried = tried or find_candidates(models[0], None, n=len(bag))  # the first bag's size will do
+            each = [measure_bag(model, part, tried, target=target, seed=seed) for model in models]
+            measured.add(case, {label: float(np.mean([srgs[label] for srgs in each])) for label in tried})
+        except XmilError:  # the run will say what is wrong with the slide
+            continue
+    if not measured.cases:
+        raise InputError("No case could be used to choose a method; name one in methods=.")
+    srgs = {label: np.array(values) for label, values in measured.srgs.items()}
+    names = [case.name for case in measured.cases]
+    chosen = choose(srgs, tried, names=names, cases=measured.units, seed=seed)
+    verdict = None if len(units) >= CASES else _cross_fitted(chosen, srgs, tried, measured, seed)
+    return RunChoice(chosen, frozenset(choosing), verdict)
+
+
+def _cross_fitted(
+    chosen: Choice, srgs: dict[str, Any], tried: dict[str, Any], measured: Measured, seed: int
+) -> RunVerdict:
+    """The verdict on methods chosen on one half of the cases and measured on the other."""
+    units = measured.units
+    first = set(list(dict.fromkeys(units))[::2])
+    halves = np.array([unit in first for unit in units])
+    values = np.full(len(units), np.nan)
+    for half in (halves, ~halves):
+        if half.any() and not half.all():
+            own = {label: column[half] for label, column in srgs.items()}
+            pick = choose(
+                own, tried, names=[""], cases=[u for u, h in zip(units, half, strict=True) if h], seed=seed
+            )
+            values[~half] = srgs[pick.candidate][~half]
+    others = {label: column for label, column in srgs.items() if label != chosen.candidate}
+    if not np.isfinite(values).all():
+        values = srgs[chosen.candidate]
+    return judge_cohort({chosen.method: values, **others}, units=units, seed=seed)

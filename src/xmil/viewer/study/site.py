@@ -1,0 +1,232 @@
+"""The study in the browser: what a reader may know now, and nothing else, is sent.
+
+The code in a cookie says who asks. All routes are about the one case that is open to that reader: what was
+committed is closed, what comes later is not open yet. Before the first answer is committed nothing of the
+arm, prediction, label, evidence or the slide's name leaves the server.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from xmil._version import __version__
+from xmil.core.errors import InputError
+from xmil.core.task import TASKS
+from xmil.viewer.app import PageSite, guard
+from xmil.viewer.deepzoom import Pictures
+from xmil.viewer.server import Rules
+from xmil.viewer.study.plan import AFTER, BEFORE, Question
+from xmil.viewer.study.readings import PRACTICE, BlindedError, Reading, StaleError, Stored, Study
+
+COOKIE = "xmil-study"
+METHOD = "evidence"  # what every method is called on the page
+
+
+class StudySite(PageSite):
+    """The routes of a study."""
+
+    front = "study.html"
+
+    def __init__(self, study: Study, slides: Path | None = None, *, follow_links: bool = False) -> None:
+        super().__init__()
+        self.study = study
+        self.pictures = Pictures(slides or study.slides, follow_links=follow_links)
+        self.routes = [
+            Route("/", self.page),
+            self._get("/api/state.json", self.state),
+            Route("/api/enter", self.enter, methods=["POST"]),
+            Route("/api/answer", self.store, methods=["POST"]),
+            self._get("/api/slides/{number:int}/evidence-0.bin", self.evidence),
+            self._draw("/tiles/{number:int}/{level:int}/{column:int}_{row:int}.jpeg", self.tile),
+            Route("/{name:path}", self.page),
+        ]
+
+    def arguments(self, request: Request) -> list[Any]:
+        """The reader whose code the cookie holds, if any, then the numbers in the address."""
+        try:
+            reader = self.study.reader(request.cookies.get(COOKIE, ""))
+        except BlindedError:
+            reader = None
+        return [reader, *super().arguments(request)]
+
+    async def enter(self, request: Request) -> Response:
+        """Keep a reader's code in a cookie, which no script can read; an empty one forgets the reader."""
+        codes: list[str] = []
+
+        def check(_: str | None, body: Any) -> dict[str, Any]:
+            code = body.get("code") if isinstance(body, dict) else None
+            if not isinstance(code, str):
+                raise InputError('The body must be {"code": "..."}.')
+            codes.append(code.strip().lower())
+            return self.state(self.study.reader(codes[0]) if codes[0] else None)
+
+        response = await self.answer(request, check, self._reading)
+        if codes[0]:
+            response.set_cookie(COOKIE, codes[0], httponly=True, samesite="strict", max_age=180 * 86400)
+        else:
+            response.delete_cookie(COOKIE)
+        return response
+
+    async def store(self, request: Request) -> Response:
+        """Keep a reader's answers, as a draft or for good; tell where the reader is then."""
+        return await self.answer(request, self._store, self._reading)
+
+    def _store(self, reader: str | None, body: Any) -> dict[str, Any]:
+        name = _known(reader)
+        stored = self.study.stored(name)
+        here = self.study.place(stored)
+        stored = self.study.answer(name, body)
+        state = self.state(name)
+        if here is not None and here != self.study.place(stored):
+            state["label"] = self._label(*here)
+        return state
+
+    def _label(self, reading: Reading, stage: str) -> str | None:
+        """The label, once the last stage of a case is over, where the plan shows it."""
+        last = AFTER if self.study.arm(reading).shows else BEFORE
+        reveal = self.study.plan.reveal
+        shown = reveal == "always" or (reveal == "practice" and reading.kind == PRACTICE)
+        return self.study.case(reading).label if stage == last and shown else None
+
+    def state(self, reader: str | None) -> dict[str, Any]:
+        """Where a reader is: the worklist with its progress, and the case that is open."""
+        about: dict[str, Any] = {"title": self.study.plan.title, "version": __version__, "reader": reader}
+        if reader is None:
+            return about
+        study, stored = self.study, self.study.stored(reader)
+        worklist, here, opens = study.worklist(stored), study.place(stored), study.opens(stored)
+        done = len(worklist) if here is None else here[0].number
+        lines = [
+            {
+                "number": reading.number,
+                "practice": reading.kind == PRACTICE,
+                "part": reading.period + 1,
+                "done": reading.number < done,
+                "seconds": sum(entry["seconds"] for entry in stored["readings"][reading.number].values())
+                if reading.number < done
+                else None,
+            }
+            for reading in worklist
+        ]
+        return {
+            **about,
+            "revision": stored["revision"],
+            "worklist": lines,
+            "parts": study.plan.periods,
+            "opens": None if opens is None else opens.isoformat(),
+            "case": None if here is None or opens is not None else self._case(stored, *here),
+        }
+
+    def _case(self, stored: Stored, reading: Reading, stage: str) -> dict[str, Any]:
+        """The open case, as far as the reader may know it."""
+        study, case, arm = self.study, self.study.case(reading), self.study.arm(reading)
+        picture, fault = self.pictures.describe(case.slide)
+        draft = stored["draft"] or {}
+        if (draft.get("number"), draft.get("stage")) != (reading.number, stage):
+            draft = {}
+        before = stored["readings"][reading.number][BEFORE] if stage == AFTER else None
+        about = picture or {"image": None, "mpp": None, "magnification": None}
+        hidden = dict.fromkeys(("case", "label", "predicted", "correct", "probability"))
+        name = "Practice case" if reading.kind == PRACTICE else "Case"
+        answer = case.answers[study.run_of(arm)]
+        shows = stage == AFTER and arm.prediction
+        return {
+            "number": reading.number,
+            "stage": stage,
+            "practice": reading.kind == PRACTICE,
+            "questions": [_asked(question) for question in study.plan.asked(stage, arm)],
+            "regions": study.plan.regions,
+            "answers": draft.get("answers", {}),
+            "drawn": draft.get("regions", before["regions"] if before else []),
+            "seconds": draft.get("seconds", 0.0),
+            "before": before and before["answers"],
+            "prediction": {"name": answer.predicted, "probability": answer.probability} if shows else None,
+            "info": {
+                **hidden,
+                **about,
+                "key": reading.number,
+                "id": f"{name} {reading.number + 1}",
+                "error": None if fault is None else "The slide of this case cannot be read.",
+                "sets": [self._set(reading)] if stage == AFTER and arm.method is not None else [],
+            },
+        }
+
+    def _set(self, reading: Reading) -> dict[str, Any]:
+        """The scores that the arm shows, without what would name their method."""
+        study, case, arm = self.study, self.study.case(reading), self.study.arm(reading)
+        evidence = study.evidence(case, study.run_of(arm))
+        column = evidence.columns[study.column(case, arm)]
+        task = TASKS["classification"]
+        ends = task.short_ends(column["target"]) if column["signed"] else ("low", "high")
+        shown: dict[str, Any] = {
+            "name": METHOD,
+            "beside": None,
+            "kind": "scores",
+            "method": METHOD,
+            "output": None,
+        }
+        shown |= {"target": column["target"], "signed": column["signed"], "ends": ends}
+        return {
+            "run": 0,
+            "n": evidence.n,
+            "edge": evidence.patch_size,
+            "mpp": evidence.mpp,
+            "placed": evidence.placed,
+            "columns": [{**shown, "audit": None, "made": [], "warnings": []}],
+            "classes": list(study.classes),
+            "logits": [],
+            "probabilities": None,
+            "value": None,
+            "noun": task.noun.capitalize(),
+            "sides": task.sides,
+            "certificate": None,
+            "inside": False,
+            "pairs": False,
+            "concepts": False,
+        }
+
+    def evidence(self, reader: str | None, number: int) -> bytes:
+        """The scores of the open case, once its first answer is committed; as the viewer sends them."""
+        _, reading, stage = self.study.current(_known(reader), number)
+        case, arm = self.study.case(reading), self.study.arm(reading)
+        if stage != AFTER or arm.method is None:
+            raise BlindedError("There is no evidence to show now.")
+        evidence = self.study.evidence(case, self.study.run_of(arm))
+        return evidence.as_bytes(self.study.column(case, arm))
+
+    def tile(self, reader: str | None, number: int, level: int, column: int, row: int) -> bytes:
+        """A Deep Zoom tile of the open case."""
+        _, reading, _ = self.study.current(_known(reader), number)
+        return self.pictures.tile(self.study.case(reading).slide, level, column, row)
+
+
+def _known(reader: str | None) -> str:
+    if reader is None:
+        raise BlindedError("Enter your code first.")
+    return reader
+
+
+def _asked(question: Question) -> dict[str, Any]:
+    return question.model_dump(include={"id", "text", "kind", "options", "steps", "required"})
+
+
+def create_study_app(
+    study: Study, *, slides: Path | None = None, rules: Rules | None = None, follow_links: bool = False
+) -> ASGIApp:
+    """The study behind the viewer's guard; `slides` is where they are now, if not where they were."""
+    site = StudySite(study, slides, follow_links=follow_links)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> Any:
+        yield
+        site.pictures.close()
+
+    return guard(site.routes, lifespan, rules, {BlindedError: 403, StaleError: 409})

@@ -1,0 +1,90 @@
+"""`choose_method` and `method="auto"`: what wins, what stays, and what is recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import xmil
+from xmil.core.errors import InputError, XmilError
+from xmil.evaluate import choose
+
+D = 6
+
+
+class OffSwitch(nn.Module):
+    """Evidence switches a unit off, so that LRP sees the leak alone."""
+
+    def __init__(self, leak: float = 0.05) -> None:
+        super().__init__()
+        self.leak = leak
+
+    def forward(self, x: Tensor) -> Tensor:
+        off = 4 * torch.relu(1 - x[..., :1].relu().mean(dim=1))
+        return 2 - off + self.leak * x[..., 1:2].mean(dim=1)
+
+
+def switching_bag(seed: int) -> Tensor:
+    x = torch.randn(20, D, generator=torch.Generator().manual_seed(seed))
+    x[:, 0] = -1.0
+    x[:4, 0] = 6.0
+    return x
+
+
+def bags(n: int = 6) -> list[Tensor]:
+    return [torch.randn(20, D, generator=torch.Generator().manual_seed(i)) for i in range(n)]
+
+
+def test_lrp_stays_where_it_is_right() -> None:
+    model = xmil.create_model("attnmil", in_dim=D, n_classes=1, dim=8, seed=0)
+    choice = xmil.choose_method(model, bags())
+    assert (choice.method, choice.bags) == ("lrp", [str(i) for i in range(6)])
+    assert choice.table.index[0] == "lrp"
+    assert {"srg", "interval", "p"} <= set(choice.table.columns)
+    assert choice.table["srg"]["lrp"] > 0.02
+
+
+def test_a_method_that_the_model_confirms_wins_where_lrp_fails() -> None:
+    like = [switching_bag(i) for i in range(6)]
+    choice = xmil.choose_method(OffSwitch(), like)
+    assert choice.method == "one_added"
+    assert choice.table["p"]["one_added"] <= 0.05
+    assert choice.table["srg"]["one_added"] > choice.table["srg"]["lrp"] + 0.2
+    e = xmil.explain(OffSwitch(), switching_bag(9), method="auto", target=1, like=like)
+    assert (e.method, e.params["chosen_by"], e.params["chosen_on"]) == ("one_added", "auto", 6)
+    assert set(np.argsort(-e.scores)[:4]) == {0, 1, 2, 3}
+    alone = xmil.explain(OffSwitch(), switching_bag(9), method="one_added", target=1)
+    np.testing.assert_array_equal(e.scores, alone.scores)
+
+
+def test_one_bag_is_little_to_choose_by() -> None:
+    e = xmil.explain(OffSwitch(), switching_bag(0), method="auto", target=1)
+    assert e.method == "one_added"
+    assert any("one bag is little" in line for line in e.warnings)
+
+
+def test_noise_changes_nothing() -> None:
+    """Gains without a trend, or smaller than 0.01, leave the first candidate; cases count once."""
+    rng, tried = np.random.default_rng(0), {"lrp": ("lrp", {}), "one_added": ("one_added", {})}
+    base = rng.uniform(0.2, 0.6, 12)
+
+    def chosen(gain: np.ndarray, cases: object = range(12)) -> str:
+        srgs = {"lrp": base, "one_added": base + gain}
+        return choose(srgs, tried, names=list(map(str, range(12))), cases=list(cases)).method
+
+    assert chosen(rng.normal(0, 0.1, 12)) == "lrp"
+    assert chosen(np.full(12, 0.005)) == "lrp"
+    assert chosen(rng.normal(0.1, 0.02, 12)) == "one_added"
+    assert chosen(rng.normal(0.04, 0.001, 12), cases=["a"] * 6 + ["b"] * 6) == "lrp"
+
+
+def test_bad_arguments() -> None:
+    model = xmil.create_model("meanpool", in_dim=D, n_classes=2, seed=0)
+    with pytest.raises(XmilError, match="bags"):
+        xmil.choose_method(model, [])
+    with pytest.raises(InputError, match="lpr"):
+        xmil.choose_method(model, bags(), candidates=["lrp", "lpr"])
+    with pytest.raises(InputError, match="like="):
+        xmil.explain(model, bags()[0], like=bags())

@@ -1,0 +1,139 @@
+"""The verdict with every run, its cases and its words; `--methods auto` and what a resumed run keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import xmil
+from xmil.cli._app import run
+from xmil.methods import METHODS, Attributions, register_method
+
+D, N = 6, 20
+
+
+def model() -> xmil.models.MILModel:
+    """Reads the first feature, strongly."""
+    net = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=8, seed=0)
+    with torch.no_grad():
+        net.instance[0][0].weight[:, 0] += 1.0
+        net.classifier.weight[1] += 3.0
+        net.classifier.weight[0] -= 3.0
+        net.classifier.bias.copy_(torch.tensor([6.0, -6.0]))
+    return net
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 slides of 10 cases."""
+    folder = tmp_path_factory.mktemp("cohort")
+    (folder / "features").mkdir()
+    rows = ["slide_id,case_id"]
+    for i in range(20):
+        x = 0.3 * np.random.default_rng(i).normal(size=(N, D)).astype(np.float32)
+        x[: 4 + i % 3, 0] += 2.0
+        xmil.write_bag(xmil.Bag(x, slide_id=f"s{i:02d}"), folder / "features" / f"s{i:02d}.h5")
+        rows.append(f"s{i:02d},c{i // 2}")
+    (folder / "cohort.csv").write_text("\n".join(rows) + "\n")
+    xmil.save_model(model(), folder / "m.safetensors")
+    return folder
+
+
+def explained(cohort: Path, out: Path, **options: object) -> xmil.Run:
+    options = {"cohort": cohort / "cohort.csv", "target": ["1"], **options}
+    return xmil.explain_slides(cohort / "m.safetensors", cohort / "features", out=out, **options)
+
+
+def test_a_run_says_that_its_maps_are_better_than_random(cohort: Path, tmp_path: Path) -> None:
+    done = explained(cohort, tmp_path / "run")
+    verdict = done.verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.method, verdict.orders) == ("better", "lrp", 999)
+    assert sorted(verdict.cases) == [f"c{i}" for i in range(10)]
+    assert verdict.table["srg"]["lrp"] > 0.05
+    assert verdict.table["low"]["lrp"] > 0
+    assert "one_added" in verdict.table.index
+    assert verdict.sentence.startswith("xMIL-LRP finds what the model uses: SRG 0.")
+    stored = json.loads((done.path / "run.json").read_text())["verdict"]
+    assert stored == json.loads(json.dumps(verdict.as_dict()))
+
+
+def test_the_srg_of_a_verdict_is_the_mean_over_cases(cohort: Path, tmp_path: Path) -> None:
+    done = explained(cohort, tmp_path / "run", check="all")
+    net, by_case = xmil.load_model(cohort / "m.safetensors"), {}
+    for i in range(20):
+        e = done.explanation(f"s{i:02d}", method="lrp")
+        bag = xmil.read_bag(cohort / "features" / f"s{i:02d}.h5")
+        flips = xmil.Flips(net, bag, target=e.target)
+        own = flips.gains(np.argsort(-e.scores, kind="stable")[None], steps=10)
+        by_case.setdefault(i // 2, []).append(float(own[0]))
+    assert done.verdict is not None
+    assert done.verdict.table["srg"]["lrp"] == pytest.approx(
+        np.mean([np.mean(own) for own in by_case.values()]), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize(("check", "cases"), [("3", 3), ("none", None)])
+def test_check_says_how_many_cases(cohort: Path, tmp_path: Path, check: str, cases: int | None) -> None:
+    verdict = explained(cohort, tmp_path / "run", check=check).verdict
+    if cases is None:
+        assert verdict is None
+    else:
+        assert verdict is not None
+        assert (verdict.kind, len(verdict.cases)) == ("cannot tell", cases)
+        assert "8 are needed" in verdict.sentence
+
+
+def test_maps_that_know_nothing_or_the_opposite_are_called_so(cohort: Path, tmp_path: Path) -> None:
+    @register_method("backwards", signed=True, cost="1")
+    def backwards(network, x, question) -> Attributions:  # type: ignore[no-untyped-def]
+        result = METHODS["single"].run(network, x, question)
+        for a in result.of:
+            object.__setattr__(a, "scores", -a.scores)
+        return result
+
+    try:
+        worse = explained(cohort, tmp_path / "worse", methods=["backwards"]).verdict
+    finally:
+        METHODS._entries.pop("backwards")
+    assert worse is not None
+    assert worse.kind == "worse"
+    assert "one_added does better" in worse.sentence or "lrp does better" in worse.sentence
+    chance = explained(cohort, tmp_path / "random", methods=["random"]).verdict
+    assert chance is not None
+    assert chance.kind == "no better"
+
+
+def test_auto_chooses_keeps_its_choice_and_is_judged_on_other_cases(cohort: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    one = [str(cohort / "features")]
+    done = xmil.explain_slides(cohort / "m.safetensors", one[0], out=out, methods=["auto"], target=["1"])
+    about = json.loads((out / "run.json").read_text())
+    choice = about["choice"]
+    assert about["methods"] == [choice["method"]]
+    assert len(choice["cases"]) == 10  # half of 20 slides, each its own case
+    assert done.verdict is not None
+    assert not set(done.verdict.cases) & set(choice["cases"])
+    (out / "slides" / "s03.parquet").unlink()
+    again = xmil.explain_slides(cohort / "m.safetensors", one[0], out=out, methods=["auto"], target=["1"])
+    assert json.loads((out / "run.json").read_text())["choice"] == choice
+    assert again.explanation("s03").method == choice["method"]
+
+
+def test_auto_with_few_cases_is_cross_fitted(cohort: Path, tmp_path: Path) -> None:
+    done = explained(cohort, tmp_path / "run", methods=["auto"])
+    assert done.verdict is not None
+    assert done.verdict.kind == "better"
+    assert len(done.verdict.cases) == 10
+
+
+def test_the_screen_has_one_line(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = ["--model", str(cohort / "m.safetensors"), "--features", str(cohort / "features")]
+    assert run(["explain", *paths, "--target", "1", "--out", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.count("finds what the model uses: SRG") == 1
+    assert run(["explain", *paths, "--check", "some", "--out", str(tmp_path / "other")]) == 2
+    assert "--check" in capsys.readouterr().err

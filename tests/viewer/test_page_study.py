@@ -1,0 +1,103 @@
+"""A study in the browser: readers at once by keys alone, killed and resumed; axe; what is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.viewer.reading_room import TISSUE, Simulated, write_cases
+from tests.viewer.study_pages import READY, AtThePage, read_in_turns, serving
+from tests.viewer.test_page_access import AXE, VIOLATIONS
+from xmil.viewer.study import Study, make_study
+from xmil.viewer.study.analysis import analyse
+from xmil.viewer.study.plan import make_plan
+
+READERS = [
+    Simulated("anna", 1.0, pulled=1.0, corrected=1.0),
+    Simulated("ben", 0.0, pulled=0.0, corrected=1.0),
+]
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    monkeypatch.setenv("XMIL_SYNC", "0")
+    run, slides = write_cases(tmp_path, 5, edge=TISSUE)
+    settings = {"readers": ["anna", "ben"], "practice": 1, "washout_days": 0.0, "repeats": 1}
+    return make_study([run], slides=slides, plan=make_plan(settings), out=tmp_path / "study")
+
+
+def test_readers_who_were_killed_and_resumed_are_found_again_in_the_report(
+    browser: Any, study: Study
+) -> None:
+    read_in_turns(browser, study, READERS, killed_at=3)
+    findings = analyse(study)
+    values = {(e.measure, e.arm, e.stage, e.reader): e.value.estimate for e in findings.estimates}
+    wrong = sum(not case.answers["run"].is_right(case.label) for case in study.cases)
+    assert 0 < wrong < 4
+    assert values["accuracy", "tissue", "before", "anna"] == 1.0
+    assert values["accuracy", "lrp", "before", "ben"] == 0.0
+    assert values["accuracy", "lrp", "after", "anna"] == (4 - wrong) / 4  # follows the model into its faults
+    assert values["accuracy", "lrp", "after", "ben"] == (4 - wrong) / 4  # and out of the reader's own
+    assert values["over-reliance", "lrp", "after", "anna"] == 1.0
+    assert values["correction", "lrp", "after", "ben"] == 1.0
+    assert values["kappa", "tissue", "before", "anna and ben"] == pytest.approx(-1.0)
+    assert values["region auroc", "lrp", "before", "anna"] > 0.95
+    marked = {row["marked"] for row in findings.regions}
+    assert marked == {6}  # the block that was drawn by hand
+    assert all(row["seconds"] >= 0 for row in findings.readings)
+    assert len(findings.readings) == 2 * (1 + 4 + 4 + 1) + sum(
+        row["stage"] == "after" for row in findings.readings
+    )
+
+
+def test_the_page_says_nothing_that_the_server_did_not(browser: Any, study: Study) -> None:
+    """Everything that came over the wire before the first answer: the page's files, the state, tiles."""
+    with serving(study) as (url, _):
+        desk = AtThePage(browser, study, READERS[0])
+        asked: list[str] = []
+        desk.page.on("request", lambda request: asked.append(request.url.removeprefix(url).split("?")[0]))
+        desk.enter(url)
+        desk.page.wait_for_function(
+            "() => window.study.reading.pane.viewer.world.getItemAt(0).getFullyLoaded()"
+        )
+        api = {name for name in asked if name.startswith("api/")}
+        assert api == {"api/state.json", "api/enter"}
+        assert all(name.startswith("tiles/0/") for name in asked if name.startswith("tiles/"))
+        status = desk.page.evaluate("async () => (await fetch('api/slides/0/evidence-0.bin')).status")
+        assert status == 403
+        assert desk.page.evaluate("() => document.cookie") == ""
+        desk.faults.clear()  # the refusal that was asked for
+        desk.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_and_a_phone_shows_the_slide(browser: Any, study: Study, scheme: str) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed (npm --prefix page ci)")
+    with serving(study) as (url, _):
+        desk = AtThePage(browser, study, READERS[0], color_scheme=scheme)
+        page, found = desk.page, {}
+        page.goto(url)
+        page.get_by_label("Your code").wait_for()
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found["door"] = page.evaluate(VIOLATIONS)
+        page.get_by_label("Your code").fill(study.codes["anna"])
+        page.keyboard.press("Enter")
+        page.wait_for_function(READY)
+        found["before"] = page.evaluate(VIOLATIONS)
+        page.keyboard.press("w")
+        found["worklist"] = page.evaluate(VIOLATIONS)
+        page.keyboard.press("Escape")
+        while page.evaluate("() => window.study.reading.open.stage") == "before":
+            desk.step()
+        found["after"] = page.evaluate(VIOLATIONS)
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
+        box = page.locator(".stage").bounding_box()
+        assert box is not None
+        assert box["height"] > 250
+        found["phone"] = page.evaluate(VIOLATIONS)
+        desk.close()
+    assert {place: broken for place, broken in found.items() if broken} == {}

@@ -1,0 +1,191 @@
+"""A study over HTTP: what is hidden is not sent, only the open case is answered for, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.viewer.asking import Answer, ask
+from tests.viewer.reading_room import CLASSES, Simulated, answers_to, commit, read_all, study_of
+from xmil.viewer.study import Study, open_study
+from xmil.viewer.study.site import COOKIE, create_study_app
+
+ARMS = [{"name": "secret-plain"}, {"name": "secret-shown", "method": "lrp", "prediction": True}]
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XMIL_SYNC", "0")
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    return study_of(tmp_path, n=4, arms=ARMS, repeats=1)
+
+
+def get(app: Any, study: Study, target: str, reader: str = "anna") -> Answer:
+    return ask(app, target, headers={"cookie": f"{COOKIE}={study.codes[reader]}"})
+
+
+def post(
+    app: Any, study: Study, body: dict[str, Any], reader: str = "anna", target: str = "/api/answer"
+) -> Answer:
+    headers = {"content-type": "application/json", "cookie": f"{COOKIE}={study.codes[reader]}"}
+    return ask(app, target, method="POST", headers=headers, body=json.dumps(body).encode())
+
+
+def committed(study: Study, state: dict[str, Any], diagnosis: str = "tumour") -> dict[str, Any]:
+    """The body that commits the open case."""
+    case = state["case"]
+    given = {"diagnosis": diagnosis, "confidence": 3, "sense": 4}
+    answers = {q["id"]: given[q["id"]] for q in case["questions"] if q["id"] in given}
+    about = {"revision": state["revision"], "number": case["number"], "stage": case["stage"]}
+    return {**about, "answers": answers, "seconds": 5, "commit": True}
+
+
+def everything(app: Any, study: Study, reader: str) -> list[tuple[str, int, bytes]]:
+    """All that the server says to a reader now, whatever the reader asks for."""
+    n = len(study.deal(reader))
+    targets = ["/api/state.json"]
+    for number in range(n + 1):
+        targets += [f"/api/slides/{number}/evidence-{run}.bin" for run in (0, 1)]
+        targets += [f"/tiles/{number}/8/0_0.jpeg", f"/api/slides/{number}/slide.json"]
+    targets += [
+        "/api/run.json",
+        "/study.json",
+        "/readers.csv",
+        f"/readers/{reader}.json",
+        "/api/openapi.json",
+    ]
+    answers = [(target, get(app, study, target, reader)) for target in targets]
+    return [(target, answer.status, answer.body) for target, answer in answers]
+
+
+def twist(study: Study, folder: Path) -> Study:
+    """The same study with other labels, predictions, evidence and arms."""
+    shutil.copytree(study.folder, folder)
+    about = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    for case in (*about["practice"], *about["cases"]):
+        case["label"] = CLASSES[1 - CLASSES.index(case["label"])]
+        for answer in case["answers"].values():
+            answer |= {"predicted": CLASSES[1 - CLASSES.index(answer["predicted"])], "probability": 0.6}
+    about["plan"]["arms"] = [
+        {"name": "other", "prediction": True},
+        {"name": "another", "method": "attention", "target": "benign"},
+    ]
+    (folder / "study.json").write_text(json.dumps(about), encoding="utf-8")
+    files = sorted((folder / "evidence" / "run").iterdir())
+    contents = [path.read_bytes() for path in files]
+    for path, content in zip(files, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(content)
+    return open_study(folder)
+
+
+def test_before_the_first_answer_nothing_depends_on_what_is_hidden(study: Study, tmp_path: Path) -> None:
+    """A study with another truth, model, evidence and arms sends the very same bytes."""
+    other = twist(study, tmp_path / "other")
+    for reader in study.readers:
+        sent = everything(create_study_app(study), study, reader)
+        assert sent == everything(create_study_app(other), other, reader)
+        served = {target for target, status, _ in sent if status == 200}
+        assert served == {"/api/state.json", "/tiles/0/8/0_0.jpeg"}
+
+
+def test_a_reader_never_learns_arm_method_slide_or_label(study: Study) -> None:
+    app, seen = create_study_app(study), []
+    while (state := get(app, study, "/api/state.json").json)["case"] is not None:
+        seen += [body for _, status, body in everything(app, study, "anna") if status != 404]
+        answer = post(app, study, committed(study, state))
+        assert answer.status == 200
+        reading = study.deal("anna")[state["case"]["number"]]
+        is_last = state["case"]["stage"] == ("after" if study.arm(reading).shows else "before")
+        label = study.case(reading).label if reading.kind == "practice" and is_last else None
+        assert answer.json.get("label") == label
+        seen.append(answer.body)
+    text = b"".join(seen)
+    for secret in ("secret", "lrp", "attention", "case-0", "patient", "repeat", str(study.folder)):
+        assert secret.encode() not in text, secret
+
+
+def test_evidence_and_prediction_come_after_the_first_answer(study: Study) -> None:
+    app = create_study_app(study)
+    state = get(app, study, "/api/state.json").json
+    stages = {}
+    while state["case"] is not None:
+        case = state["case"]
+        reading = study.deal("anna")[case["number"]]
+        evidence = get(app, study, f"/api/slides/{case['number']}/evidence-0.bin")
+        if case["stage"] == "before":
+            assert (case["prediction"], case["info"]["sets"], evidence.status) == (None, [], 403)
+        else:
+            own = study.case(reading)
+            scores = study.evidence(own, "run").scores[study.column(own, study.arm(reading))]
+            assert case["prediction"] == {"name": own.answers["run"].predicted, "probability": 0.9}
+            assert case["before"]["diagnosis"] == "tumour"
+            sent = np.frombuffer(evidence.body, dtype="<f4")[-len(scores) :]
+            np.testing.assert_array_equal(sent, scores)
+        stages[case["number"]] = case["stage"]
+        state = post(app, study, committed(study, state)).json
+    assert set(stages.values()) == {"before", "after"}
+    assert [line["done"] for line in state["worklist"]] == [True] * len(stages)
+
+
+def test_drafts_and_commits_are_refused_out_of_turn(study: Study) -> None:
+    app = create_study_app(study)
+    state = get(app, study, "/api/state.json").json
+    body = committed(study, state)
+    assert post(app, study, {**body, "stage": "after"}).status == 409
+    assert post(app, study, {**body, "number": 1}).status == 409
+    assert post(app, study, {**body, "revision": 7}).status == 409
+    assert post(app, study, {**body, "answers": {}}).status == 400
+    assert post(app, study, {**body, "answers": {"diagnosis": "x"}}).status == 400
+    assert post(app, study, {**body, "seconds": "soon"}).status == 400
+    assert post(app, study, {**body, "regions": [{"type": "Point"}]}).status == 400
+    headers = {"content-type": "application/json"}
+    assert ask(app, "/api/answer", method="POST", headers=headers, body=b"{}").status == 403
+    assert ask(app, "/api/state.json").json == {
+        "title": "Reading study",
+        "version": state["version"],
+        "reader": None,
+    }
+    draft = post(app, study, {**body, "commit": False, "answers": {"confidence": 2}}).json
+    assert draft["case"]["answers"] == {"confidence": 2}
+    assert post(app, study, body).status == 409  # drawn over an older state
+    assert post(app, study, {**body, "revision": draft["revision"]}).status == 200
+
+
+def test_a_code_opens_one_readers_list(study: Study) -> None:
+    app = create_study_app(study)
+    entered = post(app, study, {"code": f" {study.codes['ben'].upper()} "}, target="/api/enter")
+    assert entered.json["reader"] == "ben"
+    assert "HttpOnly" in entered.headers["set-cookie"]
+    assert post(app, study, {"code": "guess"}, target="/api/enter").status == 403
+    assert post(app, study, {"code": 3}, target="/api/enter").status == 400
+
+
+def test_a_server_that_is_killed_loses_no_answer(study: Study) -> None:
+    """Answers are whole on disk when they are acknowledged: a process that dies at once leaves them all."""
+    code = (
+        "import os, sys; from tests.viewer.reading_room import commit, answers_to;"
+        "from xmil.viewer.study import open_study; s = open_study(sys.argv[1]);\n"
+        "for _ in range(3):\n"
+        "    stored, reading, stage = s.current('anna')\n"
+        "    commit(s, 'anna', answers_to(s, reading, stage, 'benign'))\n"
+        "os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(study.folder)], env={**os.environ}, check=False)
+    assert done.returncode == 9
+    stored = open_study(study.folder).stored("anna")
+    assert stored["revision"] == 3
+    assert sum(map(len, stored["readings"])) == 3
+    commit(study, "anna", answers_to(study, *study.current("anna")[1:], "benign"))
+    read_all(study, Simulated("anna", 0.9))
+    assert study.place(study.stored("anna")) is None
