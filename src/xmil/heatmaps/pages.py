@@ -37,6 +37,8 @@ td small { display: block; color: var(--dim); max-width: 24rem; }
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; }
 pre { overflow-x: auto; padding: .7rem; background: var(--soft); font-size: .82rem; }
 nav a { margin-right: 1rem; color: inherit; }
+@media (max-width: 40rem) { table { display: block; overflow-x: auto; } th, td { padding: .25rem .4rem; }
+  th, td, .words td:first-child, .figures td { white-space: normal; overflow-wrap: anywhere; } }
 @media print { body { max-width: none; } h2 { break-after: avoid; } }
 """
 
