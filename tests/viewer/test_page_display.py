@@ -146,7 +146,7 @@ def test_no_verdict_on_evidence_that_was_not_measured(browser: Any, url: str, ma
         page.locator("select[name=target]").select_option(other)
         page.keyboard.press("3")
         panel = page.locator(".panel")
-        expect_text(panel, f"only the evidence for {said['target']} was measured")
+        expect_text(panel, f"only the evidence for {said['target']} was tested")
         expect_count(panel.locator(".verdict-line"), 0)
         expect_text(panel, f"All methods, evidence for {said['target']}")
         panel.locator("[data-action=measured]").click()

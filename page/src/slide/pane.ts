@@ -54,6 +54,7 @@ export class Pane {
   private readonly ruler = el("div", { class: "ruler" });
   private readonly minimap = el("div", { class: "minimap" });
   private homed = true; // whether the whole slide is in view, and stays so where the window changes
+  private leaving = false; // on the way to a part of it
   private size = { width: 0, height: 0 };
   private readonly map = el("canvas", { class: "evidence" });
   private readonly painting = new Painting();
@@ -283,7 +284,9 @@ export class Pane {
   private watchHome(): void {
     if (!this.viewer.isOpen()) return;
     const { x: width, y: height } = this.viewer.viewport.getContainerSize();
-    if (width === this.size.width && height === this.size.height) this.homed = this.showsWhole();
+    const whole = this.showsWhole();
+    if (!whole) this.leaving = false;
+    if (width === this.size.width && height === this.size.height) this.homed = whole && !this.leaving;
     else if (this.homed) this.home(true);
     this.size = { width, height };
   }
@@ -291,6 +294,7 @@ export class Pane {
   /** Something else than the whole slide is about to be shown. */
   leaveHome(): void {
     this.homed = false;
+    this.leaving = true;
   }
 
   /** Whether the view is of the whole slide. */
