@@ -53,6 +53,12 @@ const SEQUENTIAL: Record<string, Rgb[]> = {
   prgn: hex("000004 1b0c41 4a0c6b 781c6d a52c60 cf4446 ed6925 fb9b06 fcffa4"),
 };
 
+/** The names of the colours of evidence against and for. */
+export function colourNames(id: string): [string, string] {
+  const [positive, negative] = (PALETTES.find((p) => p.id === id) ?? PALETTES[0]).name.split(" – ");
+  return [negative[0].toUpperCase() + negative.slice(1), positive];
+}
+
 /** RGB at LAST + 1 steps, from the most negative (or zero) to the most positive. */
 export function rgbTable(id: string, signed: boolean): Uint8Array {
   const palette = PALETTES.find((p) => p.id === id) ?? PALETTES[0];
@@ -87,17 +93,20 @@ function mix(stops: Rgb[], t: number): Rgb {
   return [0, 1, 2].map((c) => Math.round(stops[i][c] * (1 - f) + stops[i + 1][c] * f)) as Rgb;
 }
 
-/** Classes that are offered; their colours can be told apart with deuteranopia and protanopia. */
+/** Classes that are offered; none has the red or blue of evidence, and all can be told apart with deuteranopia and protanopia. */
 export const KINDS: { name: string; colour: Rgb }[] = [
-  { name: "Tumor", colour: [200, 30, 0] },
-  { name: "Stroma", colour: [0, 158, 115] },
-  { name: "Immune cells", colour: [150, 60, 150] },
-  { name: "Necrosis", colour: [50, 50, 50] },
-  { name: "Normal", colour: [0, 90, 200] },
-  { name: "Artefact", colour: [120, 190, 240] },
-  { name: "Other", colour: [240, 215, 40] },
+  { name: "Tumor", colour: [245, 190, 0] },
+  { name: "Stroma", colour: [0, 130, 95] },
+  { name: "Immune cells", colour: [165, 75, 215] },
+  { name: "Necrosis", colour: [45, 45, 45] },
+  { name: "Normal", colour: [165, 220, 120] },
+  { name: "Artefact", colour: [140, 90, 20] },
+  { name: "Other", colour: [205, 205, 215] },
 ];
 
-export function colourOf(kind: string): Rgb {
-  return KINDS.find((known) => known.name === kind)?.colour ?? [120, 120, 120];
+/** Colours for classes of one's own, in turn. */
+export const SPARE: Rgb[] = [[95, 120, 0], [215, 160, 230], [110, 70, 60], [235, 215, 130], [70, 40, 110], [120, 170, 140]];
+
+export function colourOf(kind: string, own: readonly { name: string; colour: Rgb }[] = []): Rgb {
+  return [...KINDS, ...own].find((known) => known.name === kind)?.colour ?? [120, 120, 120];
 }

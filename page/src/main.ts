@@ -2,6 +2,7 @@
 
 import { button, el, put } from "./dom";
 import { AgreementView } from "./cohort/agreement";
+import { takeNames } from "./words";
 import { Cohort } from "./cohort/list";
 import { WallView } from "./cohort/wall";
 import { CompareView } from "./compare/compare";
@@ -84,12 +85,12 @@ async function route(): Promise<void> {
   if (!run) return;
   if (address) await openSlide(address.slide);
   else if (both) await openBoth(both);
-  else if (location.hash === "#/wall" && run.live) showPage(new WallView(run).element);
+  else if (location.hash === "#/wall") showPage(new WallView(run, page).element);
   else if (location.hash === "#/agreement" && run.live) showPage(new AgreementView(run).element);
   else showList(run);
   drawBar();
   const opened = handle.view;
-  const title = opened ? (opened.info?.id ?? "Slide") : both ? both.slides.join(" beside ") : run.name;
+  const title = opened ? (opened.info?.id ?? "Slide") : both ? both.slides.join(" and ") : run.name;
   document.title = `${title} – xmil`;
 }
 
@@ -194,6 +195,7 @@ async function start(): Promise<void> {
   drawBar();
   try {
     run = await getRun();
+    takeNames(run);
   } catch (error) {
     return put(content, problem((error as Error).message));
   }

@@ -33,8 +33,27 @@ export function formatPercent(share: number, digits = 1): string {
   return `${(100 * share).toFixed(digits)} %`;
 }
 
+const known: { methods: Record<string, string>; parts: Record<string, string> } = { methods: {}, parts: {} };
+
+/** Takes the names that every picture and page uses from the run. */
+export function takeNames({ methods, parts }: { methods?: Record<string, string>; parts?: Record<string, string> }): void {
+  Object.assign(known, { methods: methods ?? {}, parts: parts ?? {} });
+}
+
+/** A method as readers know it; what follows its name, as in "lrp (spread)", stays. */
+export function methodName(id: string): string {
+  const base = /^[^ :]+/.exec(id)?.[0] ?? "";
+  return Object.hasOwn(known.methods, base) ? known.methods[base] + id.slice(base.length) : id;
+}
+
+/** The parts of the explained output, in their order, as readers know them. */
+export function partNames(): [string, string][] {
+  return Object.entries(known.parts);
+}
+
 /** Labels that stand in several places. */
 export const WORDS = {
+  account: "Where the output comes from",
   cancel: "Cancel",
   clear: "Clear",
   copyLink: "Copy link",
@@ -46,8 +65,9 @@ export const WORDS = {
   label: "Label",
   method: "Method",
   none: "None.",
-  otherSlide: "Another slide beside this one",
+  compareSlides: "Compare with another slide",
   prediction: "Prediction",
+  strongest: "Strongest patches across slides",
   remove: "Remove",
   run: "Run",
   showMore: "Show more",

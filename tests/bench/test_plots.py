@@ -16,12 +16,13 @@ from xmil.bench import (
     bag_auroc,
     clearest_bag,
     colour_tiles,
+    colours,
     draw_all,
     load_instances,
     probabilities,
     summarise,
 )
-from xmil.heatmaps import method_colour
+from xmil.heatmaps import SIGNED, Scale, method_colour
 
 
 def test_bars_and_bags_are_drawn_without_images_and_with_them(tmp_path):
@@ -62,9 +63,13 @@ def test_tiles_are_red_for_and_blue_against_and_dark_where_there_is_ink():
     assert (picture[edge:, 2 * edge :] == 1).all()  # nothing after the last digit
 
 
-def test_scores_without_a_sign_are_shades_of_one_colour():
-    picture = colour_tiles(np.zeros((2, 2, 2)), np.array([0.1, 0.3]), signed=False)
-    assert picture[0, 0].sum() > picture[0, 5].sum()
+@pytest.mark.parametrize(("signed", "scores"), [(True, [-0.3, 0.0, 0.2]), (False, [0.1, 0.2, 0.3])])
+def test_tiles_have_the_colours_of_heatmaps(signed, scores):
+    limit = 0.3
+    painted = Scale(-limit if signed else 0.1, limit, signed, SIGNED if signed else "viridis").paint(scores)
+    np.testing.assert_allclose(colours(np.array(scores), signed=signed, depth=1.0), painted[:, :3] / 255)
+    pale = colours(np.array(scores), signed=signed, depth=0.5)
+    np.testing.assert_allclose(pale, 0.5 + painted[:, :3] / 510)
 
 
 def test_colours_of_methods_that_share_a_plot_differ():

@@ -69,6 +69,73 @@ def test_sets_are_those_of_exhaustive_search(name: str, params: dict[str, int], 
                 assert len(found.instances) == found.upper
 
 
+@torch.no_grad()
+def flipping_sets(model: nn.Module, bag: Tensor, size: int) -> dict[tuple[int, ...], float]:
+    """Every set of a size whose removal changes the prediction, and how far past the boundary it goes."""
+    decided = int(model(bag.unsqueeze(0)).argmax())
+    sets = {}
+    for chosen in combinations(range(len(bag)), size):
+        rest = [i for i in range(len(bag)) if i not in chosen]
+        logits = model(bag[rest].unsqueeze(0))[0]
+        others = max(float(value) for k, value in enumerate(logits) if k != decided)
+        if int(logits.argmax()) != decided:
+            sets[chosen] = others - float(logits[decided])
+    return sets
+
+
+@pytest.mark.parametrize(("name", "params"), [MODELS[0], MODELS[4], MODELS[7]])
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_equally_small_sets_are_counted_and_the_strongest_is_given(
+    name: str, params: dict[str, int], shift: float
+) -> None:
+    for seed in range(3):
+        model, bag = model_of(name, params, seed=seed), bag_of(9, seed) + shift
+        found = xmil.minimal_set(model, bag)
+        if found.upper is None or found.instances is None:
+            continue
+        sets = flipping_sets(model, bag, found.upper)
+        assert (found.equal, found.all_equal) == (len(sets), True)
+        assert sets[tuple(found.instances.tolist())] == pytest.approx(max(sets.values()), abs=1e-5)
+        assert found.as_dict()["equal"] == len(sets)
+
+
+def test_a_prediction_on_the_boundary_is_not_laid_to_one_patch() -> None:
+    """27 of 30 single removals change it: any one of them would do."""
+
+    class Votes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            total = x[..., 0].sum(dim=1)
+            return torch.stack([torch.zeros_like(total), total], dim=1)
+
+    votes = torch.full((30, 1), 1.0)
+    votes[27:] = -8.9  # 27 - 26.7 = 0.3: less than any of the 27 gives
+    votes[4] = 1.2
+    found = xmil.minimal_set(Votes(), votes, target=1, returns="logit")
+    assert (found.upper, found.equal, found.all_equal) == (1, 27, True)
+    assert found.instances is not None
+    assert found.instances.tolist() == [4]
+    assert "27 of 30" in str(found.caution)
+    assert "27 sets" in found.sentence
+    clear = xmil.minimal_set(Votes(), torch.tensor([[3.0], [-1.0], [-1.0]]), target=1, returns="logit")
+    assert (clear.equal, clear.caution) == (1, None)
+
+
+def test_a_count_that_is_not_complete_says_so() -> None:
+    bag = torch.cat([torch.full((300, 1), 1.0), torch.full((300, 1), -0.98)])
+
+    class Votes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            total = x[..., 0].sum(dim=1)
+            return torch.stack([torch.zeros_like(total), total], dim=1)
+
+    found = xmil.minimal_set(Votes(), bag, target=1, evaluations=20_000, returns="logit")
+    assert found.upper is not None
+    assert found.upper > 1
+    assert found.equal > 1
+    assert not found.all_equal
+    assert "at least" in found.sentence
+
+
 def test_a_transformer_as_well() -> None:
     model, bag = model_of("transmil", {"dim": 16}, seed=2), bag_of(6, 2)
     found = xmil.minimal_set(model, bag, target=1)
@@ -147,10 +214,9 @@ def test_a_foreign_module_and_its_known_answer() -> None:
     assert (flip.lower, flip.upper, keep.lower, keep.upper) == (3, 3, 3, 3)
     assert flip.instances is not None
     assert set(flip.instances) <= {1, 4, 6, 9, 10}
-    assert flip.sentence == "The smallest set of patches whose removal flips the decision on 1 has 3 of 12."
+    assert (flip.equal, flip.all_equal, flip.caution) == (10, True, None)  # any 3 of the 5
     loose = replace(flip, lower=2)
-    assert loose.sentence.startswith("The smallest set found of patches whose removal flips")
-    assert loose.sentence.endswith("has 3 of 12; a smaller one, of 2 or more, is not ruled out.")
+    assert (flip.exact, loose.exact) == (True, False)
     assert flip.as_dict()["instances"] == flip.instances.tolist()
 
 

@@ -55,7 +55,7 @@ def test_html_shows_picture_account_and_warnings() -> None:
     assert "data:image/png;base64," in page
     assert "A &lt;share&gt; was cut." in page
     heads = re.findall("<th>(.*?)</th>", page)
-    assert heads == ["output", "instances", "bias", "other"]
+    assert heads == ["Output", "Patches", "Bias", "Unexplained"]
 
 
 def test_warnings_are_a_list_and_survive_the_file(tmp_path) -> None:

@@ -18,7 +18,7 @@ import xmil
 from tests.slides.squares import boxes_of, colours, explanation, grid, write_tiff
 from xmil.core.errors import XmilError
 from xmil.core.task import Target
-from xmil.heatmaps import Caption, Picture, Scale, blend, ends, extremes, subtitle
+from xmil.heatmaps import Caption, Picture, Scale, beyond_scale, blend, ends, extremes, subtitle
 from xmil.heatmaps.panel import (
     DPI,
     WIDEST,
@@ -121,7 +121,7 @@ def test_what_a_panel_says(slide, several):
     for wanted in (
         "s1",
         "Slide",
-        "xMIL-LRP",
+        "LRP",
         "for HPV+",
         "Attention",
         "supports HPV+",
@@ -141,7 +141,9 @@ def test_patches_beyond_the_scale_are_told(several):
     tailed = replace(several[0], scores=scores.astype(np.float32))
     reds = Scale.of(scores, signed=True).paint(scores[scores > 1])
     assert (reds == reds[0]).all()
-    told = "20 % of patches beyond the scale, at full colour; clip none shows all"
+    told = beyond_scale(0.2, Scale.of(scores, signed=True).times_beyond(scores))
+    assert "20 % of patches" in told
+    assert "times the scale" in told
     for kind in ("overlay", "panel"):
         figure = xmil.heatmap(tailed, picture=kind, size=300)
         check_layout(figure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -85,10 +86,15 @@ def served(collection: Any, models: list[Path] | None = None, *, port: int = 0) 
 
 
 @contextmanager
-def opened(browser: Any, url: str, *, expect_errors: bool = False, **options: Any) -> Iterator[Any]:
-    """A page; what its console complains about fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
+def opened(
+    browser: Any, url: str, *, expect_errors: bool = False, reader: str | None = "reader", **options: Any
+) -> Iterator[Any]:
+    """A page of a reader who has given a name; what its console complains about fails the test."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     context.add_init_script(WATCHED)
+    if reader is not None:
+        kept = json.dumps(json.dumps(reader))
+        context.add_init_script(f"try {{ localStorage['xmil:reader'] ??= {kept}; }} catch {{}}")
     page = context.new_page()
     page.set_default_timeout(60_000)
     faults: list[str] = []
@@ -174,6 +180,13 @@ def expect_value(locator: Any, value: str) -> None:
     from playwright.sync_api import expect
 
     expect(locator).to_have_value(value, timeout=60_000)
+
+
+def expect_attribute(locator: Any, name: str, value: str) -> None:
+    """Wait until an element has an attribute of a value."""
+    from playwright.sync_api import expect
+
+    expect(locator).to_have_attribute(name, value, timeout=60_000)
 
 
 def wait_until(page: Any, condition: Callable[[], bool], *, seconds: float = 120.0) -> None:

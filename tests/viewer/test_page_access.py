@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from colorsys import rgb_to_hsv
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,10 @@ def test_fault_13_class_colours_differ_for_deuteranopia() -> None:
         for name, rgb in re.findall(r'name: "([\w ]+)", colour: \[([\d, ]+)\]', source)
     }
     assert len(kinds) >= 7
+    for name, colour in kinds.items():  # the hues of evidence, red and blue, are not a class's
+        hue, saturation, _ = rgb_to_hsv(*(c / 255 for c in colour))
+        apart = min(min(abs(360 * hue - own), 360 - abs(360 * hue - own)) for own in (352, 209))
+        assert saturation < 0.15 or apart > 30, name
     for seen_as in (np.eye(3), DEUTERANOPIA):
         for (a, one), (b, two) in combinations(kinds.items(), 2):
             assert np.linalg.norm(lab(one, seen_as) - lab(two, seen_as)) > 20, (a, b)

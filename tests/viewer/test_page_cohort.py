@@ -18,7 +18,8 @@ from xmil.viewer.collection import Collection
 
 def test_the_wall_holds_the_strongest_patches_of_each_group(app: Any, made: Made) -> None:
     columns = ask(app, "/api/columns-0.json").json["columns"]
-    place = columns.index({"method": "lrp", "target": "tumour"})
+    ends = ["against tumour", "for tumour"]
+    place = columns.index({"method": "lrp", "target": "tumour", "ends": ends})
     assert not any(column["method"] == "attention" for column in columns)  # it has no sign
     wall = ask(app, f"/api/wall-0-{place}.json").json
     slides = ask(app, "/api/run.json").json["slides"]

@@ -72,7 +72,7 @@ def test_a_difference_of_two_maps_is_in_units_of_their_scales(browser: Any, url:
         show_plainly(page)
         options = page.locator("select[name=minus] option").all_inner_texts()
         assert len(options) == 4  # none, the other method, and both of the other run
-        page.locator("select[name=minus]").select_option(label="a · gxi: tumour")
+        page.locator("select[name=minus]").select_option(label="a · Gradient x input: tumour")
         np.testing.assert_allclose(colours(page, CLEAR), wanted, atol=6)
         expect_text(page.locator(".colour-bar"), "more in this")
         page.keyboard.press("3")
@@ -160,5 +160,5 @@ def test_figures_have_their_resolution_settings_and_a_name_of_their_own(
         space = "{http://www.w3.org/2000/svg}"
         assert json.loads(root.findtext(f"{space}metadata"))["panes"][0]["target"] == "tumour"
         texts = [node.text for node in root.iter(f"{space}text")]
-        assert "lrp: evidence for tumour" in texts
+        assert "LRP: evidence for tumour" in texts
         assert len(list(root.iter(f"{space}path"))) == 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.viewer.browser import (
+    expect_attribute,
     expect_text,
     open_slide,
     opened,
@@ -98,7 +99,7 @@ def test_pairs_deciding_patches_and_maps_inside_lie_on_their_patches(browser: An
         )
         wait_until_quiet(page)
         assert (
-            "Inside (tokens, tiny): 0 % of the score has a place, 100 % constant"
+            "Inside the patch (tokens, tiny): 0 % of the score has a place, 100 % is constant"
             in page.locator(".panel .inside").inner_text()
         )
         near = pixels(page)
@@ -121,18 +122,26 @@ def test_one_concepts_part_stands_in_place_of_the_scores(browser: Any, fresh: Ma
         show_plainly(page)
         page.locator("input[name=layer-concepts]").check()
         for concept in (0, 1):
-            page.locator("select[name=layer-concepts-choice]").select_option(str(concept))
-            page.locator(".pane-note", has_text=f"Only what goes through concept {concept}").wait_for()
+            page.locator(f"[data-concept='{concept}']").click()
+            page.locator(".pane-note", has_text=f"Only what goes through Concept {concept}").wait_for()
+            assert page.locator(f"[data-concept='{concept}'] canvas").count() == 1  # its strongest patch
+            shown = page.evaluate("() => [...window.xmil.view.panes[0].evidence.values]")  # what all follow
+            np.testing.assert_allclose(shown, maps.values[:, concept], rtol=1e-6)
+            best = page.locator(".panel .gallery .patch-button").first
+            expect_attribute(best, "data-index", str(maps.values[:, concept].argmax()))
             seen = pixels(page)
             for i in (1, 2, 8, 13, 14):
                 x, y = place_of(page, *centre(i))
                 share = np.clip(maps.values[i, concept] / limit, -1, 1)
                 np.testing.assert_allclose(seen[round(y), round(x)], red_blue(share), atol=6)
+        page.locator("input[name=concept-name]").fill("dark nuclei")
+        page.keyboard.press("Enter")
+        expect_text(page.locator("[data-concept='1']"), "dark nuclei")
         wait_until_quiet(page)
         page.reload()
-        page.locator(".pane-note", has_text="concept 1").wait_for()
+        page.locator(".pane-note", has_text="dark nuclei").wait_for()
         page.locator("select[name=target]").select_option("benign")
-        expect_text(page.locator(".layers"), "The concepts are of lrp for tumour.")
+        expect_text(page.locator(".layers"), "The concepts are those of LRP for tumour.")
         assert page.locator(".pane-note").inner_text() == ""
 
 
@@ -154,7 +163,7 @@ def test_the_hatch_covers_patches_of_unsure_sign_alone(browser: Any, tmp_path: P
         open_slide(page, url)
         show_plainly(page)
         methods = page.locator("select[name=method] option").all_inner_texts()
-        assert methods == ["lrp", "lrp (standard error)"]
+        assert methods == ["LRP", "LRP (standard error)"]
         plain = pixels(page)
         page.locator("input[name=layer-unsure]").check()
         hatched = pixels(page)

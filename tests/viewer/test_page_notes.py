@@ -33,12 +33,13 @@ def test_annotations_are_edited_measured_undone_and_asked(browser: Any, url: str
         page.keyboard.press("r")
         drag(page, (EDGE, EDGE), (4 * EDGE, 3 * EDGE))
         page.locator(".selection-bar button", has_text="Annotate").click()
+        page.keyboard.press("n")
         page.keyboard.type("front")
         page.locator("select[name=note-kind]").select_option("Stroma")
         page.locator(".note-details textarea").fill("seen by two readers")
         (note,) = notes(page)
         said = (note["name"], note["kind"], note["comment"], note["colour"])
-        assert said == ("front", "Stroma", "seen by two readers", [0, 158, 115])
+        assert said == ("front", "Stroma", "seen by two readers", [0, 130, 95])
 
         page.locator("[data-action=edit-corners]").click()
         drag(page, (4 * EDGE, 3 * EDGE), (6 * EDGE, 5 * EDGE))  # a corner
@@ -62,7 +63,7 @@ def test_annotations_are_edited_measured_undone_and_asked(browser: Any, url: str
         share = scores[inside & (scores > 0)].sum() / scores[scores > 0].sum()
         told = page.locator(".note-details").inner_text()
         assert "6 patches" in told
-        assert f"{100 * share:.1f} % of the positive" in told
+        assert f"{100 * share:.1f} % of the evidence for" in told
         assert f"{share / (6 / 96):.3g} times as dense" in told
         page.locator("[data-action=note-remove]").click()
         page.locator(".whatif-result").wait_for()

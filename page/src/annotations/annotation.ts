@@ -15,6 +15,8 @@ export interface Annotation {
   shape: Shape;
   comment: string;
   polygons: Polygon[];
+  /** What else a file says of it, as QuPath's lock, measurements and metadata: written back as it was read. */
+  rest?: Record<string, unknown>;
 }
 
 export interface Feature {
@@ -31,8 +33,8 @@ export function annotation(name: string, kind: string, polygons: Polygon[], shap
 }
 
 /** What two annotations that say the same have in common, whatever their ids. */
-export function contentOf({ name, kind, shape, comment, polygons }: Annotation): string {
-  return JSON.stringify([name, kind, shape ?? "area", comment ?? "", polygons.map((rings) => rings.map((ring) => ring.map((point) => point.map(Math.round))))]);
+export function contentOf({ name, kind, shape, comment, polygons, rest }: Annotation): string {
+  return JSON.stringify([...(rest?.isLocked ? ["locked"] : []), name, kind, shape ?? "area", comment ?? "", polygons.map((rings) => rings.map((ring) => ring.map((point) => point.map(Math.round))))]);
 }
 
 function identifier(): string {
@@ -57,10 +59,11 @@ export function asFeature(note: Annotation, origin: Point): Feature {
     geometry: geometryOf(translated(note.polygons, [-origin[0], -origin[1]]), note.shape),
     properties: {
       objectType: "annotation",
+      isLocked: false,
+      ...note.rest,
       name: note.name,
       classification: { name: note.kind, color: note.colour },
       ...(note.comment ? { comment: note.comment } : {}),
-      isLocked: false,
     },
   };
 }
@@ -136,6 +139,8 @@ export function fromFeature(feature: unknown): Annotation | null {
   const named = typeof kind?.name === "string" ? kind.name : Array.isArray(kind?.names) ? kind.names.join(": ") : "Other";
   const note = annotation(text(properties?.name), text(named) || "Other", polygons as Polygon[], shape);
   note.comment = text(properties?.comment);
+  const { name: _, classification: __, comment: ___, ...rest } = properties ?? {};
+  if (Object.keys(rest).length) note.rest = rest;
   if (typeof id === "string" && id.length <= 100) note.id = id;
   const colour = kind?.color ?? properties?.color;
   if (Array.isArray(colour) && colour.length >= 3 && colour.every((c) => Number.isFinite(c))) note.colour = colour.slice(0, 3) as Annotation["colour"];

@@ -8,13 +8,14 @@ import type { Bounds } from "../slide/viewport";
 import type { SlideState } from "../state/store";
 
 /** What of the state is drawn here. */
-export type Marks = Pick<SlideState, "annotations" | "focused" | "selection" | "draft" | "picked" | "hovered" | "similar" | "tool">;
+export type Marks = Pick<SlideState, "annotations" | "others" | "focused" | "selection" | "draft" | "picked" | "hovered" | "similar" | "tool">;
 
 const MANY = 1000; // annotations; more are drawn with thin lines
 const FEW = 20; // annotations; of more, only those with room for it have a label
 
 /** Draws the marks; `unit` is the width of a CSS pixel. */
 export function drawMarks(context: CanvasRenderingContext2D, marks: Marks, t: Transform, layout: Layout | null, run: number, unit: number): void {
+  for (const [reader, notes] of marks.others) drawOthers(context, reader, notes, t, unit);
   if (marks.annotations.length > MANY) drawThousands(context, marks, t, unit);
   else drawAnnotations(context, marks, t, unit);
   const edited = marks.tool === "vertices" ? marks.annotations.find((note) => note.id === marks.focused) : undefined;
@@ -63,6 +64,16 @@ function drawAnnotations(context: CanvasRenderingContext2D, marks: Marks, t: Tra
     strokeShapes(context, shapes.filter((note) => note.id !== marks.focused), t, unit, colour, 2);
     strokeShapes(context, shapes.filter((note) => note.id === marks.focused), t, unit, colour, 3.5);
     for (const note of shapes) drawLabel(context, note, t, unit, colour, few || note.id === marks.focused);
+  }
+}
+
+/** What another reader has drawn: dashed, with the reader's name. */
+function drawOthers(context: CanvasRenderingContext2D, reader: string, notes: readonly Annotation[], t: Transform, unit: number): void {
+  for (const note of notes) {
+    context.setLineDash([6 * unit, 4 * unit]);
+    strokeShapes(context, [note], t, unit, rgb(note.colour), 2);
+    context.setLineDash([]);
+    drawLabel(context, { ...note, name: `${reader}: ${note.name || note.kind}` }, t, unit, rgb(note.colour), notes.length <= FEW);
   }
 }
 

@@ -7,7 +7,8 @@ import { annotation, contentOf, originOf, readGeoJson, type Annotation, type Imp
 import type { Tool } from "./drawing";
 import { boxOf, patchesIn, type Point, type Polygon } from "./geometry";
 import { factLines, factsInside, sizeText } from "./measures";
-import { readerName, setReader, type AnnotationStorage } from "./storage";
+import { askKind, askReader, ownKinds } from "./readers";
+import { asReader, givenReader, type AnnotationStorage } from "./storage";
 import type { Evidence } from "../evidence/evidence";
 import type { Layout } from "../evidence/overlay";
 import type { Run, SlideInfo } from "../server/api";
@@ -17,6 +18,7 @@ import type { SlideState, Store } from "../state/store";
 
 /** What the panel needs of the page. */
 export interface NotesHost {
+  readonly element: HTMLElement;
   readonly run: Run;
   readonly info: SlideInfo;
   readonly bounds: Bounds;
@@ -29,14 +31,18 @@ export interface NotesHost {
   showArea(area: Bounds): void;
   choose(tool: Tool): void;
   redraw(): void;
+  focusSlide(): void;
   say(text: string, problem?: boolean): void;
 }
 
-const MOST_ROWS = 100;
+const MOST_ROWS = 100; // drawn at once
+const FEW = 10; // annotations that need no search
 const MOST_STEPS = 100; // that can be undone
 
 export class NotesPanel {
   readonly element = el("div", { class: "panel-body" });
+  private search = "";
+  private length = MOST_ROWS;
   private kind = "Tumor";
   private before: (readonly Annotation[])[] = []; // for undo
 
@@ -52,20 +58,57 @@ export class NotesPanel {
 
   /** Makes the selected region an annotation. */
   add(): void {
-    const { selection } = this.view.store.state;
-    if (!selection) return;
-    this.view.store.set({ selection: null });
-    this.append(annotation("", this.kind, selection.polygons));
+    this.asReader(() => {
+      const { selection } = this.view.store.state;
+      if (!selection) return;
+      this.view.store.set({ selection: null });
+      this.append(this.note(selection.polygons));
+    });
   }
 
   /** Adds a line or a point. */
   draw(shape: Shape, points: Point[]): void {
-    this.append(annotation("", this.kind, [[points]], shape));
+    this.asReader(() => this.append(this.note([[points]], shape)));
+  }
+
+  private note(polygons: Polygon[], shape: Shape = "area"): Annotation {
+    return { ...annotation("", this.kind, polygons, shape), colour: colourOf(this.kind, ownKinds()) };
+  }
+
+  /** Does something under the reader's name, which is asked for before the first annotation. */
+  private asReader(work: () => void): void {
+    const { view } = this;
+    if (!view.storage.shared || givenReader() !== null) return work();
+    void askReader(view.element, view.storage.readers).then(async (name) => {
+      if (name === null) return view.focusSlide();
+      if (await this.openAs(name)) work();
+    });
+  }
+
+  /** Goes on as another reader; a name that the server refuses is not in force. */
+  private async openAs(name: string): Promise<boolean> {
+    const { view } = this;
+    try {
+      await view.storage.openAs(name);
+    } catch (error) {
+      view.say((error as Error).message, true);
+      return false;
+    }
+    this.before = [];
+    const others = new Map(view.store.state.others);
+    others.delete(name);
+    view.store.set({ annotations: [...view.storage.notes], focused: null, others });
+    return true;
   }
 
   private append(note: Annotation): void {
     this.change([...this.notes, note], note.id);
-    this.element.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(note.id)}"] input`)?.focus();
+    this.view.focusSlide(); // the next region, or a key, comes next
+  }
+
+  /** Goes to the name of the annotation in focus. */
+  rename(): void {
+    this.element.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(this.focused ?? "")}"] input`)?.focus();
   }
 
   /** Gives the annotation in focus other corners; one step of undo for each drag. */
@@ -78,7 +121,11 @@ export class NotesPanel {
   }
   private dragging = false;
 
-  async import(file: File): Promise<void> {
+  import(file: File): void {
+    this.asReader(() => void this.read(file));
+  }
+
+  private async read(file: File): Promise<void> {
     try {
       const imported = await readGeoJson(file, originOf(this.view.info));
       const [ids, contents] = [new Set(this.notes.map((note) => note.id)), new Set(this.notes.map(contentOf))];
@@ -93,7 +140,7 @@ export class NotesPanel {
   /** Says what was read, and warns where it does not seem to be of this slide. */
   private tell(file: string, { notes, skipped, slide }: ImportedNotes, known: number): void {
     const { info, bounds } = this.view;
-    const left = skipped ? `; ${skipped === 1 ? "1 feature that is no polygon, line or point" : `${skipped} features that are no polygons, lines or points`} left out` : "";
+    const left = skipped ? `; ${skipped === 1 ? "1 feature that is not a polygon, line or point" : `${skipped} features that are not polygons, lines or points`} left out` : "";
     const twice = known ? `; ${known.toLocaleString("en")} known already` : "";
     const outside = notes.filter((note) => !touches(boxOf(note.polygons), bounds)).length;
     const other = slide !== null && slide !== info.id ? ` ${file} is of the slide ${slide}; this is ${info.id}.` : "";
@@ -144,24 +191,60 @@ export class NotesPanel {
 
   private fill(): void {
     const { notes } = this;
-    const rows = notes.slice(0, MOST_ROWS).map((note) => this.row(note));
-    const more = notes.length > MOST_ROWS ? el("p", { class: "muted" }, `… and ${(notes.length - MOST_ROWS).toLocaleString("en")} more on the slide.`) : null;
+    const matches = this.matching();
+    const rows = matches.slice(0, this.length).map((note) => this.row(note));
+    const more = () => {
+      this.length += MOST_ROWS;
+      this.refresh();
+    };
     put(
       this.element,
       this.drawing(),
-      el("section", { class: "block" }, el("h2", {}, `Annotations (${notes.length})`), ...rows, more, notes.length > 1 && this.clearing()),
+      el(
+        "section",
+        { class: "block" },
+        el("h2", {}, matches.length < notes.length ? `Annotations (${matches.length.toLocaleString("en")} of ${notes.length.toLocaleString("en")})` : `Annotations (${notes.length.toLocaleString("en")})`),
+        notes.length > FEW || this.search ? this.searchField() : null,
+        ...rows,
+        matches.length > this.length && button(WORDS.showMore, more, { data: { action: "more-notes" } }),
+        notes.length > 1 && this.clearing(),
+      ),
       this.files(),
+      this.view.storage.shared && this.reader(),
     );
   }
 
-  private kinds(own: string): { value: string; text: string }[] {
-    return [...new Set([...KINDS.map((k) => k.name), own])].map((name) => ({ value: name, text: name }));
+  private matching(): readonly Annotation[] {
+    const needle = this.search.trim().toLowerCase();
+    return needle ? this.notes.filter(({ name, kind, comment }) => `${name} ${kind} ${comment}`.toLowerCase().includes(needle)) : this.notes;
+  }
+
+  private searchField(): HTMLElement {
+    const field = el("input", { type: "search", name: "search-notes", placeholder: "Search name, class and comment", ariaLabel: "Search annotations", value: this.search });
+    field.addEventListener("input", () => {
+      this.search = field.value;
+      this.length = MOST_ROWS;
+      this.refresh();
+    });
+    return field;
+  }
+
+  /** The classes there are, and the way to one of one's own. */
+  private kindSelect(label: string, kind: string, choose: (kind: string) => void, props: { name: string }): HTMLElement {
+    const names = [...new Set([...KINDS, ...ownKinds(), ...this.notes.map((note) => ({ name: note.kind })), { name: kind }].map(({ name }) => name))];
+    const options = [...names.map((name) => ({ value: `=${name}`, text: name })), { value: "new", text: "New class…" }];
+    const change = async (value: string) => {
+      const chosen = value === "new" ? await askKind(this.view.element) : value.slice(1);
+      if (chosen !== null) choose(chosen);
+      this.refresh();
+    };
+    return select(label, options, `=${kind}`, (value) => void change(value), props);
   }
 
   private drawing(): HTMLElement {
     const { selection } = this.view.store.state;
-    const text = selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B) and keep it as an annotation; or draw a line (D) or a point (I).";
-    const kind = select("Class of the annotation", this.kinds(this.kind), this.kind, (v) => (this.kind = v));
+    const text = selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B), then press A to keep it; the tool stays for the next. A line (D) or a point (I) is kept at once.";
+    const kind = this.kindSelect("Class of the annotation", this.kind, (v) => (this.kind = v), { name: "kind" });
     const add = button("Add annotation", () => this.add(), { disabled: !selection, class: "primary", data: { action: "annotate" } });
     const undo = button(WORDS.undo, () => this.undo(), { data: { action: "undo-note" } });
     return el("section", { class: "block" }, el("p", {}, text), el("div", { class: "buttons" }, kind, add, undo));
@@ -170,7 +253,7 @@ export class NotesPanel {
   private files(): HTMLElement {
     const { view } = this;
     const file = el("input", { type: "file", accept: ".geojson,.json", hidden: true, ariaLabel: "GeoJSON file" });
-    file.addEventListener("change", () => file.files?.[0] && void this.import(file.files[0]));
+    file.addEventListener("change", () => file.files?.[0] && this.import(file.files[0]));
     return el(
       "section",
       { class: "block" },
@@ -183,19 +266,46 @@ export class NotesPanel {
         button("Import", () => file.click(), { data: { action: "import" } }),
         file,
       ),
-      el("p", { class: "muted small" }, `GeoJSON as QuPath reads and writes it. ${view.storage.shared ? "Annotations are kept with the run, under the reader's name." : "Annotations stay in this browser."}`),
-      view.storage.shared && this.reader(),
+      el("p", { class: "muted small" }, `GeoJSON, which QuPath reads and writes. ${view.storage.shared ? "Annotations are kept with the run, under your name." : "Annotations stay in this browser: export them to keep them."}`),
     );
   }
 
+  /** Who reads here, and whose regions are shown beside. */
   private reader(): HTMLElement {
-    const name = el("input", { type: "text", value: readerName(), name: "reader", ariaLabel: "Reader", maxLength: 40, pattern: "[A-Za-z0-9_-]+" });
+    const { view } = this;
+    const name = el("input", { type: "text", value: givenReader() ?? "", placeholder: "not named yet", name: "reader", ariaLabel: "Reader", maxLength: 60 });
     name.addEventListener("change", () => {
-      if (setReader(name.value)) location.reload();
-      else this.view.say("A reader's name has letters, digits, - or _.", true);
+      const reader = asReader(name.value);
+      if (reader === null) view.say("A reader's name has 1 to 40 letters or digits; - and _ may be in it.", true);
+      const before = givenReader() ?? "";
+      name.value = before; // until it is in force
+      if (reader !== null && reader !== before) void this.openAs(reader).then(() => this.refresh());
     });
-    const others = this.view.storage.readers.filter((other) => other !== readerName());
-    return el("label", { class: "row" }, "Reader", name, others.length > 0 && el("span", { class: "muted small" }, `also: ${others.join(", ")}`));
+    const others = view.storage.readers.filter((other) => other !== view.storage.reader);
+    const boxes = others.map((other) => {
+      const box = el("input", { type: "checkbox", checked: view.store.state.others.has(other), name: "other-reader", data: { reader: other }, onchange: () => void this.showOther(other, box.checked) });
+      return el("label", { class: "row check" }, box, other);
+    });
+    return el(
+      "section",
+      { class: "block readers" },
+      el("h2", {}, "Readers"),
+      el("label", { class: "row" }, "Your name", name),
+      boxes.length > 0 && el("p", { class: "muted small" }, "Show the regions of (dashed, only to look at):"),
+      ...boxes,
+    );
+  }
+
+  private async showOther(reader: string, on: boolean): Promise<void> {
+    const { store, storage, say } = this.view;
+    const others = new Map(store.state.others);
+    others.delete(reader);
+    try {
+      if (on) others.set(reader, await storage.of(reader));
+    } catch (error) {
+      say((error as Error).message, true);
+    }
+    store.set({ others });
   }
 
   /** Deletes all annotations when it is pressed twice. */
@@ -248,20 +358,23 @@ export class NotesPanel {
       view.show("whatif");
       void view.whatif.apply(facts!.patches, action);
     };
-    const kind = select("Class of this annotation", this.kinds(note.kind), note.kind, (v) => this.edit(note, { kind: v, colour: colourOf(v) }), { name: "note-kind" });
+    const kind = this.kindSelect("Class of this annotation", note.kind, (v) => this.edit(note, { kind: v, colour: this.notes.find((other) => other.kind === v)?.colour ?? colourOf(v, ownKinds()) }), { name: "note-kind" });
+    const locked = Boolean(note.rest?.isLocked);
+    const lock = el("input", { type: "checkbox", checked: locked, name: "locked", onchange: () => this.edit(note, { rest: { ...note.rest, isLocked: !locked } }) });
     const editing = view.store.state.tool === "vertices";
     return el(
       "div",
       { class: "note-details" },
       kind,
       this.field(note, "comment", "textarea", "Comment"),
+      el("label", { class: "row check", title: "Corners stay as they are, also in QuPath" }, lock, "Locked"),
       ...(facts && evidence ? factLines(facts, evidence.signed).map((line) => el("p", { class: "small" }, line)) : []),
       el(
         "div",
         { class: "buttons" },
-        button("Edit corners", () => view.choose(editing ? "move" : "vertices"), { class: "small-button", ariaPressed: String(editing), title: "Drag corners; drag the middle of an edge to add one; double click takes one out", data: { action: "edit-corners" } }),
-        view.run.whatif && facts && button("What if removed", () => ask("remove"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-remove" } }),
-        view.run.whatif && facts && button("What if alone", () => ask("keep"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-keep" } }),
+        button("Edit corners", () => view.choose(editing ? "move" : "vertices"), { class: "small-button", disabled: locked, ariaPressed: String(editing), title: "Drag corners; drag the middle of an edge to add one; double click takes one out", data: { action: "edit-corners" } }),
+        view.run.whatif && facts && button("Predict without it", () => ask("remove"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-remove" } }),
+        view.run.whatif && facts && button("Predict from it alone", () => ask("keep"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-keep" } }),
       ),
     );
   }

@@ -8,14 +8,23 @@ import { store, stored } from "../state/settings";
 const PAUSE = 400; // milliseconds after the last change
 const RETRY = 2000; // milliseconds until what could not be written is tried again
 
-/** The name under which this browser's annotations are kept. */
-export function readerName(): string {
+const NAME = /^[\p{L}\p{M}\p{N}_-]{1,40}$/u; // as the server has it: letters of any script, digits, - and _
+const UNNAMED = "reader";
+
+/** The name that this browser's annotations are kept under; null before anybody has given one. */
+export function givenReader(): string | null {
   const known = stored<string>("xmil:reader");
-  return typeof known === "string" && /^[A-Za-z0-9_-]{1,40}$/.test(known) ? known : "reader";
+  return typeof known === "string" && NAME.test(known) ? known : null;
 }
 
-export function setReader(name: string): boolean {
-  return /^[A-Za-z0-9_-]{1,40}$/.test(name) && store("xmil:reader", name);
+export function readerName(): string {
+  return givenReader() ?? UNNAMED;
+}
+
+/** A typed name as it is kept, with - in place of spaces and full stops; null where it cannot be one. */
+export function asReader(text: string): string | null {
+  const name = text.normalize("NFC").trim().replace(/[\s.,]+/g, "-").replace(/^-+|-+$/g, "");
+  return NAME.test(name) ? name : null;
 }
 
 /** Asks for what this reader has drawn on a slide. */
@@ -31,7 +40,7 @@ export class AnnotationStorage {
   readers: string[] = [];
   /** Whether the server keeps them. */
   shared = false;
-  private readonly reader = readerName(); // as it was when the slide was opened
+  reader = readerName();
   private revision = 0;
   private known: Contents = new Map(); // what the server had when it was last read
   private timer = 0;
@@ -90,6 +99,24 @@ export class AnnotationStorage {
       const saved = stored<Annotation[]>(this.localKey);
       this.notes = [...this.notes, ...(Array.isArray(saved) ? saved.filter((note) => note && Array.isArray(note.polygons)) : [])];
     }
+  }
+
+  /** Goes on as another reader, whose annotations on this slide come in place of those here. */
+  async openAs(reader: string): Promise<void> {
+    if (this.timer) this.keep(this.notes, true);
+    await this.settled();
+    const answer = await getNotes(this.info.key, reader);
+    store("xmil:reader", reader);
+    this.reader = reader;
+    this.take(answer);
+    this.notes = this.parsed(answer);
+    this.takeUnsent();
+    this.changed();
+  }
+
+  /** What another reader has drawn on this slide. */
+  async of(reader: string): Promise<Annotation[]> {
+    return this.parsed(await getNotes(this.info.key, reader));
   }
 
   /** What could not be written before a page was left joins what is there. */

@@ -1,10 +1,11 @@
 /** The list of slides: find one by name, label, prediction or verdict. */
 
 import { button, el, put, select } from "../dom";
-import { formatPercent, plural, WORDS } from "../words";
+import { formatPercent, methodName, plural, WORDS } from "../words";
 import { rowVerdict } from "../evidence/certificate";
-import { getColumns, smallUrl, thumbnailUrl, type Run, type SlideRow } from "../server/api";
-import { slideHash } from "../state/address";
+import { getColumns, getScales, smallUrl, thumbnailUrl, type CohortScale, type CohortScales, type ColumnName, type Run, type SlideRow } from "../server/api";
+import { slideHash, type ViewState } from "../state/address";
+import { chooseColumn, cohortBar, columnChooser, columnOf, stateFor } from "./scale";
 import { listedSlides, listHash, natural, PAGE, type ListState, type PageStore } from "../state/page";
 
 const COLUMNS: [keyof SlideRow, string][] = [["id", "Slide"], ["label", WORDS.label], ["predicted", WORDS.prediction], ["probability", "Probability"], ["correct", "Correct"], ["verdict", WORDS.faithfulness], ["n", "Patches"]];
@@ -15,7 +16,9 @@ export class Cohort {
   private readonly head = el("tr", {});
   private readonly counted = el("p", { class: "muted", role: "status" });
   private readonly confusion = el("div", {});
-  private columns: { method: string; target: string }[] = [];
+  private columns: ColumnName[] = [];
+  private scale: CohortScale | null = null; // of the chosen method over all slides
+  private readonly evidence = el("div", { class: "list-evidence" });
   private readonly more = button(WORDS.showMore, () => this.extend(), { class: "more" });
 
   constructor(
@@ -28,7 +31,8 @@ export class Cohort {
     put(
       this.element,
       el("h1", { class: "hidden-text" }, `Slides of ${run.name}`),
-      el("div", { class: "filters" }, search, this.choice("label", WORDS.label), this.choice("predicted", WORDS.prediction), this.correctness(), withVerdict && this.choice("verdict", WORDS.faithfulness), run.live && el("a", { href: "#/wall", class: "to-wall" }, "Patches that say most"), run.live && el("a", { href: "#/agreement", class: "to-wall" }, "Annotations against evidence")),
+      el("div", { class: "filters" }, search, this.choice("label", WORDS.label), this.choice("predicted", WORDS.prediction), this.correctness(), withVerdict && this.choice("verdict", WORDS.faithfulness), el("a", { href: "#/wall", class: "to-wall" }, WORDS.strongest), run.live && el("a", { href: "#/agreement", class: "to-wall" }, "Annotations against evidence")),
+      this.evidence,
       this.confusion,
       this.counted,
       el("table", { class: "slides" }, el("thead", {}, this.head), this.body),
@@ -42,21 +46,39 @@ export class Cohort {
     return this.page.state.list;
   }
 
-  /** The slide's evidence for its prediction, as small as its thumbnail. */
+  /** The slide's evidence for the chosen class, as small as its thumbnail; there once the cohort's scale is known. */
   private small(slide: SlideRow): HTMLElement | null {
-    const column = Math.max(0, this.columns.findIndex(({ target }) => target === slide.predicted));
-    if (!this.columns.length || slide.n === null) return null;
-    const image = el("img", { loading: "lazy", alt: "", class: "small-map", title: `${this.columns[column].method}: evidence for ${this.columns[column].target}` });
+    const column = columnOf(this.columns, this.page.state);
+    if (this.scale === null || slide.n === null) return null;
+    const { method, target } = this.columns[column];
+    const image = el("img", { loading: "lazy", alt: "", class: "small-map", title: `${methodName(method)}: evidence for ${target}` });
     image.onerror = () => image.remove();
     image.src = smallUrl(slide.key, 0, column);
     return image;
   }
 
-  /** Small pictures of the evidence come when the server has said which scores there are. */
+  /** Small pictures of the evidence come when the server has said which scores there are, and how far they reach. */
   private async fetchColumns(): Promise<void> {
-    if (!this.run.live) return;
     this.columns = await getColumns(0).catch(() => []);
-    if (this.element.isConnected && this.columns.length) this.refresh();
+    if (!this.columns.length) return;
+    const { scales } = await getScales(0).catch(() => ({ scales: {} as CohortScales["scales"] }));
+    this.scale = scales[this.columns[columnOf(this.columns, this.page.state)].method] ?? null;
+    if (!this.element.isConnected) return;
+    this.drawEvidence(scales);
+    this.refresh();
+  }
+
+  /** Which class the small maps are for, and what their colours mean: the same on every row. */
+  private drawEvidence(scales: CohortScales["scales"]): void {
+    if (this.scale === null) return;
+    const column = columnOf(this.columns, this.page.state);
+    const choose = (value: string) => {
+      chooseColumn(this.page, this.columns[Number(value)]);
+      this.scale = scales[this.columns[Number(value)].method] ?? null;
+      this.drawEvidence(scales);
+      this.refresh();
+    };
+    put(this.evidence, columnChooser("Small maps", this.columns, column, choose), cohortBar(this.columns[column], this.scale), el("span", { class: "muted" }, "One scale for all slides"));
   }
 
   private drawConfusion(): void {
@@ -133,8 +155,14 @@ export class Cohort {
     return el("th", { scope: "col", "aria-sort": here ? (sorted.down ? "descending" : "ascending") : "none", class: `column-${key}` }, button(name + arrow, sort, { class: "sort" }));
   }
 
+  /** How the first slide is shown: as its small map is, in class and scale. */
+  private firstState(): ViewState | null {
+    const column = this.scale === null ? undefined : this.columns[columnOf(this.columns, this.page.state)];
+    return column ? stateFor(column) : null;
+  }
+
   private row(slide: SlideRow): HTMLElement {
-    const link = el("a", { href: slideHash(slide.id) }, slide.id);
+    const link = el("a", { href: slideHash(slide.id, this.page.state.carried ? null : this.firstState()) }, slide.id);
     const open = (event: MouseEvent) => {
       if (!(event.target as Element).closest("a, button") && !getSelection()?.toString()) location.hash = link.hash;
     };
@@ -144,12 +172,12 @@ export class Cohort {
       { onclick: open, data: { key: slide.key } },
       el("td", { class: "thumb" }, thumbnail(slide), this.small(slide)),
       el("td", {}, link, about),
-      el("td", {}, slide.label ?? "–"),
-      el("td", {}, slide.predicted ?? "–"),
-      el("td", { class: "number column-probability" }, slide.probability === null ? "–" : formatPercent(slide.probability)),
+      el("td", { data: { name: WORDS.label } }, slide.label ?? "–"),
+      el("td", { data: { name: WORDS.prediction } }, slide.predicted ?? "–"),
+      el("td", { class: "number column-probability", data: { name: "Probability" } }, slide.probability === null ? "–" : formatPercent(slide.probability)),
       el("td", {}, correctLabel(slide.correct)),
-      el("td", {}, rowVerdict(slide)),
-      el("td", { class: "number column-n" }, slide.n === null ? "–" : slide.n.toLocaleString("en")),
+      el("td", { data: { name: WORDS.faithfulness } }, rowVerdict(slide)),
+      el("td", { class: "number column-n", data: { name: "Patches" } }, slide.n === null ? "–" : slide.n.toLocaleString("en")),
     );
   }
 }
@@ -167,7 +195,7 @@ function thumbnail(slide: SlideRow): HTMLElement {
   return image;
 }
 
-// Labels against predictions: counts that filter the list.
+// The confusion matrix: counts that filter the list.
 
 const MOST = 12; // classes that still make a table
 
@@ -185,5 +213,5 @@ export function confusion(run: Run, chosen: { label: string; predicted: string }
   };
   const head = el("tr", {}, el("th", { scope: "col" }, "Label \\ prediction"), ...classes.map((name) => el("th", { scope: "col" }, name)));
   const rows = classes.map((label) => el("tr", {}, el("th", { scope: "row" }, label), ...classes.map((predicted) => cell(label, predicted))));
-  return el("details", { class: "confusion" }, el("summary", {}, "Labels against predictions"), el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
+  return el("details", { class: "confusion" }, el("summary", {}, "Confusion matrix"), el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
 }

@@ -1,53 +1,69 @@
-/** The patches of all slides that say most for and against, by label and by right and wrong; each leads to its slide. */
+/** The strongest patches of all slides, for and against, by label and by right and wrong; each leads to its slide. */
 
 import { el, put, select } from "../dom";
-import { formatNumber, plural, WORDS } from "../words";
-import { getColumns, getWall, patchUrl, type Run, type Wall, type WallPatch } from "../server/api";
+import { css, LAST, rgbTable } from "../colours";
+import { formatNumber, methodName, plural, WORDS } from "../words";
+import { chooseColumn, cohortBar, columnChooser, columnOf, stateFor } from "./scale";
+import { getColumns, getScales, getWall, patchUrl, type CohortScales, type ColumnName, type Run, type Wall, type WallPatch } from "../server/api";
 import { slideHash } from "../state/address";
+import type { PageStore } from "../state/page";
 
 export class WallView {
   readonly element = el("main", { class: "cohort wall", tabIndex: -1 });
   private readonly bar = el("div", { class: "filters" });
   private readonly groups = el("div", {});
-  private columns: { method: string; target: string }[] = [];
+  private columns: ColumnName[] = [];
+  private scales: CohortScales["scales"] = {};
   private lastTicket = 0;
   private which = { run: 0, column: 0 };
 
-  constructor(private readonly run: Run) {
-    put(this.element, el("h1", {}, "Patches that say most"), this.bar, this.groups);
+  constructor(
+    private readonly run: Run,
+    private readonly page: PageStore,
+  ) {
+    put(this.element, el("h1", {}, WORDS.strongest), this.bar, this.groups);
     void this.choose(0);
   }
 
   private async choose(run: number): Promise<void> {
-    this.which = { run, column: 0 };
     try {
       this.columns = await getColumns(run);
+      this.which = { run, column: run ? 0 : columnOf(this.columns, this.page.state) };
     } catch (error) {
       return put(this.groups, el("p", { class: "problem" }, (error as Error).message));
     }
-    await this.show();
+    await this.show(this.which.column);
   }
 
   private drawBar(): void {
     const runs = this.run.runs.map(({ name }, i) => ({ value: String(i), text: name }));
-    const columns = this.columns.map(({ method, target }, i) => ({ value: String(i), text: `${method}: evidence for ${target}` }));
+    const { run, column } = this.which;
+    const scale = this.columns.length ? this.scales[this.columns[column].method] : undefined;
+    const choose = (value: string) => {
+      if (!run) chooseColumn(this.page, this.columns[Number(value)]);
+      void this.show(Number(value));
+    };
     put(
       this.bar,
-      runs.length > 1 && select(WORDS.run, runs, String(this.which.run), (v) => void this.choose(Number(v)), { name: "run" }),
-      columns.length > 0 && select("Evidence", columns, String(this.which.column), (v) => void this.show(Number(v)), { name: "column" }),
+      runs.length > 1 && select(WORDS.run, runs, String(run), (v) => void this.choose(Number(v)), { name: "run" }),
+      this.columns.length > 0 && columnChooser("Evidence", this.columns, column, choose),
+      scale && cohortBar(this.columns[column], scale),
     );
   }
 
   /** Asks for a wall; an answer that comes after the next question is dropped. */
-  private async show(column = 0): Promise<void> {
+  private async show(column: number): Promise<void> {
     const ticket = ++this.lastTicket;
     this.which.column = column;
     this.drawBar();
-    if (!this.columns.length) return put(this.groups, el("p", { class: "muted" }, "This run has no scores with signs."));
+    if (!this.columns.length) return put(this.groups, el("p", { class: "muted" }, "This run has no scores for and against a class."));
     put(this.groups, el("p", { class: "muted", role: "status" }, "Reading all slides…"));
     try {
-      const wall = await getWall(this.which.run, column);
-      if (ticket === this.lastTicket) this.draw(wall);
+      const [wall, { scales }] = await Promise.all([getWall(this.which.run, column), getScales(this.which.run)]);
+      if (ticket !== this.lastTicket) return;
+      this.scales = scales;
+      this.drawBar();
+      this.draw(wall);
     } catch (error) {
       if (ticket === this.lastTicket) put(this.groups, el("p", { class: "problem", role: "alert" }, (error as Error).message));
     }
@@ -64,7 +80,7 @@ export class WallView {
         this.side(`Against ${wall.target}`, group.refuting, wall),
       );
     });
-    const about = `${wall.method} over ${plural(wall.slides, "slide")}; at most three patches of a slide in a row.`;
+    const about = `${methodName(wall.method)} over ${plural(wall.slides, "slide")}; at most three patches of a slide in a row. Frame: the colour of the score, on one scale for all slides.`;
     put(this.groups, el("p", { class: "muted" }, about), ...groups);
   }
 
@@ -76,10 +92,13 @@ export class WallView {
   private link({ key, index, score }: WallPatch, wall: Wall): HTMLElement {
     const slide = this.run.slides.find((row) => row.key === key);
     const { run } = this.which;
-    const state = { panes: [{ run, method: wall.method, target: wall.target }], display: {}, area: null, panel: "patch", picked: index, layers: null };
+    const column = this.columns[this.which.column];
+    const state = { ...stateFor(column), panes: [{ run, method: wall.method, target: wall.target }], panel: "patch", picked: index };
+    const limit = this.scales[wall.method]?.high ?? 1;
+    const borderColor = css(rgbTable("rdbu", true), (LAST / 2) * (1 + Math.max(-1, Math.min(1, score / limit))));
     const name = slide?.id ?? `slide ${key}`;
     const image = slide?.image ? el("img", { src: patchUrl(key, run, index), alt: "", loading: "lazy", width: 96, height: 96 }) : el("span", { class: "no-thumb" });
     const label = `Patch ${index} of ${name}, score ${formatNumber(score)}`;
-    return el("a", { href: slideHash(slide?.id ?? "", state), class: "wall-patch", title: label, ariaLabel: label, data: { key, index } }, image, el("span", { class: "caption" }, formatNumber(score)), el("span", { class: "caption muted" }, name));
+    return el("a", { href: slideHash(slide?.id ?? "", state), class: "wall-patch", style: { borderColor }, title: label, ariaLabel: label, data: { key, index } }, image, el("span", { class: "caption" }, formatNumber(score)), el("span", { class: "caption muted" }, name));
   }
 }

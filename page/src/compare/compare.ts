@@ -2,7 +2,7 @@
 
 import { WORDS } from "../words";
 import type OpenSeadragon from "openseadragon";
-import { button, el, openDialog, put } from "../dom";
+import { button, el, openDialog, put, select } from "../dom";
 import { inverse, applySimilarity, scaleOf, similarity, turnOf, type Point, type Similarity } from "../annotations/geometry";
 import { Side, type SideListener } from "./side";
 import { placeAt } from "../evidence/overlay";
@@ -14,7 +14,7 @@ import { GammaFilter } from "../slide/image";
 import { middleOf, show, showMiddle } from "../slide/viewport";
 import { compareHash, parseCompare, type CompareLink } from "../state/address";
 import { AddressBar } from "../state/links";
-import type { Display } from "../state/settings";
+import type { ClipName, Display } from "../state/settings";
 import { Store } from "../state/store";
 
 type Points = readonly [readonly Point[], readonly Point[]];
@@ -79,10 +79,11 @@ export class CompareView implements SideListener {
     if (this.isClosed) return;
     const [first, second] = this.sides.map((side) => side.info.id);
     const banner = problems.length ? el("div", { class: "problem banner", role: "alert" }, problems.join(" ")) : null;
-    put(this.element, el("h1", { class: "hidden-text" }, `${first} beside ${second}`), banner, this.bar, el("div", { class: "work" }, el("div", { class: "centre" }, this.stages)), this.gamma.element);
+    put(this.element, el("h1", { class: "hidden-text" }, `${first} and ${second}`), banner, this.bar, el("div", { class: "work" }, el("div", { class: "centre" }, this.stages)), this.gamma.element);
     this.sides.forEach((side, i) => side.build(this.stages, this.wanted?.choices[i] ?? {}));
     this.sides.forEach((side, i) => this.listen(side, i as 0 | 1));
     this.setDisplay(this.wanted?.view.display ?? {});
+    this.onChoose();
     this.drawBar();
     await Promise.all(this.sides.map(({ pane }) => opened(pane.viewer)));
     if (!this.isClosed) this.restore();
@@ -103,6 +104,7 @@ export class CompareView implements SideListener {
     this.ready = true;
     if (!wanted) return this.onMove();
     const [first, second] = this.sides;
+    for (const { pane } of this.sides) pane.leaveHome();
     if (wanted.view.area) show(first.pane.viewer, first.bounds, wanted.view.area, true);
     if (wanted.second) show(second.pane.viewer, second.bounds, wanted.second, true);
     this.turn(second, wanted.turn);
@@ -198,6 +200,14 @@ export class CompareView implements SideListener {
     this.drawBar();
   }
 
+  /** Each slide's evidence knows the other's: the two can have one scale. */
+  onChoose(): void {
+    const [a, b] = this.sides.map((side) => side.pane?.evidence ?? null);
+    if (a) a.partner = b;
+    if (b) b.partner = a;
+    queueMicrotask(() => this.isClosed || this.repaint());
+  }
+
   private turn(side: Side, degrees: number): void {
     side.store.set({ display: { ...side.display, rotation: ((degrees % 360) + 360) % 360 } });
   }
@@ -219,7 +229,9 @@ export class CompareView implements SideListener {
     if (!this.sides.every((side) => side.info)) return;
     const { points, before, placing } = this.store.state;
     const { linked } = this;
-    const { shown, opacity } = this.sides[0].display;
+    const { shown, opacity, shared, clip } = this.sides[0].display;
+    const both = this.sides.every((side) => side.pane?.evidence);
+    const scales = [{ value: "auto", text: "Auto range" }, { value: "max", text: "Max" }, { value: "cohort", text: "Cohort" }];
     const any = points.some((each) => each.length);
     const range = el("input", { type: "range", min: 0, max: 1, step: 0.02, value: opacity, ariaLabel: "Opacity of the evidence", name: "opacity", oninput: () => this.setOpacity(Number(range.value)) });
     put(
@@ -231,6 +243,8 @@ export class CompareView implements SideListener {
       any && button(linked ? "Unlink" : WORDS.clear, () => this.unlink(), { title: "Take all places back (X)", data: { action: "unlink" } }),
       button("Evidence", () => this.setDisplay({ shown: !shown }), { ariaPressed: String(shown), title: "Show or hide the evidence (H)", data: { action: "evidence" } }),
       range,
+      select("Scale of the colours", scales, typeof clip === "number" ? "" : clip, (v) => this.setDisplay({ clip: v as ClipName }), { name: "clip" }),
+      both && button("Same scale", () => this.setDisplay({ shared: !shared }), { ariaPressed: String(shared), title: "One scale for both slides", data: { action: "same-scale" } }),
       button(WORDS.copyLink, () => void this.link.copy(this.say), { title: WORDS.copyLinkHint, data: { action: "copy-link" } }),
       button(WORDS.figure, () => this.askFigure(), { title: "Both slides in one figure, as PNG or SVG (E)", data: { action: "figure" } }),
     );
@@ -277,8 +291,7 @@ export class CompareView implements SideListener {
   /** What a link to this view carries. */
   state(): CompareLink {
     const [first, second] = this.sides;
-    const { threshold, clip, sign, shown, brightness, contrast, gamma, rotation } = first.display;
-    const display = { threshold, clip, sign, shown, brightness, contrast, gamma, rotation };
+    const { display } = first;
     const choice = (side: Side) => side.pane.evidence?.choice ?? {};
     return {
       view: { panes: [], display, area: first.pane.area(), panel: null, picked: null, layers: null },

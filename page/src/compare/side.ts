@@ -6,8 +6,8 @@ import { annotation } from "../annotations/annotation";
 import type { Point } from "../annotations/geometry";
 import type { Marks } from "../annotations/marks";
 import { lengthText } from "../annotations/measures";
-import type { Choice, Evidence } from "../evidence/evidence";
-import { INITIAL_LAYERS, LayerStore } from "../evidence/layers";
+import { fetchCohort, type Choice, type Evidence } from "../evidence/evidence";
+import { INITIAL_LAYERS, LayerStore, replaced } from "../evidence/layers";
 import { fetchScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "../server/api";
 import { Pane, type PaneHost } from "../slide/pane";
 import { middleOf, wholeBounds, type Bounds } from "../slide/viewport";
@@ -21,6 +21,8 @@ export interface SideListener {
   onPlace(side: Side, point: Point): void;
   onHover(side: Side, event: MouseEvent | null): void;
   onMove(): void;
+  /** It shows other evidence, or has its cohort's scale. */
+  onChoose(): void;
   onTileFailure(): void;
   say(text: string, problem?: boolean): void;
 }
@@ -41,7 +43,10 @@ export class Side implements PaneHost {
     private readonly row: Pick<SlideRow, "key" | "id">,
     private readonly owner: SideListener,
   ) {
-    this.store.on(["display"], () => this.pane?.paint());
+    this.store.on(["display"], () => {
+      this.wantCohort();
+      this.pane?.paint();
+    });
     this.store.on(["choices"], () => this.pane?.take());
     this.store.on(["tool"], () => this.pane.drawing.choose(this.store.state.tool));
     this.store.on(["annotations", "draft"], () => this.pane?.drawMarks());
@@ -64,14 +69,20 @@ export class Side implements PaneHost {
     this.info = await getSlideNamed(this.row);
     const problems = await fetchScores(this.info, this.scores);
     this.bounds = wholeBounds(this.info, this.scores);
+    this.wantCohort();
     return problems;
+  }
+
+  private wantCohort(): void {
+    if (this.display.clip !== "cohort" || !this.scores.size) return;
+    fetchCohort(this.scores).then((fresh) => fresh && this.owner.onChoose(), (error: Error) => this.say(error.message, true));
   }
 
   build(parent: HTMLElement, choice: Partial<Choice>): void {
     this.store.set({ layers: INITIAL_LAYERS });
     const { id, label, predicted } = this.info;
     const facts = [label !== null && `label ${label}`, predicted !== null && `predicted ${predicted}`].filter(Boolean).join(" · ");
-    put(this.title, el("span", { class: "pane-letter" }, this.letter), this.info.sets.length ? el("a", { href: slideHash(id), title: "Open it alone" }, id) : el("strong", {}, id), el("span", { class: "muted small" }, facts));
+    put(this.title, el("span", { class: "pane-letter" }, this.letter), this.info.sets.length ? el("a", { href: slideHash(id), title: "Open this slide alone" }, id) : el("strong", {}, id), el("span", { class: "muted small" }, facts));
     this.pane = new Pane(this, this.letter, choice, parent);
     this.pane.stage.append(el("div", { class: "aim", ariaHidden: "true" }), this.twin);
     this.pane.stage.ariaLabel = `${this.letter}, ${id}: drag or arrows to move, scroll or + and − to zoom`;
@@ -90,10 +101,11 @@ export class Side implements PaneHost {
   // what the pane tells
 
   present(evidence: Evidence): Evidence {
-    return evidence;
+    return replaced(evidence, this.store.state.layers, this.layers.of(evidence.choice.run));
   }
 
   onChoose(): void {
+    this.owner.onChoose();
     this.owner.onMove();
   }
 

@@ -1,7 +1,7 @@
 /** How far the scores can be trusted: flip curve against chance, account of the output, verdict. */
 
 import { button, el, put, svg } from "../dom";
-import { countPatches, formatNumber, WORDS } from "../words";
+import { countPatches, formatNumber, methodName, partNames, WORDS } from "../words";
 import type { Choice, Evidence } from "./evidence";
 import { describeEvidence, warningsOf } from "./legend";
 import type { Audit, Certificate, MethodCertificate, SlideRow } from "../server/api";
@@ -20,7 +20,7 @@ export function rowVerdict(row: SlideRow): HTMLElement {
 export function verdictLabel(verdict: string | null, method: string | null = null, orders: number | null = null, cases: number | null = null): HTMLElement {
   if (!verdict) return el("span", { class: "muted" }, "–");
   const [mark, words] = MARKS[verdict] ?? ["open", verdict]; // "cannot tell", or the word of an earlier version
-  const beside = [method, orders ? `${orders} orders` : null, cases ? `run, ${cases} cases` : null].filter(Boolean).join(", ");
+  const beside = [method && methodName(method), orders ? `${orders} orders` : null, cases ? `run, ${cases} cases` : null].filter(Boolean).join(", ");
   return el("span", { class: `verdict ${mark}` }, el("span", { ariaHidden: "true" }, `${SIGNS[mark]} `), beside ? `${words} (${beside})` : words);
 }
 
@@ -41,14 +41,14 @@ export class CertificatePanel {
     const { audit } = evidence.column;
     const { method, target, against } = evidence.choice;
     const measured = certificate?.methods.filter((m) => m.method === method) ?? [];
-    const plain = against === null && evidence.choice.minus === null && !evidence.without;
+    const plain = against === null && evidence.choice.minus === null && !evidence.without && !evidence.part;
     const result = measured.find((m) => m.target === target && plain);
     put(
       this.element,
       el("h2", {}, describeEvidence(evidence)),
       warningsOf(evidence),
       ...(evidence.without ? [this.partOnly(evidence.without)] : certificate && result ? this.faithfulness(certificate, result) : measured.length ? [this.elsewhere(measured[0])] : [this.missing(certificate)]),
-      ...(audit ? [accountOf(audit, against === null ? null : target)] : [el("section", { class: "block" }, el("h2", {}, "Account of the output"), el("p", { class: "muted" }, "This method keeps no account of the output."))]),
+      ...(audit ? [accountOf(audit, against === null ? null : target)] : [el("section", { class: "block" }, el("h2", {}, WORDS.account), el("p", { class: "muted" }, "The scores of this method do not add up to the output."))]),
       this.made(evidence),
       certificate && certificate.methods.length > 1 && this.others(certificate, evidence),
     );
@@ -58,17 +58,17 @@ export class CertificatePanel {
   private made({ column }: Evidence): HTMLElement | null {
     if (!column.made.length) return null;
     const rows = column.made.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
-    return el("section", { class: "block made" }, el("h2", {}, "How it was made"), el("dl", {}, ...rows));
+    return el("section", { class: "block made" }, el("h2", {}, "How the scores were computed"), el("dl", {}, ...rows));
   }
 
   private missing(certificate: Certificate | null): HTMLElement {
-    const text = certificate ? "This method was not evaluated on this slide." : "This slide was not evaluated. xmil evaluate measures how faithful its evidence is.";
+    const text = certificate ? "This method was not tested on this slide." : "The evidence of this slide was not tested. xmil evaluate tests how faithful it is.";
     return el("p", { class: "muted" }, text);
   }
 
   /** No verdict on a map of part of the bag. */
   private partOnly(without: number): HTMLElement {
-    return el("p", { class: "muted" }, `No verdict on this evidence: it was explained without ${countPatches(without)}, and the whole slide was measured.`);
+    return el("p", { class: "muted" }, `No verdict on this map: it was explained without ${countPatches(without)}; the test was of the whole slide.`);
   }
 
   /** No verdict on evidence that was not measured, but the way to the one that was. */
@@ -77,7 +77,7 @@ export class CertificatePanel {
     return el(
       "div",
       { class: "unmeasured" },
-      el("p", { class: "muted" }, `No verdict on this evidence: only the evidence for ${measured.target} was measured.`),
+      el("p", { class: "muted" }, `No verdict on this map: only the evidence for ${measured.target} was tested.`),
       button(`Show evidence for ${measured.target}`, show, { class: "small-button", data: { action: "measured" } }),
     );
   }
@@ -85,7 +85,7 @@ export class CertificatePanel {
   private faithfulness(certificate: Certificate, result: MethodCertificate): HTMLElement[] {
     return [
       el("p", { class: "verdict-line" }, verdictLabel(result.verdict, null, result.orders), ` ${result.sentence}`),
-      el("section", { class: "block" }, el("h2", {}, "Flip curve"), flipChart(certificate, result)),
+      el("section", { class: "block" }, el("h2", {}, "Flip curve: the output while patches are removed"), flipChart(certificate, result)),
     ];
   }
 
@@ -96,7 +96,7 @@ export class CertificatePanel {
       el(
         "tr",
         { class: m.method === evidence.choice.method && m.target === evidence.choice.target ? "current" : "" },
-        el("td", { title: m.method }, targets.size === 1 ? m.method : `${m.method}: ${m.target}`),
+        el("td", { title: methodName(m.method) }, targets.size === 1 ? methodName(m.method) : `${methodName(m.method)}: ${m.target}`),
         el("td", {}, verdictLabel(m.verdict)),
         el("td", { class: "number" }, formatNumber(m.aupc)),
         el("td", { class: "number" }, formatNumber(m.srg)),
@@ -107,9 +107,14 @@ export class CertificatePanel {
   }
 }
 
-const CHART = { width: 320, height: 190, left: 34, right: 8, top: 8, bottom: 30 };
+const CHART = { width: 320, height: 190, left: 50, right: 8, top: 8, bottom: 30 };
 
-/** Output against the share of patches dropped, most relevant first, with the band of random orders. */
+/** What the curve measures: the probability of the class, or the value or risk. */
+function outputName({ explained }: Certificate, { target }: MethodCertificate): string {
+  return !explained || explained === "probability" ? `probability of ${target}` : explained;
+}
+
+/** Output against the share of patches removed, most relevant first, with the band of random orders. */
 function flipChart(certificate: Certificate, result: MethodCertificate): Element {
   const { mean, low, high } = certificate.random_band;
   const all = [...low, ...high, ...(result.morf ?? [])].filter(Number.isFinite);
@@ -129,7 +134,8 @@ function flipChart(certificate: Certificate, result: MethodCertificate): Element
       return [svg("line", { x1: CHART.left, x2: CHART.width - CHART.right, y1: y(v), y2: y(v), class: "grid" }), text(formatNumber(v, 2), CHART.left - 5, y(v) + 4, "end")];
     }),
     ...[0, 50, 100].map((p) => text(`${p} %`, x(p, 101), CHART.height - 15, p === 100 ? "end" : p === 0 ? "start" : "middle")),
-    text("patches dropped, most relevant first", (CHART.left + CHART.width) / 2, CHART.height - 2),
+    text("patches removed", (CHART.left + CHART.width) / 2, CHART.height - 2),
+    svg("text", { transform: `translate(10 ${(CHART.height - CHART.bottom + CHART.top) / 2}) rotate(-90)`, "text-anchor": "middle", class: "y-label" }, outputName(certificate, result)),
     svg("path", { d: band, class: "band" }),
     svg("path", { d: line(mean), class: "mean" }),
     result.lerf ? svg("path", { d: line(result.lerf), class: "lerf" }) : null,
@@ -137,18 +143,17 @@ function flipChart(certificate: Certificate, result: MethodCertificate): Element
     result.flipped !== null && steps > 0 ? svg("line", { x1: x(result.flipped, steps + 1), x2: x(result.flipped, steps + 1), y1: CHART.top, y2: CHART.height - CHART.bottom, class: "flipped" }) : null,
   );
   const key = (kind: string, name: string) => el("span", { class: `key ${kind}` }, name);
-  const keys = [result.morf && key("morf", "most relevant first"), result.lerf && key("lerf", "least relevant first"), key("band", "random, 95 %"), result.flipped !== null && key("flipped", "decision flips")];
+  const keys = [result.morf && key("morf", "strongest evidence first"), result.lerf && key("lerf", "weakest first"), key("band", "random orders, 95 %"), result.flipped !== null && key("flipped", "prediction changes")];
   const figure = el("figure", {}, el("figcaption", { class: "keys" }, ...keys.filter((k): k is HTMLSpanElement => Boolean(k))));
   figure.prepend(chart);
   return figure;
 }
 
-const SHARES: [keyof Audit, string][] = [["instances", "Patches"], ["class_token", "Class token"], ["bias", "Bias"], ["epsilon", "Stabiliser"], ["baseline", "Baseline"], ["cut", "Cut"], ["other", "Unexplained"]];
 const SELDOM: (keyof Audit)[] = ["baseline", "cut"]; // shown where they are not zero
 
 /** The explained output as a sum: each share as a bar from zero. */
 function accountOf(audit: Audit, target: string | null): HTMLElement {
-  const shares = SHARES.filter(([key]) => audit[key] || !SELDOM.includes(key));
+  const shares = (partNames() as [keyof Audit, string][]).filter(([key]) => audit[key] || !SELDOM.includes(key));
   const most = Math.max(...shares.map(([key]) => Math.abs(audit[key] ?? 0)), 1e-12);
   const rows = shares.map(([key, name]) => {
     const value = audit[key] ?? 0;
@@ -157,5 +162,5 @@ function accountOf(audit: Audit, target: string | null): HTMLElement {
     return el("div", { class: "account-row" }, el("span", {}, name), el("span", { class: "account-track" }, bar), el("span", { class: "number" }, formatNumber(value)));
   });
   const total = el("div", { class: "account-row total" }, el("span", {}, "Output"), el("span", {}), el("span", { class: "number" }, formatNumber(audit.output)));
-  return el("section", { class: "block" }, el("h2", {}, `Account of the output${target === null ? "" : ` for ${target}`}`), el("div", { class: "account" }, ...rows, total));
+  return el("section", { class: "block" }, el("h2", {}, `${WORDS.account}${target === null ? "" : ` for ${target}`}`), el("div", { class: "account" }, ...rows, total));
 }

@@ -3,18 +3,19 @@
 import { BAR_EDGE, css, LAST, PALETTES, rgbTable } from "../colours";
 import { button, el, put, select } from "../dom";
 import { countPatches, formatNumber } from "../words";
-import { histogram, type Evidence } from "./evidence";
-import { nameOf, offered, type Layer, type LayerStore } from "./layers";
-import { warningsOf } from "./legend";
-import { limitOf } from "./overlay";
+import { histogram, rangeOf, type Evidence, type Range } from "./evidence";
+import { nameOf, offered, type LayerStore } from "./layers";
+import { scaleWarning, warningsOf } from "./legend";
 import { galleries } from "./patches";
+import type { Run } from "../server/api";
 import { ImageSettings, type ImageHost } from "../slide/image";
 import type { Pane } from "../slide/pane";
-import type { Display } from "../state/settings";
+import type { ClipName, Display } from "../state/settings";
 import type { SlideState, Store } from "../state/store";
 
 /** What the panel needs of the page. */
 export interface ControlsHost extends ImageHost {
+  readonly run: Run;
   readonly store: Store<SlideState>;
   readonly layers: LayerStore;
   /** When the slide was opened, and how long it took until it was seen. */
@@ -36,26 +37,27 @@ export class Controls {
   private readonly image: ImageSettings;
   private readonly layers = el("section", { class: "block layers" });
   private readonly threshold = slider("Hide scores weaker than", 0, 1, 0.005, (v) => this.view.setDisplay({ threshold: v }));
-  private readonly clip = slider("Colours saturate at", 0.01, 1, 0.005, (v) => this.view.setDisplay({ clip: v }));
+  private readonly clip = slider("Full colour at", 0.01, 1, 0.005, (v) => this.view.setDisplay({ clip: v }));
+  private readonly ranges = el("div", { class: "segments", role: "group", ariaLabel: "Scale of the colours" });
+  private readonly shared = el("input", { type: "checkbox", name: "shared", onchange: () => this.view.setDisplay({ shared: this.shared.checked }) });
+  private readonly sharing = el("label", { class: "row check" }, this.shared, "Same scale in both panes");
+  private readonly beyond = el("p", { class: "problem small", role: "status" });
   private readonly opacity = slider("Opacity", 0, 1, 0.02, (v) => this.view.setDisplay({ opacity: v }));
   private readonly counted = el("p", { class: "muted small" });
   private readonly signs = el("div", { class: "segments", role: "group", ariaLabel: "Signs shown" });
   private readonly fade = el("input", { type: "checkbox", onchange: () => this.view.setDisplay({ fade: this.fade.checked }) });
   private readonly grey = el("input", { type: "checkbox", onchange: () => this.view.setDisplay({ grey: this.grey.checked }) });
-  private readonly whisker: HTMLButtonElement;
   private readonly palette: HTMLSelectElement;
   private waiting = 0;
 
   constructor(private readonly view: ControlsHost) {
     this.image = new ImageSettings(view);
-    this.whisker = button("Whisker", () => view.setDisplay({ clip: null }), { class: "small-button", title: "Saturate at the box plot's whiskers: 1.5 IQR beyond the quartiles" });
-    this.clip.row.append(this.whisker);
     const palettes = PALETTES.map((palette) => ({ value: palette.id, text: palette.name }));
     this.palette = select("Colours", palettes, view.display.palette, (v) => view.setDisplay({ palette: v }), { name: "palette" });
     put(
       this.element,
       this.warnings,
-      el("section", { class: "block" }, el("h2", {}, "Distribution of scores"), this.chart, this.axis, this.threshold.element, this.clip.element, this.counted),
+      el("section", { class: "block" }, el("h2", {}, "Distribution of scores"), this.chart, this.axis, this.counted, this.threshold.element, this.clip.element, this.ranges, this.sharing, this.beyond),
       el(
         "section",
         { class: "block" },
@@ -87,13 +89,13 @@ export class Controls {
     this.element.classList.toggle("empty", !evidence);
     if (!evidence) return;
     const { display } = this.view;
-    const limit = limitOf(evidence, display);
-    const low = evidence.smallest;
+    const range = rangeOf(evidence, display);
+    const { base: low, limit } = range;
     put(this.warnings, warningsOf(evidence));
     this.threshold.set(display.threshold, display.threshold === 0 ? "–" : formatNumber(low + display.threshold * (limit - low)));
-    this.clip.set((limit - low) / (evidence.largest - low), formatNumber(limit));
+    this.clip.set((limit - low) / (evidence.largest - low || 1), formatNumber(limit));
+    this.drawRanges(evidence, range);
     this.opacity.set(display.opacity, `${Math.round(100 * display.opacity)} %`);
-    this.whisker.ariaPressed = String(display.clip === null);
     this.fade.checked = display.fade && evidence.signed;
     this.fade.disabled = !evidence.signed;
     this.grey.checked = display.grey;
@@ -102,7 +104,25 @@ export class Controls {
     this.drawLayers(evidence);
     this.image.refresh();
     this.drawSigns(evidence, display);
-    this.drawChart(evidence, display, limit);
+    this.drawChart(evidence, display, range);
+  }
+
+  /** The scales there are, and a warning where weak scores look like the strongest. */
+  private drawRanges(evidence: Evidence, range: Range): void {
+    const { display } = this.view;
+    const own = evidence.choice.against === null && !evidence.choice.minus && evidence.column.kind === "scores";
+    const names: [ClipName, string, string][] = [
+      ["auto", "Auto range", "Full colour from the last score within 1.5 interquartile ranges of the quartiles, as a box plot's whiskers"],
+      ["max", "Max", "Full colour at the strongest score of this slide"],
+      ["cohort", "Cohort", own ? "One scale over all slides, as in the list: 99 % of all patches lie within, and slides can be compared" : "A difference of maps has no scale over the cohort"],
+    ];
+    const buttons = names.map(([clip, name, title]) => button(name, () => this.view.setDisplay({ clip }), { title, ariaPressed: String(display.clip === clip), disabled: clip === "cohort" && !own, data: { clip } }));
+    put(this.ranges, ...buttons);
+    this.shared.checked = display.shared;
+    this.sharing.hidden = !evidence.partner;
+    const warning = scaleWarning(evidence, range);
+    this.beyond.textContent = warning ? `Caution: ${warning.toLowerCase()}. Weak and strong patches look alike; Max shows the difference.` : "";
+    this.beyond.hidden = !warning;
   }
 
   /** The galleries follow a moment later, so that switching stays instant; the slide's own tiles come first. */
@@ -117,7 +137,7 @@ export class Controls {
   }
 
   private drawLayers(evidence: Evidence): void {
-    const { store, layers } = this.view;
+    const { store, layers, info, run, display } = this.view;
     const on = store.state.layers;
     const rows = (evidence.scores.x ? offered(evidence) : []).flatMap((layer) => {
       const entry = on.find((each) => nameOf(each) === layer.name);
@@ -127,15 +147,12 @@ export class Controls {
       const label = el("label", { class: "row check" }, box, layer.label);
       if (entry === undefined) return [label];
       const [data, chosen] = [layers.of(evidence.choice.run), entry.slice(layer.name.length + 1)];
-      const pick = layer.choices && this.choiceOf(layer, layer.choices(data), chosen, (value) => store.set({ layers: [...others, `${layer.name}:${value}`] }));
-      return [label, pick ?? null, el("p", { class: "muted small" }, layer.legend(evidence, data, chosen))];
+      const choose = (value: string) => store.set({ layers: [...others, `${layer.name}:${value}`] });
+      const chooser = layer.chooser?.(evidence, data, chosen, { info, run, choose, changed: () => this.refreshNumbers() });
+      return [label, chooser ?? null, el("p", { class: "muted small" }, layer.legend(evidence, data, chosen, run.name, display))];
     });
     put(this.layers, el("h2", {}, "Layers"), ...rows);
     this.layers.hidden = !rows.length;
-  }
-
-  private choiceOf(layer: Layer, options: { value: string; text: string }[], chosen: string, choose: (value: string) => void): HTMLElement | null {
-    return options.length ? select(layer.label, options, chosen || options[0].value, choose, { name: `layer-${layer.name}-choice` }) : null;
   }
 
   private drawSigns(evidence: Evidence, display: Display): void {
@@ -148,9 +165,9 @@ export class Controls {
     this.signs.hidden = !evidence.signed;
   }
 
-  private drawChart(evidence: Evidence, display: Display, limit: number): void {
-    const { values, signed, largest, smallest } = evidence;
-    const [low, high] = signed ? [-largest, largest] : [smallest, largest];
+  private drawChart(evidence: Evidence, display: Display, { base, limit }: Range): void {
+    const { values, signed, largest, lowest } = evidence;
+    const [low, high] = signed ? [-largest, largest] : [lowest, largest];
     const counts = histogram(values, low, high, BINS);
     const most = Math.max(1, ...counts);
     const context = this.chart.getContext("2d")!;
@@ -158,12 +175,11 @@ export class Controls {
     const colours = rgbTable(display.palette, signed);
     const at = (value: number) => ((value - low) / (high - low || 1)) * width;
     context.clearRect(0, 0, width, height);
-    const base = smallest;
     const least = display.threshold * (limit - base);
     counts.forEach((count, bin) => {
       if (!count) return;
       const value = low + ((bin + 0.5) / BINS) * (high - low);
-      const share = signed ? 0.5 + 0.5 * (value / limit) : (value - smallest) / (limit - smallest || 1);
+      const share = signed ? 0.5 + 0.5 * (value / limit) : (value - base) / (limit - base || 1);
       const wrong = signed && ((display.sign === "positive" && value < 0) || (display.sign === "negative" && value > 0));
       context.globalAlpha = wrong || Math.abs(value - base) < least ? 0.25 : 1;
       context.fillStyle = css(colours, LAST * share);
@@ -190,7 +206,7 @@ export class Controls {
     if (least > 0) lines(least, []);
     put(this.axis, el("span", {}, formatNumber(low)), el("span", {}, signed ? "0" : ""), el("span", {}, formatNumber(high)));
     const drawn = this.view.visible(this.view.active!).length;
-    this.counted.textContent = `${drawn.toLocaleString("en")} of ${countPatches(values.length)} shown. Bars: square root of counts; dotted: saturation.`;
+    this.counted.textContent = `${drawn.toLocaleString("en")} of ${countPatches(values.length)} shown. Height: square root of the count; dotted line: full colour.`;
     this.chart.ariaLabel = `Histogram of ${values.length} scores from ${formatNumber(low)} to ${formatNumber(high)}`;
   }
 }

@@ -1,6 +1,7 @@
 /** What is shown of the scores: a column or a difference of two, its scale, ranks and histogram. */
 
-import type { Column, Scores } from "../server/api";
+import { getScales, type Column, type Scores } from "../server/api";
+import type { Display } from "../state/settings";
 
 /** The choice of a pane: a run, a method, an explained class, and a class it is set against. */
 export interface Choice {
@@ -23,6 +24,10 @@ export interface Evidence extends Extent {
   column: Column;
   /** How many patches were taken out before it was explained; 0 is the run's own map. */
   without: number;
+  /** What stands in place of the scores: a concept's part of them. */
+  part?: string;
+  /** What the other pane or slide shows: the two can have one scale. */
+  partner?: Evidence | null;
 }
 
 /** Maps made without some patches, by target; patches that were taken out have no score. */
@@ -124,6 +129,50 @@ export function sameForAll(scores: Scores, method: string): boolean {
   if (places.length < 2 || scores.set.columns[places[0]].signed) return places.length > 0 && !scores.set.columns[places[0]].signed;
   const first = scores.columns[places[0]];
   return places.every((i) => scores.columns[i].every((value, k) => value === first[k]));
+}
+
+/** Where colours start and end; `base` is zero for signed scores, whose colours reach as far to both sides. */
+export interface Range {
+  base: number;
+  limit: number;
+}
+
+/** Times the end of the scale: from there on weak scores look like the strongest, and the page says so. */
+export const FAR = 5;
+
+/** The scale of the whole cohort for this method; null where the scores are not the method's own, or it has not come yet. */
+export function cohortRange({ choice, column, scores, signed }: Evidence): Range | null {
+  const scale = choice.against === null && !choice.minus && column.kind === "scores" ? scores.cohort?.[choice.method] : undefined;
+  return scale ? { base: signed ? 0 : scale.low, limit: scale.high } : null;
+}
+
+function ownRange(evidence: Evidence, { clip }: Display): Range {
+  const { smallest: base, largest, whisker } = evidence;
+  if (clip === "cohort") return cohortRange(evidence) ?? { base, limit: whisker };
+  if (clip === "auto") return { base, limit: whisker };
+  return { base, limit: clip === "max" ? largest : base + Math.max(clip, 1e-3) * (largest - base) };
+}
+
+/** Where the colours of evidence start and end, alone or together with its partner. */
+export function rangeOf(evidence: Evidence, display: Display): Range {
+  const own = ownRange(evidence, display);
+  const { partner } = evidence;
+  if (!display.shared || !partner || partner.signed !== evidence.signed) return own;
+  const other = ownRange(partner, display);
+  return { base: Math.min(own.base, other.base), limit: Math.max(own.limit, other.limit) };
+}
+
+/** How many times as far as the end of the scale the strongest score lies. */
+export function timesBeyond({ signed, lowest, highest }: Evidence, { base, limit }: Range): number {
+  const farthest = signed ? Math.max(Math.abs(lowest), Math.abs(highest)) : highest - base;
+  return limit > base ? farthest / (limit - base) : 1;
+}
+
+/** Puts the cohort's scales beside scores that lack them; true where there are new ones. */
+export async function fetchCohort(all: ReadonlyMap<number, Scores>): Promise<boolean> {
+  const lacking = [...all.values()].filter((scores) => !scores.cohort);
+  await Promise.all(lacking.map(async (scores) => (scores.cohort = (await getScales(scores.set.run)).scales)));
+  return lacking.length > 0;
 }
 
 interface Extent {

@@ -2,12 +2,12 @@
 
 import { css, rgbTable } from "../colours";
 import { button, el, put } from "../dom";
-import { formatNumber, WORDS } from "../words";
-import { percentile, rank, type Evidence } from "./evidence";
+import { formatNumber, methodName, WORDS } from "../words";
+import { percentile, rank, sameForAll, type Evidence } from "./evidence";
 import type { LayerStore } from "./layers";
 import { Layout } from "./overlay";
 import { patchButton, patchPicture } from "./patches";
-import { insideLine, insideOf } from "./score_layers";
+import { insideLine, insideOf } from "./inside";
 import { getAlike, getSimilar, patchUrl, type Run, type SlideInfo } from "../server/api";
 import type { Pane } from "../slide/pane";
 import { slideHash } from "../state/address";
@@ -34,7 +34,7 @@ export function summary(evidence: Evidence, index: number): string {
 /** The same among the patches that are left. */
 function leftSummary(evidence: Evidence, left: Float32Array, index: number): string {
   const value = evidence.values[index];
-  if (Number.isNaN(value)) return "taken out by the what-if: it has no score in this map";
+  if (Number.isNaN(value)) return "removed by the what-if: it has no score in this map";
   const [higher, lower] = [left.filter((other) => other > value).length, left.filter((other) => other < value).length];
   return `score ${formatNumber(value)} · rank ${(higher + 1).toLocaleString("en")} of the ${left.length.toLocaleString("en")} left · percentile ${((100 * lower) / Math.max(1, left.length - 1)).toFixed(1)}`;
 }
@@ -54,7 +54,7 @@ export class Inspector {
 
   private empty(): void {
     this.forget();
-    put(this.element, el("p", { class: "muted" }, "Click a patch on the slide to look at it closely."));
+    put(this.element, el("p", { class: "muted" }, "Click a patch on the slide to see it at full resolution, with its scores."));
   }
 
   /** Shows a patch of a pane's run. */
@@ -71,7 +71,7 @@ export class Inspector {
       el("p", { class: "muted small" }, this.place(evidence, index)),
       this.inside(evidence, index),
       evidence.scores.x && button("Go to the patch", () => this.view.jump(pane, index), { class: "small-button" }),
-      el("section", { class: "block" }, el("h2", {}, "Under all methods"), this.scores(evidence, index)),
+      el("section", { class: "block" }, el("h2", {}, "Scores by all methods"), this.scores(evidence, index)),
       similar,
       run.live && run.similar && run.slides.length > 1 && this.elsewhere(evidence, index),
     );
@@ -86,7 +86,7 @@ export class Inspector {
   }
 
   private place(evidence: Evidence, index: number): string {
-    if (!evidence.scores.x) return "The features hold no coordinates: its place is unknown.";
+    if (!evidence.scores.x) return "The features hold no coordinates: the place of this patch is unknown.";
     const layout = Layout.of(evidence.scores);
     const { mpp } = this.view.info;
     const size = mpp ? `${layout.edge} px (${formatNumber(layout.edge * mpp)} µm)` : `${layout.edge} px`;
@@ -95,14 +95,17 @@ export class Inspector {
 
   private scores(evidence: Evidence, index: number): HTMLElement {
     const { set, columns } = evidence.scores;
-    const rows = set.columns.map((column, c) => {
+    const rows = set.columns.flatMap((column, c) => {
       const values = columns[c];
-      const here = column === evidence.column && evidence.choice.against === null;
+      const forAll = sameForAll(evidence.scores, column.method);
+      if (forAll && set.columns.findIndex(({ method }) => method === column.method) !== c) return []; // one row for all classes
+      const here = column.method === evidence.choice.method && (forAll || column.target === evidence.choice.target) && evidence.choice.against === null;
+      const target = forAll ? "no class" : column.target;
       return el(
         "tr",
         { class: here ? "current" : "" },
-        el("td", { title: column.method }, column.method),
-        el("td", { title: column.target }, column.target),
+        el("td", { title: methodName(column.method) }, methodName(column.method)),
+        el("td", { title: target }, target),
         el("td", { class: "number" }, formatNumber(values[index])),
         el("td", { class: "number" }, rank(values, index).toLocaleString("en")),
         el("td", {}, this.bar(values, index, column.signed)),
@@ -123,19 +126,19 @@ export class Inspector {
   /** Looks for similar patches in all other slides, when asked. */
   private elsewhere(evidence: Evidence, index: number): HTMLElement {
     const home = el("section", { class: "block alike" });
-    const look = button("Look in all slides", () => void this.fetchAlike(evidence, index, home), { class: "small-button", data: { action: "alike" } });
-    put(home, el("h2", {}, "In other slides"), look);
+    const look = button("Search all slides", () => void this.fetchAlike(evidence, index, home), { class: "small-button", data: { action: "alike" } });
+    put(home, el("h2", {}, "Similar patches in other slides"), look);
     return home;
   }
 
   private async fetchAlike(evidence: Evidence, index: number, home: HTMLElement): Promise<void> {
     const { info, run } = this.view;
-    const title = () => el("h2", {}, "In other slides");
+    const title = () => el("h2", {}, "Similar patches in other slides");
     try {
       for (;;) {
         const answer = await getAlike(info.key, evidence.choice.run, index);
         if (!home.isConnected) return;
-        if (answer.neighbours) return put(home, title(), el("div", { class: "gallery" }, ...answer.neighbours.map((n) => this.link(n, evidence, run))), el("p", { class: "muted small" }, "Number: cosine similarity of the features."));
+        if (answer.neighbours) return put(home, title(), el("div", { class: "gallery" }, ...answer.neighbours.map((n) => this.link(n, evidence, run))), el("p", { class: "muted small" }, "Number: similarity of the features (cosine, 1 is the same)."));
         put(home, title(), el("p", { class: "muted", role: "status" }, `Reading the features of ${answer.of} slides: ${answer.done} done…`));
         await new Promise((done) => setTimeout(done, 700));
       }
@@ -155,15 +158,15 @@ export class Inspector {
   private async fetchSimilar(pane: Pane, evidence: Evidence, index: number, home: HTMLElement): Promise<void> {
     const ticket = ++this.lastTicket;
     const { info, display } = this.view;
-    put(home, el("h2", {}, "Most similar by feature"), el("p", { class: "muted" }, "Looking…"));
+    put(home, el("h2", {}, "Similar patches in this slide"), el("p", { class: "muted" }, "Searching…"));
     try {
       const neighbours = (await getSimilar(info.key, evidence.choice.run, index)).filter((n) => n.index !== index);
       if (ticket !== this.lastTicket) return;
       const buttons = neighbours.map((n) => patchButton(info, evidence, n.index, display, n.similarity.toFixed(2), (i) => this.view.jump(pane, i)));
-      put(home, el("h2", {}, "Most similar by feature"), el("div", { class: "gallery" }, ...buttons), el("p", { class: "muted small" }, "Number: cosine similarity. Frame: the patch's own evidence."));
+      put(home, el("h2", {}, "Similar patches in this slide"), el("div", { class: "gallery" }, ...buttons), el("p", { class: "muted small" }, "Number: similarity of the features (cosine, 1 is the same). Frame: colour of the patch's own score."));
       this.view.store.set({ similar: { run: evidence.choice.run, indices: neighbours.map((n) => n.index) } });
     } catch (error) {
-      if (ticket === this.lastTicket) put(home, el("h2", {}, "Most similar by feature"), el("p", { class: "muted" }, (error as Error).message));
+      if (ticket === this.lastTicket) put(home, el("h2", {}, "Similar patches in this slide"), el("p", { class: "muted" }, (error as Error).message));
     }
   }
 }

@@ -3,8 +3,9 @@
 import type { Evidence } from "./evidence";
 import type { Layout, Transform } from "./overlay";
 import { decidingLayer, outlineLayer, pairsLayer, unsureLayer } from "./patch_layers";
-import { conceptsLayer, insideLayer } from "./score_layers";
-import type { ConceptList, InsideMaps, PairSets, SlideInfo } from "../server/api";
+import { conceptsLayer } from "./concepts";
+import { insideLayer } from "./inside";
+import type { ConceptList, InsideMaps, PairSets, Run, SlideInfo } from "../server/api";
 import type { Display } from "../state/settings";
 
 /** What is fetched for layers, by slide and run. */
@@ -40,13 +41,23 @@ export interface Layer {
   /** What must be fetched before it can be drawn: a name for it, null where all is there. */
   lacks?(data: LayerData, chosen: string): string | null;
   fetch?(slide: number, run: number, data: LayerData, chosen: string): Promise<void>;
-  /** The things of which one is shown. */
-  choices?(data: LayerData): { value: string; text: string }[];
-  draw(context: CanvasRenderingContext2D, scene: Scene): void;
-  /** A line that says how it is to be read. */
-  legend(evidence: Evidence, data: LayerData, chosen: string): string;
+  /** Chooses which of several things is shown. */
+  chooser?(evidence: Evidence, data: LayerData, chosen: string, host: ChoiceHost): HTMLElement | null;
+  draw?(context: CanvasRenderingContext2D, scene: Scene): void;
+  /** The evidence with what stands in place of its scores. */
+  replace?(evidence: Evidence, data: LayerData, chosen: string): Evidence;
+  /** A line that says how it is to be read; `run` is the name of what is on show. */
+  legend(evidence: Evidence, data: LayerData, chosen: string, run: string, display: Display): string;
   /** A few words on the map and in captions, where the layer stands in place of the evidence. */
-  note?(evidence: Evidence, data: LayerData, chosen: string): string | null;
+  note?(evidence: Evidence, data: LayerData, chosen: string, run: string): string | null;
+}
+
+/** What a chooser is drawn from. */
+export interface ChoiceHost {
+  readonly info: SlideInfo;
+  readonly run: Pick<Run, "name">;
+  choose(value: string): void;
+  changed(): void;
 }
 
 export const LAYERS: Layer[] = [outlineLayer, unsureLayer, insideLayer, conceptsLayer, pairsLayer, decidingLayer];
@@ -76,8 +87,13 @@ export function nameOf(entry: string): string {
 }
 
 /** What stands in place of the evidence, in words. */
-export function layerNotes(evidence: Evidence, on: readonly string[], data: LayerData): string[] {
-  return layersOn(evidence, on).flatMap(({ layer, chosen }) => layer.note?.(evidence, data, chosen) ?? []);
+export function layerNotes(evidence: Evidence, on: readonly string[], data: LayerData, run: string): string[] {
+  return layersOn(evidence, on).flatMap(({ layer, chosen }) => layer.note?.(evidence, data, chosen, run) ?? []);
+}
+
+/** The evidence with what the layers that are on put in place of its scores. */
+export function replaced(evidence: Evidence, on: readonly string[], data: LayerData): Evidence {
+  return layersOn(evidence, on).reduce((shown, { layer, chosen }) => layer.replace?.(shown, data, chosen) ?? shown, evidence);
 }
 
 /** Fetches what layers need, once per run; answers go to the slide that they were asked for. */
@@ -111,7 +127,7 @@ export class LayerStore {
 /** Draws the layers of one place that are on. */
 export function drawLayers(context: CanvasRenderingContext2D, place: Layer["place"], on: Shown[], scene: Omit<Scene, "chosen">): void {
   for (const { layer, chosen } of on) {
-    if (layer.place !== place) continue;
+    if (layer.place !== place || !layer.draw) continue;
     context.save();
     layer.draw(context, { ...scene, chosen });
     context.restore();

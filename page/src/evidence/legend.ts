@@ -2,8 +2,8 @@
 
 import { css, INK, LAST, PLATE, rgbTable, white } from "../colours";
 import { el } from "../dom";
-import { formatNumber } from "../words";
-import type { Evidence } from "./evidence";
+import { formatNumber, methodName } from "../words";
+import { FAR, rangeOf, timesBeyond, type Evidence, type Range } from "./evidence";
 import type { SlideInfo } from "../server/api";
 import type { Display } from "../state/settings";
 
@@ -15,19 +15,27 @@ export function colourEnds(evidence: Evidence): [string, string] {
 }
 
 /** Numbers at the start, middle and end of the bar, with a sign where scores lie beyond that end. */
-export function colourTicks(evidence: Evidence, limit: number): [string, string, string] {
-  const low = evidence.signed ? -limit : evidence.smallest;
+export function colourTicks(evidence: Evidence, { base, limit }: Range): [string, string, string] {
+  const low = evidence.signed ? -limit : base;
   const slack = 1e-3 * (limit - low);
   const below = evidence.lowest < low - slack ? "≤ " : "";
   const above = evidence.highest > limit + slack ? "≥ " : "";
   return [below + formatNumber(low), formatNumber((low + limit) / 2), above + formatNumber(limit)];
 }
 
+/** A warning where the strongest scores lie far beyond the scale: weak ones then look as strong; null else. */
+export function scaleWarning(evidence: Evidence, range: Range): string | null {
+  const times = timesBeyond(evidence, range);
+  return times > FAR ? `Strongest score: ${formatNumber(times, 2)} times this scale` : null;
+}
+
 /** What a choice shows, in a line. */
 export function describeEvidence(evidence: Evidence): string {
-  const { method, target, against, minus } = evidence.choice;
-  if (minus) return `${method}: evidence for ${target}, minus ${minus.method} for ${minus.target}${minus.run === evidence.choice.run ? "" : ` of run ${minus.run + 1}`} (each in units of its scale)`;
-  return `${method}: evidence for ${target}${against === null ? "" : ` against ${against}`}`;
+  const { target, against, minus } = evidence.choice;
+  const method = methodName(evidence.choice.method);
+  if (minus) return `${method}: evidence for ${target}, minus ${methodName(minus.method)} for ${minus.target}${minus.run === evidence.choice.run ? "" : ` of run ${minus.run + 1}`} (each in units of its scale)`;
+  if (!evidence.signed) return `${method}: weight of each patch, for no class`;
+  return `${method}: evidence for ${target}${against === null ? "" : ` compared with ${against}`}`;
 }
 
 /** The sentences that an explanation carries, for a panel. */
@@ -37,20 +45,27 @@ export function warningsOf({ column }: Evidence): HTMLElement | null {
 }
 
 /** The colour bar in words. */
-export function barLabel(evidence: Evidence, limit: number): string {
-  const [[from, to], [low, , high]] = [colourEnds(evidence), colourTicks(evidence, limit)];
-  return `Colours: from ${low} (${from}) to ${high} (${to})`;
+export function barLabel(evidence: Evidence, range: Range): string {
+  const [[from, to], [low, , high]] = [colourEnds(evidence), colourTicks(evidence, range)];
+  return [`Colours: from ${low} (${from}) to ${high} (${to})`, scaleWarning(evidence, range)].filter(Boolean).join(". ");
 }
 
-export function colourBar(evidence: Evidence, display: Display, limit: number): Node[] {
-  const colours = rgbTable(display.palette, evidence.signed);
+export function colourBar(evidence: Evidence, display: Display, range: Range): Node[] {
+  const warning = scaleWarning(evidence, range);
+  return [
+    ...plainBar(display.palette, evidence.signed, colourEnds(evidence), colourTicks(evidence, range)),
+    ...(warning ? [el("div", { class: "bar-warning" }, `⚠ ${warning}`)] : []),
+  ];
+}
+
+/** Colours with what they mean above and numbers below. */
+export function plainBar(palette: string, signed: boolean, [from, to]: [string, string], ticks: string[]): Node[] {
+  const colours = rgbTable(palette, signed);
   const stops = Array.from({ length: 17 }, (_, i) => css(colours, (i * LAST) / 16)).join(", ");
-  const [from, to] = colourEnds(evidence);
-  const numbers = colourTicks(evidence, limit).map((text) => el("span", {}, text));
   return [
     el("div", { class: "bar-ends" }, el("span", {}, from), el("span", {}, to)),
     el("div", { class: "bar-colours", style: { background: `linear-gradient(to right, ${stops})` } }),
-    el("div", { class: "bar-numbers" }, ...numbers),
+    el("div", { class: "bar-numbers" }, ...ticks.map((text) => el("span", {}, text))),
   ];
 }
 
@@ -82,7 +97,7 @@ export function objectiveOf(info: SlideInfo): number | null {
 }
 
 /** Draws the scale bar and the colour bar into a picture of the view. */
-export function drawLegend(context: CanvasRenderingContext2D, info: SlideInfo, scale: number, evidence: Evidence | null, display: Display, limit: number, unit: number): void {
+export function drawLegend(context: CanvasRenderingContext2D, info: SlideInfo, scale: number, evidence: Evidence | null, display: Display, unit: number): void {
   const { height, width } = context.canvas;
   const bar = scaleLength(info, scale);
   plate(context, 10 * unit, height - 44 * unit, bar.width * unit + 20 * unit, 34 * unit);
@@ -90,7 +105,7 @@ export function drawLegend(context: CanvasRenderingContext2D, info: SlideInfo, s
   context.font = `${12 * unit}px system-ui, sans-serif`;
   context.fillText(bar.text, 20 * unit, height - 27 * unit);
   context.fillRect(20 * unit, height - 20 * unit, bar.width * unit, 3 * unit);
-  if (evidence) drawColours(context, evidence, display, limit, width - 250 * unit, height - 66 * unit, unit);
+  if (evidence) drawColours(context, evidence, display, width - 250 * unit, height - 66 * unit, unit);
 }
 
 /** Writes what a picture shows into its upper left corner. */
@@ -103,7 +118,7 @@ export function drawCaption(context: CanvasRenderingContext2D, lines: string[], 
   lines.forEach((line, i) => context.fillText(line, 20 * unit, (29 + 18 * i) * unit, room));
 }
 
-function drawColours(context: CanvasRenderingContext2D, evidence: Evidence, display: Display, limit: number, x: number, y: number, unit: number): void {
+function drawColours(context: CanvasRenderingContext2D, evidence: Evidence, display: Display, x: number, y: number, unit: number): void {
   plate(context, x, y, 240 * unit, 56 * unit);
   const colours = rgbTable(display.palette, evidence.signed);
   for (let i = 0; i < 220; i++) {
@@ -117,7 +132,7 @@ function drawColours(context: CanvasRenderingContext2D, evidence: Evidence, disp
       context.fillText(text, x + (10 + 220 * share) * unit - context.measureText(text).width * share, y + top * unit);
     });
   row(colourEnds(evidence), 16);
-  row(colourTicks(evidence, limit), 48);
+  row(colourTicks(evidence, rangeOf(evidence, display)), 48);
 }
 
 function plate(context: CanvasRenderingContext2D, x: number, y: number, width: number, height: number): void {

@@ -1,7 +1,7 @@
 /** Evidence as an image: one pixel for each cell of the patches' grid, or boxes where they share none. */
 
 import { LAST, REMOVED, rgbaTable } from "../colours";
-import type { Evidence } from "./evidence";
+import { rangeOf, type Evidence } from "./evidence";
 import type { Scores } from "../server/api";
 import type { Display } from "../state/settings";
 
@@ -122,21 +122,15 @@ function gcd(a: number, b: number): number {
   return Math.abs(a);
 }
 
-/** Where the colours saturate. */
-export function limitOf(evidence: Evidence, display: Display): number {
-  const { smallest, largest, whisker } = evidence;
-  return display.clip === null ? whisker : smallest + Math.max(display.clip, 1e-3) * (largest - smallest);
-}
-
 /** The palette's entry of each score, or -1 where it is not drawn. */
 export function paletteEntries(evidence: Evidence, display: Display, values: Float32Array = evidence.values): Int16Array {
-  const { signed, smallest } = evidence;
-  const limit = limitOf(evidence, display);
-  const span = limit - smallest || 1;
+  const { signed } = evidence;
+  const { base, limit } = rangeOf(evidence, display);
+  const span = limit - base || 1;
   const least = display.threshold * span;
   const result = new Int16Array(values.length);
   for (let i = 0; i < values.length; i++) {
-    const value = signed ? values[i] : Math.max(0, values[i] - smallest); // NaN stays NaN and is not drawn
+    const value = signed ? values[i] : Math.max(0, values[i] - base); // NaN stays NaN and is not drawn
     const size = Math.abs(value);
     const out = !(size >= least) || (signed && ((display.sign === "positive" && value <= 0) || (display.sign === "negative" && value >= 0)));
     const share = Math.max(-1, Math.min(1, value / span));

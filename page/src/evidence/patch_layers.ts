@@ -1,12 +1,12 @@
 /** Layers of whole patches: where there are scores, where their sign is not sure, which patches decide. */
 
-import { css, HATCH, INK, LAST, PAPER, rgbTable, SCORED_OUTLINE, white } from "../colours";
+import { colourNames, css, HATCH, INK, LAST, PAPER, rgbTable, SCORED_OUTLINE, white } from "../colours";
 import { countPatches, plural } from "../words";
 import { outline, type Polygon } from "../annotations/geometry";
 import type { Evidence } from "./evidence";
 import type { Layer, LayerData, Scene } from "./layers";
 import { windowOf, type Layout, type Transform } from "./overlay";
-import { getPairs, type Pair } from "../server/api";
+import { getPairs, type Deciding, type Pair } from "../server/api";
 
 const outlines = new WeakMap<Layout, Polygon[]>();
 
@@ -16,13 +16,13 @@ function outlineOf(layout: Layout): Polygon[] {
   return polygons;
 }
 
-/** Where patches were scored: inside, no colour means a score near zero; outside, there is none. */
+/** Where patches were scored: inside, no colour means a score near zero (of signed scores); outside, there is none. */
 export const outlineLayer: Layer = {
   name: "outline",
   label: "Outline of the scored area",
   place: "marks",
   offers: () => true,
-  legend: () => "Inside the line no colour means a score near zero; outside there is no score.",
+  legend: (evidence, _, __, ___, display) => (evidence.signed && display.fade ? "Inside the line no colour means a score near zero; outside it there is no score." : "Inside the line every patch has a score; outside it there is none."),
   draw(context, { layout, transform: t, unit }) {
     context.beginPath();
     for (const ring of outlineOf(layout).flat()) {
@@ -54,14 +54,14 @@ export function unsure(evidence: Evidence): Uint8Array | null {
 }
 
 const RULES: Record<string, string> = {
-  stable: "the method does not vouch for the sign",
+  stable: "the method is not sure of the sign",
   "standard error": "the score is within three standard errors of zero",
   spread: "the score is within one standard deviation of the models of zero",
 };
 
 export const unsureLayer: Layer = {
   name: "unsure",
-  label: "Hatch where the sign is unsure",
+  label: "Hatch where the sign is uncertain",
   place: "marks",
   offers: (evidence) => evidence.signed && besideOf(evidence) !== null,
   legend(evidence) {
@@ -105,15 +105,22 @@ function hatch(context: CanvasRenderingContext2D, unit: number): CanvasPattern {
 }
 
 /** The smallest set of patches that decides, where the certificate is of this evidence's target and bag. */
-export function decidingOf(evidence: Evidence): { instances: number[]; sentence: string } | null {
+export function decidingOf(evidence: Evidence): (Deciding & { instances: number[] }) | null {
   const { certificate, n } = evidence.scores.set;
   const deciding = evidence.scores.set.deciding ?? certificate?.deciding;
-  return deciding?.instances && deciding.n === n ? { instances: deciding.instances, sentence: deciding.sentence } : null;
+  return deciding?.instances && deciding.n === n ? { ...deciding, instances: deciding.instances } : null;
+}
+
+/** The set in a few words: one of several equally small ones is not called the one that decides. */
+export function decidingWords({ instances, equal = 1, all_equal: all }: Deciding & { instances: number[] }): string {
+  const size = countPatches(instances.length);
+  if (equal > 1) return `the strongest of ${all ? "" : "at least "}${plural(equal, "set")} of ${size}`;
+  return all ? `the only set of ${size} that changes the prediction` : `a smallest set, of ${size}`;
 }
 
 export const decidingLayer: Layer = {
   name: "deciding",
-  label: "The patches that decide",
+  label: "Smallest set that changes the prediction",
   place: "marks",
   offers: (evidence) => decidingOf(evidence) !== null,
   legend: (evidence) => decidingOf(evidence)?.sentence ?? "",
@@ -132,9 +139,11 @@ export const decidingLayer: Layer = {
 
 const MOST = 60; // lines that can still be told apart
 
-function pairsOf(evidence: Evidence, data: LayerData): Pair[] {
-  const set = data.pairs?.sets.find((each) => each.target === evidence.choice.target);
-  return set?.pairs.slice(0, MOST) ?? [];
+/** The strongest pairs of a target, and how many there are. */
+function pairsOf(evidence: Evidence, data: LayerData): { pairs: Pair[]; of: number } {
+  const all = data.pairs?.sets.find((each) => each.target === evidence.choice.target)?.pairs ?? [];
+  const ordered = [...all].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  return { pairs: ordered.slice(0, MOST), of: all.length };
 }
 
 export const pairsLayer: Layer = {
@@ -144,16 +153,18 @@ export const pairsLayer: Layer = {
   lacks: (data) => (data.pairs ? null : "pairs"),
   fetch: async (slide, run, data) => void (data.pairs = await getPairs(slide, run)),
   offers: (evidence) => evidence.scores.set.pairs && evidence.choice.against === null && !evidence.choice.minus,
-  legend(evidence, data) {
+  legend(evidence, data, _, __, { palette }) {
     if (!data.pairs) return "Fetching the pairs…";
-    const pairs = pairsOf(evidence, data);
+    const { pairs, of } = pairsOf(evidence, data);
+    const { target } = evidence.choice;
+    if (!of) return `No pairs were computed for ${target}.`;
     const sure = pairs.filter((pair) => pair.sure).length;
-    return pairs.length
-      ? `${plural(pairs.length, "pair")} for ${evidence.choice.target}, ${sure} of them beyond three standard errors (full lines); wider is stronger. In the colour of support: more together than one by one.`
-      : `No pairs were computed for ${evidence.choice.target}.`;
+    const [less, more] = colourNames(palette);
+    const which = of > pairs.length ? `The strongest ${pairs.length} of ${plural(of, "pair")}` : `All ${plural(of, "pair")}`;
+    return `${which} for ${target}; ${sure} lie beyond three standard errors (full lines, the others are dotted). ${more}: the two patches together say more for ${target} than each alone; ${less.toLowerCase()}: less. Wider is stronger.`;
   },
   draw(context, { evidence, layout, display, data, transform: t, unit }) {
-    const pairs = pairsOf(evidence, data);
+    const { pairs } = pairsOf(evidence, data);
     const most = Math.max(1e-30, ...pairs.map((pair) => Math.abs(pair.value)));
     const colours = rgbTable(display.palette, true);
     const centre = (i: number) => [t.x + (layout.x[i] + layout.edge / 2) * t.scale, t.y + (layout.y[i] + layout.edge / 2) * t.scale] as const;

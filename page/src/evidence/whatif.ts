@@ -1,10 +1,10 @@
 /** What if these patches were not there? The model is asked again, and can be asked back. */
 
 import { button, el, put } from "../dom";
-import { countPatches, formatNumber, formatPercent, plural, WORDS } from "../words";
+import { countPatches, formatNumber, formatPercent, methodName, WORDS } from "../words";
 import type { Evidence } from "./evidence";
 import { keptRanges, LeftExplanations, type LeftHost } from "./left_maps";
-import { decidingOf } from "./patch_layers";
+import { decidingOf, decidingWords } from "./patch_layers";
 import { getDeciding, postWhatIf } from "../server/api";
 import type { Step } from "../state/store";
 
@@ -63,7 +63,7 @@ export class WhatIfPanel {
 
   /** Takes out what a link names, and explains what is left where it says so. */
   async restore(removed: [number, number[]][], explained: readonly Evidence[]): Promise<void> {
-    if (removed.length && !this.view.run.whatif) return this.view.say("The link takes patches out of the slide; that needs xmil view with --model and --features.", true);
+    if (removed.length && !this.view.run.whatif) return this.view.say("The link removes patches from the slide; that needs xmil view with --model and --features.", true);
     for (const [run, rows] of removed) {
       const n = this.view.scores.get(run)?.set.n ?? 0;
       const mask = new Uint8Array(n);
@@ -77,7 +77,7 @@ export class WhatIfPanel {
     const { view } = this;
     const before = this.stepsOf(run);
     const ranges = keptRanges(removed);
-    this.problem = ranges.length ? null : "Nothing would stay: select fewer patches.";
+    this.problem = ranges.length ? null : "No patch would remain: select fewer patches.";
     if (this.problem) return this.refresh();
     const selectionBefore = view.store.state.selection;
     this.asking.add(run);
@@ -132,7 +132,7 @@ export class WhatIfPanel {
 
   private hint(): string {
     return this.view.run.live
-      ? "Start xmil view with --model and --features to ask the model what it would say without some patches."
+      ? "Start xmil view with --model and --features to see what the model would predict without some patches."
       : "This is an exported copy: asking the model needs xmil view with --model and --features.";
   }
 
@@ -140,7 +140,7 @@ export class WhatIfPanel {
     const { view } = this;
     const patches = view.store.state.selection?.patches ?? [];
     const none = !patches.length || this.busy;
-    const text = patches.length ? `${countPatches(patches.length)} selected.` : "Draw around a region with the lasso (L) or the brush (B), or take what the threshold leaves.";
+    const text = patches.length ? `${countPatches(patches.length)} selected.` : "Draw around a region with the lasso (L) or the brush (B), or select the patches that are shown.";
     return el(
       "section",
       { class: "block" },
@@ -153,6 +153,7 @@ export class WhatIfPanel {
         button("Select shown patches", () => view.selectShown(), { disabled: this.busy }),
         this.deciding(),
       ),
+      this.decidingLines(),
     );
   }
 
@@ -161,10 +162,19 @@ export class WhatIfPanel {
     const { view } = this;
     const evidence = view.active?.evidence;
     const deciding = evidence ? decidingOf(evidence) : null;
-    if (!deciding && evidence) return button("Find the patches that decide", () => void this.findDeciding(), { disabled: this.busy, data: { action: "find-deciding" } });
+    if (!deciding && evidence) return button("Find the smallest set that changes the prediction", () => void this.findDeciding(), { disabled: this.busy, data: { action: "find-deciding" } });
     if (!deciding) return null;
-    const text = `Select the ${plural(deciding.instances.length, "patch that decides", "patches that decide")}`;
-    return button(text, () => view.select(deciding.instances), { disabled: this.busy, title: deciding.sentence, data: { action: "deciding" } });
+    return button(`Select ${decidingWords(deciding)}`, () => view.select(deciding.instances), { disabled: this.busy, title: deciding.sentence, data: { action: "deciding" } });
+  }
+
+  /** What was found of the smallest set, with its caution: that another patch would do as well. */
+  private decidingLines(): HTMLElement | null {
+    const evidence = this.view.active?.evidence;
+    const deciding = evidence ? decidingOf(evidence) : null;
+    if (!deciding) return null;
+    const { sentence, caution } = deciding;
+    const plain = caution ? sentence.replace(caution, "").trim() : sentence;
+    return el("div", { class: "deciding" }, el("p", { class: "muted small" }, plain), caution ? el("p", { class: "problem small", role: "alert" }, caution) : null);
   }
 
   /** Asks the model for the smallest set that decides, and selects it. */
@@ -205,7 +215,7 @@ export class WhatIfPanel {
       ...rows,
       sentence && el("p", { class: changed ? "changed" : "" }, sentence),
       note && el("p", { class: "problem small" }, note),
-      el("p", { class: "muted small" }, `${countPatches(n_left)} left · ${formatNumber(seconds, 2)} s. Grey on the slide: removed.`),
+      el("p", { class: "muted small" }, `${countPatches(n_left)} left · ${formatNumber(seconds, 2)} s. Removed patches are grey on the slide.`),
     );
   }
 
@@ -215,25 +225,25 @@ export class WhatIfPanel {
     if (!evidence) return null;
     const { left } = this;
     const [refusal, pending] = [left.refusal(evidence), left.underWay(evidence)];
-    const about = `${evidence.choice.method}, evidence for ${evidence.choice.target}`;
+    const about = `${methodName(evidence.choice.method)}, evidence for ${evidence.choice.target}`;
     return el(
       "section",
       { class: "block explain-left" },
-      el("h2", {}, "The map of what is left"),
+      el("h2", {}, "Map of the remaining patches"),
       pending
         ? waiting(pending.began, () => left.cancel(evidence))
         : refusal
           ? el("p", { class: "muted" }, refusal)
           : left.has(evidence)
             ? this.shownMap(evidence)
-            : el("div", { class: "buttons" }, button("Explain what is left", () => void this.explain(evidence), { class: "primary", title: about, data: { action: "explain-left" } })),
-      !pending && !refusal && el("p", { class: "muted small" }, `${about}: the map on the slide is of ${evidence.without ? "the patches that are left" : "the whole slide"}.`),
+            : el("div", { class: "buttons" }, button("Explain the remaining patches", () => void this.explain(evidence), { class: "primary", title: about, data: { action: "explain-left" } })),
+      !pending && !refusal && el("p", { class: "muted small" }, `${about}: the map on the slide is of ${evidence.without ? "the remaining patches" : "the whole slide"}.`),
     );
   }
 
   private shownMap(evidence: Evidence): HTMLElement {
     const on = evidence.without > 0;
-    const text = on ? "Show the map of the whole slide" : "Show the map of what is left";
+    const text = on ? "Show the map of the whole slide" : "Show the map of the remaining patches";
     return el("div", { class: "buttons" }, button(text, () => this.view.store.set({ showLeft: !on }), { data: { action: "toggle-left" } }));
   }
 
@@ -255,7 +265,7 @@ export class WhatIfPanel {
       { class: "block" },
       el("h2", {}, "Steps"),
       el("ol", { class: "steps" }, ...this.history.map((step) => el("li", {}, step.name))),
-      el("div", { class: "buttons" }, button(WORDS.undo, () => this.undo(), { data: { action: "undo" } }), button("Start again", () => this.undo(true))),
+      el("div", { class: "buttons" }, button(WORDS.undo, () => this.undo(), { data: { action: "undo" } }), button("Undo all", () => this.undo(true))),
     );
   }
 }
@@ -263,7 +273,7 @@ export class WhatIfPanel {
 /** How long an answer takes already, and the way out. */
 function waiting(began: number, cancel: () => void): HTMLElement {
   const time = el("span", {});
-  const tell = () => (time.textContent = `Explaining what is left… ${Math.round((performance.now() - began) / 1000)} s `);
+  const tell = () => (time.textContent = `Explaining the remaining patches… ${Math.round((performance.now() - began) / 1000)} s `);
   const timer = setInterval(() => (time.isConnected ? tell() : clearInterval(timer)), 1000);
   tell();
   return el("p", {}, time, button(WORDS.cancel, cancel, { class: "small-button", data: { action: "cancel-left" } }));

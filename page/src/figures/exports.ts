@@ -52,7 +52,7 @@ export class Exports {
     const colours = rgbTable(view.display.palette, evidence.signed);
     const entries = paletteEntries(evidence, view.display);
     const { choice, values } = evidence;
-    const name = `${choice.method}:${choice.target}${choice.against === null ? "" : `-vs-${choice.against}`}`;
+    const name = `${choice.method}:${choice.target}${choice.against === null ? "" : `-vs-${choice.against}`}${evidence.part ? `:${evidence.part}` : ""}`;
     const rows = view.visible(pane).filter((i) => inView(pane, layout, i));
     const orders = ranks(values, rows);
     const origin = originOf(view.info);
@@ -127,7 +127,7 @@ export class Exports {
       ...displayNames(view.display),
       Math.max(0, ...removedCounts) > 0 && `without-${[...new Set(removedCounts)].join("-")}`,
       panes.some((pane) => pane.evidence?.without) && "explained-again",
-      ...panes.flatMap((pane) => pane.notes().flatMap((note) => /concept \d+$/.exec(note)?.[0].replace(" ", "-") ?? [])),
+      ...panes.flatMap((pane) => pane.evidence?.part ?? []),
     ].filter((part): part is string => Boolean(part));
     return [view.info.id, ...shownMaps.map(choiceName), ...settings].map(fileName).join(".");
   }

@@ -2,9 +2,9 @@
 
 import { PAPER } from "../colours";
 import { countPatches, formatNumber } from "../words";
-import type { Evidence } from "../evidence/evidence";
-import { drawCaption, drawLegend, describeEvidence } from "../evidence/legend";
-import { limitOf, turn, windowOf, type Transform } from "../evidence/overlay";
+import { cohortRange, rangeOf, type Evidence } from "../evidence/evidence";
+import { drawCaption, drawLegend, describeEvidence, scaleWarning } from "../evidence/legend";
+import { turn, windowOf, type Transform } from "../evidence/overlay";
 import { tile } from "../evidence/patches";
 import { tileUrl } from "../server/api";
 import { filterOf, imageText } from "../slide/image";
@@ -102,7 +102,7 @@ export function drawMarksAndScales(context: CanvasRenderingContext2D, { pane, li
   const { host } = pane;
   pane.markOn(context, { ...host.marks, selection: null, draft: null, hovered: null }, unit);
   const evidence = host.display.shown ? pane.evidence : null;
-  drawLegend(context, host.info, pane.transform().scale, evidence, host.display, evidence ? limitOf(evidence, host.display) : 1, unit);
+  drawLegend(context, host.info, pane.transform().scale, evidence, host.display, unit);
   drawCaption(context, lines, unit);
 }
 
@@ -136,11 +136,14 @@ export function captionOf(pane: Pane): string[] {
 /** What of the scores is not drawn: threshold, signs, and patches removed by a what-if. */
 function settingsOf(pane: Pane, evidence: Evidence): string {
   const { display, removed } = pane.host;
-  const limit = limitOf(evidence, display);
+  const range = rangeOf(evidence, display);
   const removedCount = countRemoved(removed.get(evidence.choice.run));
   return [
-    display.threshold > 0 && `scores weaker than ${formatNumber(evidence.smallest + display.threshold * (limit - evidence.smallest))} hidden`,
+    display.threshold > 0 && `scores weaker than ${formatNumber(range.base + display.threshold * (range.limit - range.base))} hidden`,
     display.sign !== "both" && evidence.signed && `only ${display.sign} scores`,
+    display.clip === "cohort" && cohortRange(evidence) !== null && "scale of the cohort",
+    display.shared && evidence.partner && "one scale for both",
+    scaleWarning(evidence, range),
     removedCount > 0 && `${countPatches(removedCount)} removed (what if)`,
   ]
     .filter(Boolean)

@@ -2,8 +2,8 @@
 
 import { css, INK, LAST, PAPER, PLATE, rgb, rgbTable } from "../colours";
 import { svg } from "../dom";
+import { rangeOf } from "../evidence/evidence";
 import { colourEnds, scaleLength, colourTicks } from "../evidence/legend";
-import { limitOf } from "../evidence/overlay";
 import { GAP, plainFigure, unitOf, type Part } from "./figure";
 import type { Pane } from "../slide/pane";
 
@@ -98,6 +98,6 @@ function legend(pane: Pane, width: number, height: number): SVGElement {
     svg("linearGradient", { id: `colours-${pane.letter}` }, ...stops),
     svg("rect", { x: x + 10, y: y + 22, width: 220, height: 12, fill: `url(#colours-${pane.letter})` }),
     ...row(colourEnds(evidence), 16),
-    ...row(colourTicks(evidence, limitOf(evidence, display)), 48),
+    ...row(colourTicks(evidence, rangeOf(evidence, display)), 48),
   );
 }

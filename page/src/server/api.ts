@@ -31,6 +31,9 @@ export interface Run {
   others: { key: number; id: string }[];
   /** Whether the photographed labels of the glass are served. */
   labels: boolean;
+  /** Methods, and the parts of the explained output, as readers know them. */
+  methods: Record<string, string>;
+  parts: Record<string, string>;
 }
 
 export interface Audit {
@@ -87,12 +90,19 @@ export interface Deciding {
   n: number;
   target: string;
   kind: string;
+  /** How many sets are as small, with this one, and whether they are all counted. */
+  equal?: number;
+  all_equal?: boolean;
+  /** Why the set is not to be taken for what decides. */
+  caution?: string | null;
 }
 
 export interface Certificate {
   n: number;
   output?: number;
   mode?: string;
+  /** What is explained: a probability, a value or a risk. */
+  explained?: string;
   methods: MethodCertificate[];
   /** The smallest set of patches that decides, by their rows. */
   deciding?: Deciding | null;
@@ -160,6 +170,21 @@ export interface Scores {
   x: Int32Array | null;
   y: Int32Array | null;
   columns: Float32Array[];
+  /** The cohort's scale of each method, once it was asked for. */
+  cohort?: CohortScales["scales"];
+}
+
+/** Where the colours of each method end over all slides, and its lowest and highest score. */
+export interface CohortScales {
+  slides: number;
+  scales: Record<string, CohortScale>;
+}
+
+export interface CohortScale {
+  low: number;
+  high: number;
+  lowest: number;
+  highest: number;
 }
 
 export const getRun = (): Promise<Run> => json("api/run.json");
@@ -242,11 +267,18 @@ export interface InsideMaps {
   maps: InsideMap[];
 }
 
+/** A concept: what of the output goes through it, and its strongest patch on the slide. */
+export interface Concept {
+  concept: number;
+  sum: number;
+  patch: number;
+}
+
 /** The concepts of a slide, strongest first; what goes through them and the rest add up to the scores. */
 export interface ConceptList {
   method: string;
   target: string;
-  concepts: { concept: number; sum: number }[];
+  concepts: Concept[];
   total: number;
   rest: number;
 }
@@ -273,7 +305,21 @@ export interface Wall {
 }
 
 /** The signed methods and targets of a run; walls and small pictures are asked for by their number. */
-export const getColumns = async (run: number): Promise<{ method: string; target: string }[]> => (await json<{ columns: { method: string; target: string }[] }>(`api/columns-${run}.json`)).columns;
+export interface ColumnName {
+  method: string;
+  target: string;
+  /** What the lowest and the highest colour mean. */
+  ends: [string, string];
+}
+export const getColumns = async (run: number): Promise<ColumnName[]> => (await json<{ columns: ColumnName[] }>(`api/columns-${run}.json`)).columns;
+const scales = new Map<number, Promise<CohortScales>>();
+/** The scales of a run, read once: the server goes over all slides for them. */
+export function getScales(run: number): Promise<CohortScales> {
+  let answer = scales.get(run);
+  if (!answer) scales.set(run, (answer = json(`api/scales-${run}.json`)));
+  answer.catch(() => scales.delete(run)); // asked again the next time
+  return answer;
+}
 export const getWall = (run: number, column: number): Promise<Wall> => json(`api/wall-${run}-${column}.json`);
 export const smallUrl = (key: number, run: number, column: number): string => `api/slides/${key}/small-${run}-${column}.png`;
 

@@ -59,14 +59,14 @@ export function otherSlideDialog(run: Run, row: Pick<SlideRow, "id" | "case">, s
       return el("div", { role: "listitem" }, open);
     });
     const more = matches.length > MOST ? el("p", { class: "muted" }, `… and ${(matches.length - MOST).toLocaleString("en")} more: search by name.`) : null;
-    put(list, ...rows, matches.length ? more : el("p", { class: "muted" }, "No other slide fits."));
+    put(list, ...rows, matches.length ? more : el("p", { class: "muted" }, "No other slide has this name."));
   };
   search.addEventListener("input", fill);
   const dialog: HTMLDialogElement = el(
     "dialog",
-    { class: "help beside", ariaLabel: WORDS.otherSlide },
-    el("h2", {}, `Beside ${row.id}`),
-    el("p", { class: "muted" }, "The two slides move together once two places are marked on each."),
+    { class: "help beside", ariaLabel: WORDS.compareSlides },
+    el("h2", {}, `Compare ${row.id} with`),
+    el("p", { class: "muted" }, "Mark two places that both slides show, and they move together."),
     search,
     list,
     el("div", { class: "buttons" }, button(WORDS.cancel, () => dialog.close())),

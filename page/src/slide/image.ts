@@ -110,7 +110,7 @@ export class ImageSettings {
         button("Full screen", () => toggleFullScreen(view), { class: "small-button", title: "F", data: { action: "full-screen" } }),
       ),
       ...(info.image ? LEVELS.map((name) => this.slider(name)) : []),
-      info.image && button("As scanned", () => view.setDisplay({ brightness: 1, contrast: 1, gamma: 1, rotation: 0 }), { class: "small-button", disabled: !imageText(display), data: { action: "as-scanned" } }),
+      info.image && button("Reset image", () => view.setDisplay({ brightness: 1, contrast: 1, gamma: 1, rotation: 0 }), { class: "small-button", disabled: !imageText(display), data: { action: "as-scanned" } }),
     );
   }
 

@@ -19,7 +19,7 @@ export interface KeyHost extends HeadHost {
   readonly display: Display;
   readonly store: Store<SlideState>;
   readonly whatif: { undo(): void; summary(run: number): string | null };
-  readonly notes: { add(): void };
+  readonly notes: { add(): void; rename(): void };
   setDisplay(change: Partial<Display>): void;
   choose(tool: Tool): void;
   show(panel: PanelName, focus?: boolean): void;
@@ -35,22 +35,22 @@ const HELP: [string, string][] = [
   ["+  −  0", "Zoom in, out, whole slide"],
   ["Arrows", "Move"],
   ["M  C", "Next method, next class"],
-  ["X", "Contrast with another class"],
+  ["X", "Compare with another class"],
   ["H", "Show or hide the evidence"],
-  [",  .", "Threshold down, up"],
+  [",  .", "Hide fewer, more weak scores"],
   ["S", "One or two panes"],
-  ["W", WORDS.otherSlide],
+  ["W", WORDS.compareSlides],
   ["F  O", "Full screen, turn by 90°"],
   ["V L B R P", "Move, lasso, brush, rectangle, polygon"],
   ["D I K", "Line, point, ruler"],
   ["Enter", "End a polygon or line"],
   ["P X", "Two slides: mark places, unlink"],
-  ["A", "Annotate the selection"],
-  ["U", "Undo the last what-if step, or place"],
+  ["A  N", "Annotate the selection, name the annotation"],
+  ["U", "Undo the last what-if step, or marked place"],
   ["E", "Save the view as a picture"],
   ["1 – 5", "Panels"],
   ["T", "Light or dark"],
-  ["Esc", WORDS.clear],
+  ["Esc", "Clear the selection, back to moving"],
 ];
 
 const TOOLS: Record<string, Tool> = { v: "move", l: "lasso", b: "brush", r: "rectangle", p: "polygon", d: "line", i: "point", k: "ruler" };
@@ -97,6 +97,10 @@ const ACTIONS: Record<string, (view: KeyHost) => void> = {
   e: (view) => view.exports.picture(),
   u: (view) => view.whatif.undo(),
   a: (view) => annotate(view),
+  n: (view) => {
+    view.show("notes");
+    view.notes.rename();
+  },
   ",": (view) => view.setDisplay({ threshold: Math.max(0, view.display.threshold - 0.05) }),
   ".": (view) => view.setDisplay({ threshold: Math.min(1, view.display.threshold + 0.05) }),
   Enter: (view) => view.active?.drawing.finish(),

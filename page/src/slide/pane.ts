@@ -2,13 +2,13 @@
 
 import type OpenSeadragon from "openseadragon";
 import { el, put, select } from "../dom";
-import { countPatches, WORDS } from "../words";
+import { countPatches, methodName, WORDS } from "../words";
 import { Drawing, type ToolHost } from "../annotations/drawing";
 import { drawMarks, type Marks } from "../annotations/marks";
-import { computeEvidence, nearestChoice, methodsOf, sameForAll, subtrahends, targetsOf, type Choice, type Evidence, type Minus } from "../evidence/evidence";
+import { computeEvidence, nearestChoice, methodsOf, rangeOf, sameForAll, subtrahends, targetsOf, type Choice, type Evidence, type Minus } from "../evidence/evidence";
 import { drawLayers, layerNotes, layersOn, type Layer, type LayerStore } from "../evidence/layers";
 import { barLabel, colourBar, magnification, scaleBar } from "../evidence/legend";
-import { Layout, limitOf, Painting, placeAt, turn, type Transform } from "../evidence/overlay";
+import { Layout, Painting, placeAt, turn, type Transform } from "../evidence/overlay";
 import { ScoreList } from "../evidence/patches";
 import type { Run, Scores, SlideInfo } from "../server/api";
 import { filterOf } from "./image";
@@ -52,6 +52,10 @@ export class Pane {
   private readonly note = el("div", { class: "pane-note", role: "status" });
   private readonly bar = el("div", { class: "colour-bar", role: "img" });
   private readonly ruler = el("div", { class: "ruler" });
+  private readonly minimap = el("div", { class: "minimap" });
+  private homed = true; // whether the whole slide is in view, and stays so where the window changes
+  private leaving = false; // on the way to a part of it
+  private size = { width: 0, height: 0 };
   private readonly map = el("canvas", { class: "evidence" });
   private readonly painting = new Painting();
   private readonly list = new ScoreList((i) => this.host.pick(this, i));
@@ -65,11 +69,10 @@ export class Pane {
     choice: Partial<Choice>,
     parent: HTMLElement,
   ) {
-    this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, host.title ?? null, this.head, this.stage, this.list.element, el("div", { class: "furniture" }, this.ruler, this.bar));
+    this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, host.title ?? null, this.head, this.note, this.stage, this.list.element, el("div", { class: "furniture" }, letter === "A" && !host.title ? el("div", { class: "minimap-place" }, this.minimap) : null, this.ruler, this.bar));
     this.element.classList.toggle("no-image", !host.info.image);
     parent.append(this.element); // OpenSeadragon measures its place when it opens
-    this.viewer = openViewer(this.stage, host.info, host.bounds, letter === "A");
-    this.stage.append(this.note);
+    this.viewer = openViewer(this.stage, host.info, host.bounds, this.minimap.isConnected ? this.minimap : null);
     const layer = el("div", { class: "tool-layer" });
     this.viewer.canvas.append(this.overlay, this.marksCanvas, layer);
     this.drawing = new Drawing(layer, host, () => this.transform(), () => this.layout());
@@ -80,6 +83,7 @@ export class Pane {
   private listen(): void {
     const { viewer, stage } = this;
     viewer.addHandler("update-viewport", () => this.draw());
+    viewer.addHandler("viewport-change", () => this.watchHome());
     viewer.addHandler("animation-finish", () => this.host.onMove());
     viewer.addHandler("resize", () => requestAnimationFrame(() => this.draw()));
     viewer.addHandler("open", () => {
@@ -127,8 +131,10 @@ export class Pane {
   /** Takes the map that fits the state now; true where it is another one. */
   renew(): boolean {
     const before = this.evidence;
-    this.evidence = this.own && this.host.present(this.own);
-    return this.evidence?.values !== before?.values;
+    const now = this.own && this.host.present(this.own);
+    if (now?.values === before?.values && now?.without === before?.without) return false;
+    this.evidence = now;
+    return true;
   }
 
   private showPicture(): void {
@@ -158,8 +164,8 @@ export class Pane {
       this.drawMap();
     } else if (evidence) this.list.refresh(evidence, host.display, host.marks.picked?.index ?? -1);
     this.element.classList.toggle("unplaced", Boolean(evidence && !evidence.scores.x));
-    put(this.bar, ...(evidence ? colourBar(evidence, host.display, limitOf(evidence, host.display)) : []));
-    this.bar.ariaLabel = evidence ? barLabel(evidence, limitOf(evidence, host.display)) : "No evidence";
+    put(this.bar, ...(evidence ? colourBar(evidence, host.display, rangeOf(evidence, host.display)) : []));
+    this.bar.ariaLabel = evidence ? barLabel(evidence, rangeOf(evidence, host.display)) : "No evidence";
     this.drawNotes();
     host.onPaint(this, performance.now() - began);
   }
@@ -173,7 +179,7 @@ export class Pane {
     const { evidence, host } = this;
     if (!evidence || !host.display.shown) return [];
     const without = evidence.without ? [`Explained without ${countPatches(evidence.without)}`] : [];
-    return [...without, ...layerNotes(evidence, host.store.state.layers, host.layers.of(evidence.choice.run))];
+    return [...without, ...layerNotes(evidence, host.store.state.layers, host.layers.of(evidence.choice.run), host.run.name)];
   }
 
   /** Applies what is set for the image: filters and rotation. */
@@ -259,13 +265,48 @@ export class Pane {
     return this.layout()?.at(...placeAt(this.transform(), x, y)) ?? -1;
   }
 
+  /** The part of the slide that was scanned, where that is not all of it. */
+  private get scanned(): Bounds | null {
+    const [x, y, width, height] = this.host.info.image?.bounds ?? [0, 0, 0, 0];
+    const part = width * height > 0 && width * height < 0.95 * this.host.bounds.width * this.host.bounds.height;
+    return part ? { x, y, width, height } : null;
+  }
+
   /** Shows the whole slide, or the part of it that was scanned. */
   home(immediately = false): void {
     if (!this.viewer.isOpen()) return;
-    const [x, y, width, height] = this.host.info.image?.bounds ?? [0, 0, 0, 0];
-    const part = width * height > 0 && width * height < 0.95 * this.host.bounds.width * this.host.bounds.height;
-    if (part) show(this.viewer, this.host.bounds, { x, y, width, height }, immediately);
+    const { scanned } = this;
+    if (scanned) show(this.viewer, this.host.bounds, scanned, immediately);
     else this.viewer.viewport.goHome(immediately);
+  }
+
+  /** Keeps the whole slide in view where it was when the window changes. */
+  private watchHome(): void {
+    if (!this.viewer.isOpen()) return;
+    const { x: width, y: height } = this.viewer.viewport.getContainerSize();
+    const whole = this.showsWhole();
+    if (!whole) this.leaving = false;
+    if (width === this.size.width && height === this.size.height) this.homed = whole && !this.leaving;
+    else if (this.homed) this.home(true);
+    this.size = { width, height };
+  }
+
+  /** Something else than the whole slide is about to be shown. */
+  leaveHome(): void {
+    this.homed = false;
+    this.leaving = true;
+  }
+
+  /** Whether the view is of the whole slide. */
+  showsWhole(): boolean {
+    if (!this.viewer.isOpen()) return true;
+    const { viewport } = this.viewer;
+    const [whole, all] = [this.scanned ?? this.host.bounds, this.host.bounds.width];
+    const [width, height] = [whole.width / all, whole.height / all];
+    const zoom = this.scanned ? 1 / Math.max(width, height * viewport.getAspectRatio()) : viewport.getHomeZoom();
+    const { x, y } = viewport.getCenter();
+    const apart = Math.hypot(x - (whole.x - this.host.bounds.x) / all - width / 2, y - (whole.y - this.host.bounds.y) / all - height / 2);
+    return Math.abs(viewport.getZoom() / zoom - 1) < 0.02 && apart < 0.02 * Math.max(width, height);
   }
 
   /** The level-0 rectangle in view. */
@@ -280,13 +321,14 @@ export class Pane {
     const layout = this.layout();
     if (!layout) return;
     const around = 4 * layout.edge;
+    this.leaveHome();
     const [x, y] = [layout.x[index] - around, layout.y[index] - around];
     show(this.viewer, this.host.bounds, { x, y, width: 9 * layout.edge, height: 9 * layout.edge });
   }
 
   private drawHead(): void {
     const { evidence, host } = this;
-    if (!evidence) return put(this.head, el("span", { class: "muted" }, host.loaded === false ? "Reading the evidence…" : "No evidence for this slide."));
+    if (!evidence) return put(this.head, el("span", { class: "muted" }, host.loaded === false ? "Loading the evidence…" : "No evidence for this slide."));
     const { choice, scores } = evidence;
     const targets = targetsOf(scores, choice.method);
     const list = (values: string[]) => values.map((value) => ({ value, text: value }));
@@ -298,10 +340,10 @@ export class Pane {
       evidence.column.warnings.length > 0 && el("span", { class: "warned", title: evidence.column.warnings.join(" "), role: "img", ariaLabel: "Warning" }, "⚠"),
       el("span", { class: "pane-letter", ariaHidden: "true" }, this.letter),
       runs.length > 1 && field(WORDS.run, select(WORDS.run, runs, String(choice.run), (v) => this.choose({ run: Number(v) }), { name: "run" })),
-      field(WORDS.method, select(WORDS.method, list(methodsOf(scores)), choice.method, (v) => this.choose({ method: v }), { name: "method" })),
-      shared ? el("span", { class: "field muted", title: "This method weighs patches; it does not say for which class" }, "weight, for no class") : field(WORDS.evidenceFor, select(WORDS.evidenceFor, list(targets), choice.target, (v) => this.choose({ target: v, against: null }), { name: "target" })),
+      field(WORDS.method, select(WORDS.method, methodsOf(scores).map((value) => ({ value, text: methodName(value) })), choice.method, (v) => this.choose({ method: v }), { name: "method" })),
+      shared ? el("span", { class: "field muted", title: "This method says how much a patch weighs, not for which class it speaks" }, "weight of each patch, for no class") : field(WORDS.evidenceFor, select(WORDS.evidenceFor, list(targets), choice.target, (v) => this.choose({ target: v, against: null }), { name: "target" })),
       others.length > 0 &&
-        field("Against", select("Against", [{ value: "", text: "–" }, ...list(others)], choice.against ?? "", (v) => this.choose({ against: v || null, minus: null }), { name: "against" })),
+        field("Compare with class", select("Compare with class", [{ value: "", text: "–" }, ...list(others)], choice.against ?? "", (v) => this.choose({ against: v || null, minus: null }), { name: "against" })),
       this.minusField(),
     );
   }
@@ -312,10 +354,10 @@ export class Pane {
     const others = evidence ? subtrahends(evidence.choice, evidence.scores, host.scores) : [];
     if (!evidence || !others.length) return null;
     const { minus } = evidence.choice;
-    const text = (each: Minus) => `${host.scores.size > 1 ? `${host.run.runs[each.run]?.name ?? each.run} · ` : ""}${each.method}: ${each.target}`;
+    const text = (each: Minus) => `${host.scores.size > 1 ? `${host.run.runs[each.run]?.name ?? each.run} · ` : ""}${methodName(each.method)}: ${each.target}`;
     const place = minus ? others.findIndex((each) => text(each) === text(minus)) : -1;
     const options = [{ value: "-1", text: "–" }, ...others.map((each, i) => ({ value: String(i), text: text(each) }))];
-    return field("Minus", select("Minus another map", options, String(place), (v) => this.choose({ minus: others[Number(v)] ?? null, against: null }), { name: "minus" }));
+    return field("Subtract map", select("Subtract map", options, String(place), (v) => this.choose({ minus: others[Number(v)] ?? null, against: null }), { name: "minus" }));
   }
 
   destroy(): void {

@@ -10,9 +10,9 @@ import { NotesPanel } from "../annotations/panel";
 import { AnnotationStorage, readNotes } from "../annotations/storage";
 import { CertificatePanel } from "../evidence/certificate";
 import { Controls } from "../evidence/controls";
-import { nextChoice, type Choice, type Evidence } from "../evidence/evidence";
+import { fetchCohort, nextChoice, type Choice, type Evidence } from "../evidence/evidence";
 import { Inspector, summary } from "../evidence/inspector";
-import { INITIAL_LAYERS, LayerStore } from "../evidence/layers";
+import { INITIAL_LAYERS, LayerStore, replaced } from "../evidence/layers";
 import { paletteEntries } from "../evidence/overlay";
 import { WhatIfPanel } from "../evidence/whatif";
 import { Exports } from "../figures/exports";
@@ -114,12 +114,13 @@ export class SlideView implements PaneHost {
     store.on(["display"], () => {
       this.gamma.set(this.display.gamma);
       keepDisplay(this.display);
+      this.wantCohort();
       if (store.state.panel === "evidence") this.controls.refreshNumbers();
     });
     store.on(["removed"], () => this.drawHead());
-    store.on(["selection", "annotations", "focused", "draft", "picked", "hovered", "similar"], () => this.redraw());
+    store.on(["selection", "annotations", "others", "focused", "draft", "picked", "hovered", "similar"], () => this.redraw());
     store.on(["selection"], () => this.bar.refresh());
-    store.on(["selection", "annotations", "focused", "tool"], () => ["whatif", "notes"].includes(store.state.panel) && this.panels.refresh());
+    store.on(["selection", "annotations", "others", "focused", "tool"], () => ["whatif", "notes"].includes(store.state.panel) && this.panels.refresh());
     store.on(["layers"], () => this.arrived());
     store.on(["choices"], () => this.panes.forEach((pane) => pane.take()));
     store.on(["active"], () => this.showActive());
@@ -156,6 +157,7 @@ export class SlideView implements PaneHost {
 
   private build(problems: string[]): void {
     this.loaded = true;
+    this.wantCohort();
     this.store.set({ annotations: [...this.storage.notes] });
     if (!this.panes.length) this.openImage();
     if (problems.length) put(this.banner, el("div", { class: "problem banner", role: "alert" }, problems.join(" ")));
@@ -172,6 +174,7 @@ export class SlideView implements PaneHost {
   /** Places that a link names: the area in view, the patch that is looked at. */
   private restore({ area, picked, selected, removed, left }: ViewState): void {
     const pane = this.panes[0];
+    if (area) pane.leaveHome();
     if (area) showOnceOpen(pane.viewer, this.bounds, area, this.panes.length > 1 ? SETTLING : 0);
     const n = pane.evidence?.scores.set.n ?? 0;
     if (picked !== null && picked < n) this.pick(pane, picked);
@@ -196,12 +199,14 @@ export class SlideView implements PaneHost {
   }
 
   present(evidence: Evidence): Evidence {
-    return this.whatif.left.present(evidence);
+    const shown = this.whatif.left.present(evidence);
+    return replaced(shown, this.store.state.layers, this.layers.of(shown.choice.run));
   }
 
   /** Other patches are taken out, or another map is there: panes show what fits now. */
   private renew(): void {
     const others = this.panes.filter((pane) => pane.renew());
+    this.pair();
     this.repaint();
     if (others.length) this.panels.refresh();
   }
@@ -213,6 +218,7 @@ export class SlideView implements PaneHost {
   private addPane(choice: Parameters<Pane["choose"]>[0]): void {
     const pane = new Pane(this, this.panes.length ? "B" : "A", choice, this.stages);
     this.panes.push(pane);
+    this.pair();
     pane.drawing.choose(this.tool);
     pane.element.addEventListener("pointerdown", () => this.activate(pane), true);
     if (this.panes.length === 1) this.showActive();
@@ -221,19 +227,39 @@ export class SlideView implements PaneHost {
   /** Shows one pane or two that move together; the second starts with the next method, class or run. */
   split(two: boolean, choice: Partial<Choice> | null = null): void {
     if (two === this.panes.length > 1) return;
-    const { viewport } = this.panes[0].viewer;
-    const whole = viewport && viewport.getZoom() < 1.05 * viewport.getHomeZoom();
     if (two) {
       this.addPane(choice ?? nextChoice(this.panes[0].evidence, this.scores));
       this.panes[1].viewer.addOnceHandler("open", () => together(this.panes[0], this.panes[1]));
     } else {
       this.panes.pop()?.destroy();
+      this.pair();
       this.store.set({ active: 0, choices: { A: this.store.state.choices.A } });
     }
     this.stages.classList.toggle("two", two);
     this.showActive();
-    if (whole && !(choice && this.wanted?.area)) setTimeout(() => this.panes[0]?.home(true), SETTLING);
     this.onMove();
+  }
+
+  /** Tells each pane's evidence of the other's: the two can share a scale. */
+  private pair(): void {
+    const [a, b] = this.panes.map((pane) => pane.evidence);
+    for (const [evidence, other] of [[a, b], [b, a]]) {
+      if (!evidence || evidence.partner === (other ?? null)) continue;
+      evidence.partner = other ?? null;
+    }
+    if (this.display.shared) queueMicrotask(() => this.repaint());
+  }
+
+  /** The cohort's scale is asked for when it is chosen. */
+  private wantCohort(): void {
+    if (this.display.clip !== "cohort" || !this.scores.size) return;
+    fetchCohort(this.scores).then((fresh) => fresh && !this.isClosed && this.rescale(), (error: Error) => this.say(error.message, true));
+  }
+
+  private rescale(): void {
+    this.repaint();
+    this.controls.refreshGallery();
+    if (this.store.state.panel === "evidence") this.controls.refreshNumbers();
   }
 
   private activate(pane: Pane): void {
@@ -249,6 +275,7 @@ export class SlideView implements PaneHost {
   // what panes tell
 
   onChoose(pane: Pane): void {
+    this.pair();
     this.leave();
     queueMicrotask(() => pane === this.active && this.panels.refresh());
     this.onMove();
@@ -290,7 +317,7 @@ export class SlideView implements PaneHost {
   region(polygons: Polygon[], patches: number[] | null): void {
     const layout = this.active?.layout();
     const selection = { polygons, patches: patches ?? (layout ? patchesIn(layout, polygons) : []) };
-    this.store.set({ selection, tool: "move" });
+    this.store.set({ selection }); // the tool stays: one region after another
   }
 
   /** Selects what threshold and sign leave. */
@@ -331,11 +358,16 @@ export class SlideView implements PaneHost {
 
   setDisplay(change: Partial<Display>): void {
     this.store.set({ display: { ...this.display, ...change } });
-    if ("palette" in change || "clip" in change) this.controls.refreshGallery();
+    if ("palette" in change || "clip" in change || "shared" in change) this.controls.refreshGallery();
   }
 
   /** What layers show has changed: switched on or off, or come from the server. */
   private arrived(): void {
+    if (this.panes.map((pane) => pane.renew()).includes(true)) {
+      this.pair();
+      this.repaint();
+      this.panels.refresh();
+    }
     for (const pane of this.panes) {
       pane.draw();
       pane.drawNotes();
@@ -356,8 +388,14 @@ export class SlideView implements PaneHost {
     for (const pane of this.panes) pane.viewer.world.resetItems();
   }
 
+  focusSlide(): void {
+    this.active?.stage.focus({ preventScroll: true });
+  }
+
   showArea(area: Bounds): void {
-    if (this.active?.viewer.isOpen()) show(this.active.viewer, this.bounds, area);
+    if (!this.active?.viewer.isOpen()) return;
+    this.active.leaveHome();
+    show(this.active.viewer, this.bounds, area);
   }
 
   choose(tool: Tool): void {

@@ -34,15 +34,16 @@ export function fullLevel(bounds: { width: number; height: number }): number {
   return Math.ceil(Math.log2(Math.max(bounds.width, bounds.height, 1)));
 }
 
-export function openViewer(element: HTMLElement, info: SlideInfo, bounds: Bounds, navigator: boolean): OpenSeadragon.Viewer {
+/** Opens a slide in an element; `minimap` holds the small map of the whole, where there is one. */
+export function openViewer(element: HTMLElement, info: SlideInfo, bounds: Bounds, minimap: HTMLElement | null): OpenSeadragon.Viewer {
+  if (minimap) Object.assign(minimap.style, minimapSize(bounds));
   return OpenSeadragon({
     element,
     tileSources: [tileSource(info, bounds) as unknown as OpenSeadragon.TileSourceOptions],
     drawer: "canvas",
     showNavigationControl: false,
-    showNavigator: navigator,
-    navigatorPosition: "TOP_RIGHT",
-    ...navigatorSize(bounds),
+    showNavigator: minimap !== null,
+    navigatorElement: minimap,
     navigatorOpacity: 1,
     navigatorAutoFade: false,
     navigatorBackground: "transparent",
@@ -65,10 +66,10 @@ export function openViewer(element: HTMLElement, info: SlideInfo, bounds: Bounds
   } as OpenSeadragon.Options);
 }
 
-/** A minimap of the slide's shape, at most 180 by 140 pixels. */
-function navigatorSize({ width, height }: Bounds): { navigatorWidth: string; navigatorHeight: string } {
-  const scale = Math.min(180 / width, 140 / height);
-  return { navigatorWidth: `${Math.max(40, Math.round(width * scale))}px`, navigatorHeight: `${Math.max(40, Math.round(height * scale))}px` };
+/** A minimap of the slide's shape, at most 170 by 84 pixels: it stands below the slide, not over it. */
+function minimapSize({ width, height }: Bounds): { width: string; height: string } {
+  const scale = Math.min(170 / width, 84 / height);
+  return { width: `${Math.max(30, Math.round(width * scale))}px`, height: `${Math.max(30, Math.round(height * scale))}px` };
 }
 
 function tileSource(info: SlideInfo, bounds: Bounds): OpenSeadragon.TileSource {

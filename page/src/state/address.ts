@@ -1,15 +1,16 @@
 /** The address is the state: which slide is shown, and how. A link shows the same to whoever opens it. */
 
 import type { Point } from "../annotations/geometry";
+import { PALETTES } from "../colours";
 import type { Choice, Minus } from "../evidence/evidence";
 import { INITIAL_LAYERS, LAYERS, nameOf } from "../evidence/layers";
 import type { Bounds } from "../slide/viewport";
-import type { Display } from "./settings";
+import { CLIP_NAMES, type Display } from "./settings";
 
 /** What of a slide's view a link carries. */
 export interface ViewState {
   panes: Partial<Choice>[];
-  display: Partial<Pick<Display, "threshold" | "clip" | "sign" | "shown" | ImageSetting>>;
+  display: Partial<Display>;
   area: Bounds | null;
   panel: string | null;
   picked: number | null;
@@ -29,7 +30,6 @@ export interface Address {
 }
 
 const IMAGE = ["brightness", "contrast", "gamma"] as const;
-type ImageSetting = (typeof IMAGE)[number] | "rotation";
 
 const SIGNS = ["both", "positive", "negative"];
 
@@ -65,9 +65,11 @@ export function toQuery(state: ViewState): string {
     if (pane.against != null) query.set(`${letter}.against`, pane.against);
     if (pane.minus) query.set(`${letter}.minus`, JSON.stringify([pane.minus.run, pane.minus.method, pane.minus.target]));
   });
-  const { threshold, clip, sign, shown } = state.display;
+  const { threshold, clip, shared, sign, shown, palette, opacity, fade, grey } = state.display;
   if (threshold) query.set("threshold", String(rounded(threshold)));
-  if (clip != null) query.set("clip", String(rounded(clip)));
+  if (clip !== undefined && clip !== "auto") query.set("clip", typeof clip === "number" ? String(rounded(clip)) : clip);
+  if (shared) query.set("scale", "shared");
+  if (palette !== undefined && opacity !== undefined) query.set("look", [palette, rounded(opacity), fade ? "fade" : "full", grey ? "grey" : "stained"].join(","));
   if (sign && sign !== "both") query.set("sign", sign);
   if (shown === false) query.set("hidden", "1");
   for (const name of IMAGE) if ((state.display[name] ?? 1) !== 1) query.set(name, String(rounded(state.display[name]!)));
@@ -94,7 +96,9 @@ export function fromQuery(query: URLSearchParams): ViewState {
     panes,
     display: {
       threshold: share(query.get("threshold")) ?? 0,
-      clip: share(query.get("clip")),
+      clip: clipIn(query.get("clip")),
+      shared: query.get("scale") === "shared",
+      ...lookIn(query.get("look")),
       sign: (SIGNS.includes(sign ?? "") ? sign : "both") as Display["sign"],
       shown: query.get("hidden") !== "1",
       ...Object.fromEntries(IMAGE.map((name) => [name, Math.min(4, Math.max(0.25, Number(query.get(name) ?? 1) || 1))])),
@@ -128,6 +132,18 @@ function minusIn(text: string | undefined): Minus | null {
   } catch {
     return null;
   }
+}
+
+function clipIn(text: string | null): Display["clip"] {
+  return CLIP_NAMES.find((name) => name === text) ?? share(text) ?? "auto";
+}
+
+/** Palette, opacity, fading and grey tissue, all four or, where a link names none, the reader's own. */
+function lookIn(text: string | null): Partial<Display> {
+  const [id, opacity, fade, grey] = (text ?? "").split(",");
+  const palette = PALETTES.find((each) => each.id === id)?.id;
+  const [strength, known] = [share(opacity || null), ["fade", "full"].includes(fade) && ["grey", "stained"].includes(grey)];
+  return palette !== undefined && strength !== null && known ? { palette, opacity: strength, fade: fade === "fade", grey: grey === "grey" } : {};
 }
 
 function share(text: string | null): number | null {

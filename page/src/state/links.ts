@@ -64,12 +64,10 @@ export class Linking {
   state(): ViewState {
     const { panes, store } = this.view;
     const { display, choices, layers, panel, picked, selection, removed } = store.state;
-    const { threshold, clip, sign, shown, brightness, contrast, gamma, rotation } = display;
-    const viewport = panes[0]?.viewer.isOpen() ? panes[0].viewer.viewport : null;
-    const home = viewport !== null && viewport.getZoom() < 1.02 * viewport.getHomeZoom();
+    const home = panes[0]?.showsWhole() ?? true;
     return {
       panes: [choices.A, choices.B].flatMap((choice) => choice ?? []),
-      display: { threshold, clip, sign, shown, brightness, contrast, gamma, rotation },
+      display,
       area: home ? null : (panes[0]?.area() ?? null),
       panel,
       picked: picked?.index ?? null,

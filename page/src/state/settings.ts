@@ -1,5 +1,9 @@
 /** How evidence is shown, and the page's colours; kept in the browser between visits. */
 
+/** Auto: the box plot's whiskers; max: the largest score; cohort: the whiskers over all slides. */
+export const CLIP_NAMES = ["auto", "max", "cohort"] as const;
+export type ClipName = (typeof CLIP_NAMES)[number];
+
 export interface Display {
   palette: string;
   opacity: number;
@@ -8,8 +12,10 @@ export interface Display {
   grey: boolean;
   shown: boolean;
   sign: "both" | "positive" | "negative";
-  /** Where colours saturate, as a share of the largest score; null is the whisker. */
-  clip: number | null;
+  /** Where colours end: as a share of the largest score, or by name. */
+  clip: number | ClipName;
+  /** Whether two panes, or two slides, have one scale. */
+  shared: boolean;
   /** Scores below this share of the scale are not drawn. */
   threshold: number;
   /** The image itself: 1 is as it was scanned. */
@@ -27,7 +33,8 @@ const DISPLAY: Display = {
   grey: true,
   shown: true,
   sign: "both",
-  clip: null,
+  clip: "auto",
+  shared: false,
   threshold: 0,
   brightness: 1,
   contrast: 1,

@@ -46,6 +46,8 @@ export interface SlideState {
   left: ReadonlyMap<string, LeftMaps>;
   showLeft: boolean;
   annotations: readonly Annotation[];
+  /** What other readers have drawn, by their names; only to look at. */
+  others: ReadonlyMap<string, readonly Annotation[]>;
   focused: string | null;
   draft: { points: Point[]; width: number; closed: boolean; text: string } | null;
   picked: Place | null;
@@ -67,6 +69,7 @@ export function initialState(): SlideState {
     left: new Map(),
     showLeft: true,
     annotations: [],
+    others: new Map(),
     focused: null,
     draft: null,
     picked: null,

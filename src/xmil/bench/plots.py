@@ -19,7 +19,7 @@ from xmil.bench.scoring import MethodSpec, score_bags
 from xmil.bench.tables import AUROC, ResultTable, column_title, title_of
 from xmil.bench.verdicts import base_of
 from xmil.evaluate import auprc2
-from xmil.heatmaps import method_colour
+from xmil.heatmaps import Scale, method_colour
 from xmil.methods import METHODS
 from xmil.models import MILModel
 
@@ -171,12 +171,8 @@ def colour_tiles(images: Array, scores: Array, *, signed: bool) -> Floats:
     return np.concatenate(rows, axis=0)
 
 
-def colours(scores: Array, *, signed: bool, depth: tuple[float, float] = (0.38, 0.7)) -> Floats:
-    """RGB (n, 3): red and blue around zero, or purple from the lowest to the highest; `depth` of each."""
-    from matplotlib import colormaps
-
-    if signed:
-        limit = np.abs(scores).max() or 1.0
-        return np.asarray(colormaps["RdBu_r"](0.5 + depth[0] * scores / limit))[:, :3]
-    low, span = scores.min(), np.ptp(scores) or 1.0
-    return np.asarray(colormaps["Purples"](depth[1] * (scores - low) / span))[:, :3]
+def colours(scores: Array, *, signed: bool, depth: float = 0.7) -> Floats:
+    """RGB (n, 3) in the colours of every heatmap, full at the largest score; a `depth` below 1 pales them."""
+    ends = np.array([scores.min(), scores.max()], dtype=np.float64)
+    scale = Scale.of(ends if np.ptp(ends) else [0.0, 1.0], signed=signed, clip="none")
+    return np.asarray(1 - depth * (1 - scale.paint(scores)[:, :3] / 255))

@@ -344,7 +344,7 @@ def _verdict(report: dict[str, Any]) -> str:
 
 def _account(audit: dict[str, float] | None) -> str:
     if audit is None:
-        return "this method does not account for the output"
+        return "scores of this method do not add up to the output"
     shares = {key: value for key, value in audit.items() if key != "output" and abs(value) > 5e-7}
     told = " + ".join(f"{value:.4g} {key.replace('_', ' ')}" for key, value in shares.items())
     return f"{audit['output']:.4g} = {told.replace('+ -', '- ') or '0'}"

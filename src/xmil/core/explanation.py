@@ -30,6 +30,17 @@ OTHER_FORMATS = (  # endings that would lie about a Parquet file
 DRAWING, STORAGE = "xmil.heatmaps", "xmil.storage"  # higher layers: found by name when they are needed
 
 
+PARTS = {  # of the explained output, as every page and picture names them
+    "instances": "Patches",
+    "class_token": "Class token",
+    "bias": "Bias",
+    "epsilon": "Numerical term",
+    "baseline": "Baseline",
+    "cut": "Cut",
+    "other": "Unexplained",
+}
+
+
 @dataclass(frozen=True)
 class Audit:
     """Where the explained output went: `output` is the sum of all the other shares.
@@ -283,7 +294,7 @@ CARDS = {
     "gxi": MethodCard("Gradient x input", "G x I"),
     "grad2": MethodCard("Squared gradient", "Grad^2"),
     "ig": MethodCard("Integrated gradients", "IG"),
-    "lrp": MethodCard("xMIL-LRP", "xMIL-LRP"),
+    "lrp": MethodCard("LRP", "LRP"),
 }
 
 

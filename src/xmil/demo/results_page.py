@@ -262,10 +262,9 @@ def _curves(path: Path) -> dict[str, Floats]:
 
 SCALE = 4  # pixels of the slide to one of the picture
 STRENGTH = 0.72  # of the colour over the slide
-DEPTH = (0.45, 0.85)  # of signed and of other colours
 MARKS = {1: "+", -1: "\N{MINUS SIGN}"}
 LEGEND = (
-    "red: evidence for the class, blue: against it; purple: a score without a sign. "
+    "red: evidence for the class, blue: against it; scores without a sign: violet (low) to yellow (high). "
     f"Marks: {MARKS[1]} truly speaks for it, {MARKS[-1]} truly against it"
 )
 
@@ -278,10 +277,10 @@ def draw_panels(
 
     slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
-    painted = {"the slide": None, "true evidence": colours(truth, signed=True, depth=DEPTH)}
+    painted = {"the slide": None, "true evidence": colours(truth, signed=True, depth=1.0)}
     for method, words in titles.items():
         e = result.shown[method]
-        painted[words] = colours(e.scores, signed=e.signed, depth=DEPTH)
+        painted[words] = colours(e.scores, signed=e.signed, depth=1.0)
     rows = -(-len(painted) // columns)
     size = (2.35 * columns, 2.25 * rows + 0.75)
     sheet = Figure(figsize=size, dpi=130, layout="constrained")

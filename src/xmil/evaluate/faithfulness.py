@@ -18,7 +18,7 @@ from torch import nn
 
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter, check_names
-from xmil.core.explanation import Explanation
+from xmil.core.explanation import PARTS, Explanation
 from xmil.evaluate.curves import (
     Bags,
     Band,
@@ -45,7 +45,6 @@ Row = dict[str, Any]
 AFFORDABLE = 50_000  # sub-bags that may be tried for the smallest set that decides
 UNEXPLAINED = 0.01  # the largest share of the output an audit may leave unexplained
 LIMIT = 0.5  # of the mean rank correlation under re-drawn weights
-SHARES = ("instances", "class_token", "bias", "epsilon", "baseline", "cut", "other")
 
 
 @dataclass(frozen=True)
@@ -117,17 +116,18 @@ class Certificate:
     @property
     def sentence(self) -> str:
         """The verdict for a reader."""
-        on_flip = "The decision never flips."
+        on_flip = "No removal changes the prediction."
         if not self.morf.decides:
             kind = self.explanation.params.get("output", "value")
             noun = kind if kind in ("value", "risk") else "hazard"
-            on_flip = f"The output is a {noun}: there is no decision to flip."
+            on_flip = f"The output is a {noun}: there is no prediction to change."
         elif self.morf.flipped is not None:
-            on_flip = f"The decision flips once {100 * self.morf.flipped / self.morf.steps:.0f} % are out."
-        on_audit, share = "This method does not account for the output.", self.unexplained
+            top = 100 * self.morf.flipped / self.morf.steps
+            on_flip = f"Removing the top {top:.0f} % changes the prediction."
+        on_audit, share = "Scores of this method do not add up to the output.", self.unexplained
         if share is not None:
-            state = "The account closes" if share <= UNEXPLAINED else "The account does not close"
-            on_audit = f"{state}: {share:.1%} of the output is unexplained."
+            add_up = "add up" if share <= UNEXPLAINED else "do not add up"
+            on_audit = f"Scores {add_up} to the output: {share:.1%} of it is unexplained."
         return f"{self.verdict} {on_flip} {on_audit}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -388,10 +388,10 @@ def audit_summary(explanations: Sequence[Explanation]) -> AuditSummary | None:
     audited = [e for e in explanations if e.audit is not None]
     if not audited:
         return None
-    rows = np.array([[getattr(e.audit, share) for share in SHARES] for e in audited])
+    rows = np.array([[getattr(e.audit, share) for share in PARTS] for e in audited])
     outputs = np.array([e.audit.output for e in audited if e.audit is not None])
     rows = rows / np.maximum(np.abs(outputs), np.finfo(np.float64).tiny)[:, None]
     unexplained = np.abs(rows[:, -1])
     worst = int(unexplained.argmax())
-    means = dict(zip(SHARES, (float(x) for x in rows.mean(axis=0)), strict=True))
+    means = dict(zip(PARTS, (float(x) for x in rows.mean(axis=0)), strict=True))
     return AuditSummary(len(audited), means, float(unexplained[worst]), audited[worst].bag)

@@ -42,6 +42,9 @@ class MinimalSet:
     `instances` (upper,) and `upper` are None where no set was found; `lower` then is the size up to which
     none exists, the bag's own where that is proved for all proper subsets. `decided` is the decision of the
     full bag, whether the target is predicted. `tried` counts evaluated sets.
+
+    Other sets may be as small: `equal` counts them with this one, which is the strongest, the one that moves
+    the outputs farthest past the decision. Unless `all_equal`, there may be more of them than were counted.
     """
 
     instances: npt.NDArray[np.int64] | None
@@ -52,6 +55,8 @@ class MinimalSet:
     decided: bool
     n: int
     tried: int
+    equal: int = 0
+    all_equal: bool = False
 
     @property
     def exact(self) -> bool:
@@ -61,20 +66,37 @@ class MinimalSet:
     @property
     def sentence(self) -> str:
         """The finding for a reader."""
-        does = "whose removal flips" if self.kind == "flip" else "that alone keep"
+        does = "whose removal changes" if self.kind == "flip" else "that alone keep"
         if self.upper is None:
             none = "There is no set" if self.exact else "No set was found"
             open_ = "" if self.exact else f"; one of {self.lower} or more is not ruled out"
-            return f"{none} of patches {does} the decision on {self.target}{open_}."
-        what = f"of patches {does} the decision on {self.target} has {self.upper} of {self.n}"
-        if self.exact:
-            return f"The smallest set {what}."
-        return f"The smallest set found {what}; a smaller one, of {self.lower} or more, is not ruled out."
+            return f"{none} of patches {does} the prediction on {self.target}{open_}."
+        what = f"of patches {does} the prediction on {self.target} has {self.upper} of {self.n}"
+        smallest = f"The smallest set {what}."
+        if not self.exact:
+            smallest = (
+                f"The smallest set found {what}; a smaller one, of {self.lower} or more, is not ruled out."
+            )
+        if self.equal > 1:
+            least = "" if self.all_equal else "at least "
+            smallest += f" It is the strongest of {least}{self.equal} sets of this size."
+        elif not self.all_equal:
+            smallest += " Other sets may be as small."
+        return " ".join([smallest, *([self.caution] if self.caution else [])])
+
+    @property
+    def caution(self) -> str | None:
+        """A warning if most single patches would do: then none of them is what decides."""
+        if self.upper != 1 or 2 * self.equal <= self.n:
+            return None
+        what = "change the prediction when removed" if self.kind == "flip" else "keep the prediction alone"
+        why = "it is close to the boundary" if self.kind == "flip" else "the patches say much the same"
+        return f"Caution: {self.equal} of {self.n} single patches {what}: {why}, and no one patch decides it."
 
     def as_dict(self) -> dict[str, Any]:
         """The finding in plain types, as files hold it."""
         members = None if self.instances is None else self.instances.tolist()
-        keys = ("kind", "lower", "upper", "n", "tried", "exact", "sentence")
+        keys = ("kind", "lower", "upper", "n", "tried", "exact", "equal", "all_equal", "caution", "sentence")
         return {"instances": members, "target": str(self.target), **{key: getattr(self, key) for key in keys}}
 
 
@@ -142,11 +164,14 @@ class _Sets:
 
     def gains(self, logits: Tensor) -> Tensor:
         """Measure how close each row of logits is to the goal; infinity once it is there."""
+        reached, margin = self.strengths(logits)
+        return torch.where(reached, float("inf"), margin.clamp(max=1e30))
+
+    def strengths(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Say of each row of logits whether it is at the goal, and how far beyond it."""
         self.tried += len(logits)
         self.left -= len(logits)
-        reached = self._predicted(logits) == self.goal
-        margin = self._margin(logits) * (1 if self.goal else -1)
-        return torch.where(reached, float("inf"), margin.clamp(max=1e30))
+        return self._predicted(logits) == self.goal, self._margin(logits) * (1 if self.goal else -1)
 
     def masks(self, members: Tensor) -> Tensor:
         """Mark what is in the bag (b, n) for sets (b, m)."""
@@ -155,7 +180,11 @@ class _Sets:
 
     def try_each(self, members: Tensor, rows: Tensor) -> Tensor:
         """Measure the gains (k,) of a set (m,) with each of the rows (k,) joined or taken out."""
-        return self.gains(self.game.toggled(self.masks(members.unsqueeze(0))[0], rows))
+        return self.gains(self.toggled(members, rows))
+
+    def toggled(self, members: Tensor, rows: Tensor) -> Tensor:
+        """Run a set (m,) with each of the rows (k,) joined or taken out: logits (k, c)."""
+        return self.game.toggled(self.masks(members.unsqueeze(0))[0], rows)
 
     def outside(self, members: Tensor) -> Tensor:
         """List the rows that are not in a set."""
@@ -321,8 +350,53 @@ def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | Non
     return best, lower
 
 
+def _rivals(sets: _Sets, members: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Give the sets (k, m) as small as this one that reach the goal, how far, and whether they are all.
+
+    All sets of its size are tried if that is affordable, else those that differ from it in one member.
+    """
+    size, every = len(members), torch.arange(sets.n, device=sets.device)
+    if size == 1:
+        reached, strength = sets.strengths(sets.toggled(every[:0], every))
+        return every[reached].unsqueeze(1), strength[reached], True
+    affordable = comb(sets.n, size) <= min(sets.left, EXHAUSTIVE)
+    found, strengths = [], []
+    for group, logits in _every_group(sets, size) if affordable else _exchanges(sets, members):
+        reached, strength = sets.strengths(logits)
+        found.append(group[reached])
+        strengths.append(strength[reached])
+    return torch.cat(found), torch.cat(strengths), affordable
+
+
+def _every_group(sets: _Sets, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give all sets of a size, in batches, with their logits."""
+    groups = combinations(range(sets.n), size)
+    while batch := list(islice(groups, BATCH)):
+        group = torch.tensor(batch, device=sets.device)
+        yield group, sets.game.run(sets.masks(group))
+
+
+def _exchanges(sets: _Sets, members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give a set and those that differ from it in one member, as far as evaluations allow."""
+    own, outside = members.unsqueeze(0), sets.outside(members)
+    yield own, sets.game.run(sets.masks(own))
+    for i in range(len(members)):
+        if sets.left < len(outside):
+            return
+        rest = torch.cat([members[:i], members[i + 1 :]])
+        group = torch.cat([rest.expand(len(outside), -1), outside.unsqueeze(1)], dim=1)
+        yield group, sets.toggled(rest, outside)
+
+
 def _result(sets: _Sets, members: Tensor | None, lower: int) -> MinimalSet:
-    rows = None if members is None else np.sort(members.cpu().numpy()).astype(np.int64)
-    upper = None if rows is None else len(rows)
-    lower = lower if upper is None else min(lower, upper)  # a set that the model confirms refutes any bound
-    return MinimalSet(rows, lower, upper, sets.kind, sets.target, sets.decided, sets.n, sets.tried)
+    about = (sets.kind, sets.target, sets.decided, sets.n)
+    if members is None:
+        return MinimalSet(None, lower, None, *about, sets.tried)
+    rivals, strengths, every = _rivals(sets, members)
+    for place in strengths.argsort(descending=True, stable=True)[:TIES]:
+        if sets.confirm(rivals[place]):
+            members = rivals[place]
+            break
+    rows = np.sort(members.cpu().numpy()).astype(np.int64)
+    lower = min(lower, len(rows))  # a set that the model confirms refutes any bound
+    return MinimalSet(rows, lower, len(rows), *about, sets.tried, max(1, len(rivals)), every)

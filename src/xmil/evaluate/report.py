@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import InputError
+from xmil.core.explanation import PARTS, card_of
 from xmil.core.text import counted, csv_text, markdown_table, text_table
-from xmil.evaluate.faithfulness import EVIDENCE, SHARES, Row, SlideResult
-from xmil.evaluate.predictions import COLOURS, GREY, STYLES
+from xmil.evaluate.faithfulness import EVIDENCE, Row, SlideResult
+from xmil.evaluate.predictions import GREY, STYLES
 from xmil.evaluate.statistics import (
     SMALLEST,
     BestMethod,
@@ -47,10 +48,13 @@ MEASURES = {
     "pointing": "pointing game",
     "mass": "relevance mass",
 }
-SHARE_COLOURS = (*COLOURS, "#5E3C99")  # of the shares of an audit
+PART_LOOKS = (  # greys: red and blue are evidence for and against
+    ("0.25", ""), ("0.95", "////"), ("0.6", ""), ("0.95", "...."),
+    ("0.8", ""), ("0.95", "xxxx"), ("0.45", "----"),
+)  # fmt: skip
 DASHES = ((5, 1), (3, 1, 1, 1), (1, 1), (8, 2), (4, 2, 1, 2, 1, 2))
 LINES = (*STYLES, *((0, dashes) for dashes in DASHES))
-RED = "#C1121F"
+INK = "#111111"
 EXPLAINED = {
     "probability": "probability of the predicted class",
     "value": "value minus reference",
@@ -224,7 +228,7 @@ def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
     styles = method_styles([c.explanation.method for c in result.certificates])
     for certificate in result.certificates:
         name = certificate.explanation.method
-        label = f"{name} ({certificate.morf.aupc:.2f}, {certificate.verdict.kind})"
+        label = f"{card_of(name).title} ({certificate.morf.aupc:.2f}, {certificate.verdict.kind})"
         left.plot(percent, certificate.morf.values, label=label, **styles[name])
     kind, target = result.rows[0]["explained"], result.headline.morf.target
     _label_curves(left, f"probability of class {target}" if kind == "probability" else EXPLAINED[kind])
@@ -256,31 +260,31 @@ def _draw_curves(axis: Axes, groups: dict[str, list[Row]], units: Mapping[str, s
             axis.fill_between(
                 percent, mean - error, mean + error, color=styles[method]["color"], alpha=0.18, lw=0
             )
-            axis.plot(percent, mean, label=method, **styles[method])
+            axis.plot(percent, mean, label=card_of(method).title, **styles[method])
     kinds = {row["explained"] for rows in groups.values() for row in rows}
     name = EXPLAINED.get(kinds.pop() if len(kinds) == 1 else "", "explained output")
     _label_curves(axis, f"{name}\n(mean ± standard error)")
 
 
 def _draw_boxes(axis: Axes, groups: dict[str, list[Row]]) -> None:
-    """Draw box plots; red line: median, red dot: mean, as in the paper."""
+    """Draw box plots; line: median, dot: mean."""
     methods = [method for method, rows in groups.items() if rows]
     values = [[row["aupc"] for row in groups[method]] for method in methods]
     styles = method_styles(methods)
     if methods:
         drawn = axis.boxplot(
             values,
-            tick_labels=methods,
+            tick_labels=[card_of(method).title for method in methods],
             showmeans=True,
             patch_artist=True,
             widths=0.6,
-            medianprops={"color": RED, "lw": 1.8},
-            meanprops={"marker": "o", "markerfacecolor": RED, "markeredgecolor": "white", "markersize": 6},
+            medianprops={"color": INK, "lw": 1.8},
+            meanprops={"marker": "o", "markerfacecolor": INK, "markeredgecolor": "white", "markersize": 6},
             flierprops={"marker": ".", "markersize": 4, "markeredgecolor": "#555555"},
         )
         for box, method in zip(drawn["boxes"], methods, strict=True):
             box.set(facecolor=styles[method]["color"], alpha=0.35)
-    axis.set_ylabel("AUPC (red line: median, red dot: mean)")
+    axis.set_ylabel("AUPC (line: median, dot: mean)")
     _limit(axis, [value for column in values for value in column])
     for text in axis.get_xticklabels():
         text.set(rotation=30, ha="right", rotation_mode="anchor")
@@ -297,17 +301,18 @@ def _draw_audits(axis: Axes, result: SlideResult) -> None:
         axis.set_axis_off()
         return
     positions = np.arange(len(audited))
-    width = 0.8 / len(SHARES)
-    for i, share in enumerate(SHARES):
-        heights = [getattr(e.audit, share) for e in audited]
-        places = positions + (i - len(SHARES) // 2) * width
-        axis.bar(places, heights, width, label=share.replace("_", " "), color=SHARE_COLOURS[i])
+    width = 0.8 / len(PARTS)
+    for i, ((part, name), (grey, hatch)) in enumerate(zip(PARTS.items(), PART_LOOKS, strict=True)):
+        heights = [getattr(e.audit, part) for e in audited]
+        places = positions + (i - len(PARTS) // 2) * width
+        look: dict[str, Any] = {"color": grey, "hatch": hatch, "ec": "0.3", "lw": 0.5}
+        axis.bar(places, heights, width, label=name, **look)
     for x, e in zip(positions, audited, strict=True):
         axis.plot([x - 0.45, x + 0.45], [e.audit.output] * 2, color="black", lw=1.2)  # type: ignore[union-attr]
     axis.plot([], [], color="black", lw=1.2, label="explained output")
     axis.axhline(0, color="black", lw=0.6)
-    axis.set_xticks(positions, [e.method for e in audited])
-    axis.set_ylabel("share of the explained output (its own unit)")
+    axis.set_xticks(positions, [card_of(e.method).title for e in audited])
+    axis.set_ylabel("part of the explained output (its own unit)")
     _legend_below(axis)
 
 

@@ -62,10 +62,13 @@ class Verdict:
         if self.kind == CANNOT_TELL:
             return f"Cannot tell: {self.reason}."
         beside = ""
-        if self.share is not None and self.best != self.method:
-            beside = f", {100 * max(self.share, 0):.0f} % of the best method tried ({self.best})"
+        if self.share is not None and self.best is not None and self.best != self.method:
+            beside = (
+                f", {100 * max(self.share, 0):.0f} % of the best method tried ({card_of(self.best).title})"
+            )
         chance = f"p = {self.p:.3f} against {self.orders} random orders"
-        return f"{WORDS[self.kind].capitalize()}: {self.method} has SRG {self.srg:.2f}{beside}; {chance}."
+        subject = f"{WORDS[self.kind].capitalize()}: {card_of(self.method).title}"
+        return f"{subject} has SRG {self.srg:.2f}{beside}; {chance}."
 
     def as_dict(self) -> dict[str, Any]:
         """What a certificate says of the verdict, in plain types."""

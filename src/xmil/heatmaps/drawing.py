@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from xmil.core.durable import identity, write_atomically
 from xmil.core.errors import FileError, InputError, XmilError, check_names
-from xmil.core.explanation import Explanation
+from xmil.core.explanation import PARTS, Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
 from xmil.core.text import counted
@@ -277,7 +277,7 @@ def _column(scene: Scene, explanation: Explanation) -> PanelColumn:
     if pairs is not None:
         lines = tuple(pair_lines(pairs, view.canvas, most=look.pairs) for view in scene.views)
     words = subtitle(explanation, task) + LEGEND * any(len(each.segments) for each in lines)
-    note = beyond_scale(scale.share_beyond(explanation.scores))
+    note = beyond_scale(scale.share_beyond(explanation.scores), scale.times_beyond(explanation.scores))
     return PanelColumn(title(explanation), words, images, scale, ends(explanation, task), lines, note)
 
 
@@ -323,11 +323,11 @@ def explanation_html(explanation: Explanation) -> str:
     picture.savefig(png, format="png", dpi=100)
     where = f" of {explanation.bag}" if explanation.bag else ""
     counts = f"{where}: {len(explanation)} patches, output {number(explanation.output)}"
-    account = tag("p", "This method does not account for the output.")
+    account = tag("p", "Scores of this method do not add up to the output.")
     if explanation.audit is not None:
         every = explanation.audit.as_dict()
         shares = {key: value for key, value in every.items() if value or key in ("output", "other")}
-        head = [key.replace("_", " ") for key in shares]
+        head = [PARTS.get(key, "Output") for key in shares]
         account = table([[number(value) for value in shares.values()]], head=head)
     return tag(
         "div",

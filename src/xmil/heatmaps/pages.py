@@ -40,6 +40,12 @@ nav a { margin-right: 1rem; color: inherit; }
 @media print { body { max-width: none; } h2 { break-after: avoid; } }
 """
 
+# After a page's own style: a phone shows it without scrolling sideways.
+PHONE = """
+@media (max-width: 40rem) { table { display: block; overflow-x: auto; } th, td { padding: .25rem .4rem; }
+  th, td, .words td:first-child, .figures td { white-space: normal; overflow-wrap: anywhere; } }
+"""
+
 
 class Html(str):
     """Text that is HTML already."""
@@ -114,7 +120,7 @@ def page(title: str, *parts: object, style: str = "") -> str:
     """Write a page of parts, one below another, that needs no other file; `style` adds to the kit's."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{COLOURS}{STYLE}{style}</style>"
+        f"<title>{escape(title)}</title><style>{COLOURS}{STYLE}{style}{PHONE}</style>"
     )
     body = join(parts, "\n")
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'

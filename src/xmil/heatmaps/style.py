@@ -30,6 +30,7 @@ RED, BLUE = "#8E0F23", "#1B4F87"  # the same two for letters and lines, on white
 LIGHT_RED, LIGHT_BLUE = "#F2858F", "#7FB2EA"  # and on dark pages
 TRIMMED = (0.1, 0.9)  # of RdBu: its darkest ends turn brown and black over tissue
 BEYOND = 0.1  # share of patches beyond the scale from which on pictures and commands say so
+FAR = 5.0  # times the scale's end: from there on weak scores look like the strongest, and pictures say so
 STEPS = 257  # odd, so that zero has the middle colour to itself
 Clip = Literal["whiskers", "percentile", "none"]
 CLIPS: tuple[str, ...] = get_args(Clip)
@@ -108,6 +109,16 @@ class Scale:
         """
         values = np.asarray(scores, dtype=np.float64)
         return float(np.mean((values < self.low) | (values > self.high))) if values.size else 0.0
+
+    def times_beyond(self, scores: npt.ArrayLike) -> float:
+        """Measure how many times as far as the scale's end the strongest score lies.
+
+        >>> Scale(-1.0, 1.0, True, SIGNED).times_beyond([-2.0, 0.5, 88.0])
+        88.0
+        """
+        values, base = np.asarray(scores, dtype=np.float64), 0.0 if self.signed else self.low
+        reach = self.high - base
+        return float(np.abs(values - base).max(initial=0.0) / reach) if reach > 0 else 1.0
 
     def paint(self, values: npt.ArrayLike) -> Pixels:
         """Colour the values as RGBA (..., 4); NaN is transparent."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from xmil.core.explanation import Explanation, card_of, measured_against
 from xmil.core.task import TASKS, Target, Task
 from xmil.core.text import small_number
-from xmil.heatmaps.style import BEYOND
+from xmil.heatmaps.style import BEYOND, FAR
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 PREDICTED, ALL = "predicted", "all"
@@ -160,15 +160,17 @@ def why_one_colour(e: Explanation, task: str = "classification") -> str | None:
     )
 
 
-def beyond_scale(share: float) -> str:
-    """Warn of patches whose scores lie beyond a colour scale; empty if they are few.
+def beyond_scale(share: float, times: float = 1.0) -> str:
+    """Warn of patches whose scores lie beyond a colour scale; empty if they are few and not far beyond.
 
     >>> beyond_scale(0.34), beyond_scale(0.05)
     ('34 % of patches beyond the scale, at full colour; clip none shows all', '')
+    >>> beyond_scale(0.05, times=88.4)
+    'the strongest score is 88 times the scale; clip none shows all'
     """
-    if share <= BEYOND:
-        return ""
-    return f"{100 * share:.0f} % of patches beyond the scale, at full colour; clip none shows all"
+    far = f"the strongest score is {times:.0f} times the scale" if times > FAR else ""
+    many = f"{100 * share:.0f} % of patches beyond the scale, at full colour" if share > BEYOND else ""
+    return "; ".join(part for part in (many, far, "clip none shows all" if many or far else "") if part)
 
 
 def _meaning(explanation: Explanation, task: str) -> Task:

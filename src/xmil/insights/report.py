@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from xmil.core.explanation import PARTS
 from xmil.core.text import counted
 from xmil.evaluate import SurvivalCurve
 from xmil.evaluate.statistics import FEWEST
@@ -23,7 +24,16 @@ from xmil.insights.shortcuts import Association
 CONCEPTS = 8  # in the report
 NAMED = 4  # strategies whose typical slides are named in the figure: more names lie on each other
 GREY = "#808080"  # can be read on white and on black
-GROUPS = ("#3aa66b", "#b06fd0", "#c9a227", "#5fb3b3", "#d9793a", "#3a8fd9", "#d0587e", "#8f8f8f")
+GROUPS = (
+    "#3aa66b",
+    "#b06fd0",
+    "#c9a227",
+    "#7a5c3e",
+    "#9bbf3b",
+    "#5fb3a0",
+    "#5e5e5e",
+    "#b5b5b5",
+)
 STYLE = """
 .short, .notes { background: var(--soft); border-radius: .5rem; padding: .6rem 1.2rem; margin: 1rem 0; }
 .short ul, .notes ul { padding-left: 1.1rem; margin: .3rem 0; }
@@ -75,14 +85,14 @@ STABILITY = {
     "largest model share": "largest part of all absolute score that one model gives",
 }
 ACCOUNT = {
-    "output": "the explained output",
-    "instances": "given to patches: the map",
-    "class_token": "reached the class token",
-    "bias": "reached added constants",
-    "epsilon": "swallowed by stabilisers",
-    "other": "unexplained; must be near zero",
-    "baseline": "what a bag of baseline patches would get",
-    "cut": "stopped at constants that depend on the input",
+    "Output": "the explained output",
+    PARTS["instances"]: "given to patches: the map",
+    PARTS["class_token"]: "reached the class token",
+    PARTS["bias"]: "reached added constants",
+    PARTS["epsilon"]: "lost to the terms that keep divisions stable",
+    PARTS["other"]: "must be near zero",
+    PARTS["baseline"]: "what a bag of baseline patches would get",
+    PARTS["cut"]: "stopped at constants that depend on the input",
 }
 MEASURES = {
     "aupc": "mean output while patches are taken out, the highest first: lower is better",
@@ -159,7 +169,7 @@ def report_html(findings: Findings) -> str:
     lines.append(f"Faithfulness {'was measured: see Trust' if findings.faithfulness else f'was {UNTESTED}'}.")
     title = f"What the model looks at: {findings.title}"
     data = findings.about.get("data") or f"{len(findings.slides)} slides"
-    notes = tag("div", tag("b", "Mind this"), bullets(findings.notes), kind="notes")
+    notes = tag("div", tag("b", "Caution"), bullets(findings.notes), kind="notes")
     return page(
         title,
         tag("h1", title),
@@ -396,7 +406,10 @@ def _trust(findings: Findings) -> Html:
     meanings = {name: MEASURES.get(name.split(",")[0], "") for name in faithful}
     sane = {name: {"": value} for name, value in findings.sanity.items()}
     stable = {name: {"mean": _short(value)} for name, value in findings.stability.items()}
-    sizes = {name.removeprefix("size of "): {"mean size": _short(v)} for name, v in findings.audit.items()}
+    sizes = {
+        PARTS.get(name.removeprefix("size of "), "Output"): {"mean size": _short(v)}
+        for name, v in findings.audit.items()
+    }
     parts = (
         (
             "Faithfulness", _glossary(faithful, meanings), f"{UNTESTED.capitalize()}.",

@@ -43,7 +43,7 @@ from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
 from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
 from xmil.runs.requests import CohortRequest, EvaluateRequest, ExplainRequest
 from xmil.runs.workers.pool import MakeWorker, Worker
-from xmil.storage import Run, read_run
+from xmil.storage import Run
 
 BACKGROUND = "background.npz"
 HINT = (

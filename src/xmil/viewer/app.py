@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial, wraps
@@ -13,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
+from unicodedata import category, is_normalized, normalize
 
 import anyio
 from starlette.applications import Starlette
@@ -155,6 +155,7 @@ class Site(PageSite):
             get("/api/run.json", self.overview),
             get("/api/openapi.json", self.describe),
             get("/api/columns-{run:int}.json", self.wall.columns),
+            get("/api/scales-{run:int}.json", self.wall.scales),
             get("/api/wall-{run:int}-{column:int}.json", self.wall.wall),
             get("/api/agreement-{run:int}.json", self.agreement),
             draw(f"{slide}/small-{{run:int}}-{{column:int}}.png", self.wall.small),
@@ -234,7 +235,7 @@ class Site(PageSite):
     def describe(self) -> dict[str, Any]:
         """Describe every route, as OpenAPI."""
         paths: dict[str, Any] = {}
-        text = {"type": "string", "pattern": f"^{READER.pattern}$"}
+        text = {"type": "string", "pattern": f"^{READER}$"}
         error = {"content": {JSON: {"schema": {"type": "object", "required": ["error"]}}}}
         for route in (route for route in self.routes if route.include_in_schema):
             path, posted = route.path_format, "POST" in (route.methods or ())
@@ -333,7 +334,7 @@ def _tagged(request: Request, content: bytes, kind: str) -> Response:
 
 
 FOLDER = "annotations"
-READER = re.compile(r"[A-Za-z0-9_-]{1,40}")
+READER = r"[\p{L}\p{M}\p{N}_-]{1,40}"  # as JavaScript and OpenAPI write what `is_reader` checks
 MOST = 100_000  # annotations of one reader on one slide
 DEEPEST = 64  # brackets within brackets; those of GeoJSON are a dozen
 
@@ -344,6 +345,16 @@ class ConflictError(XmilError):
     def __init__(self, stored: dict[str, Any]) -> None:
         super().__init__("The annotations were changed elsewhere since they were read.")
         self.stored = stored
+
+
+def is_reader(name: str) -> bool:
+    """Whether a name can be a reader's: letters of any script, digits, - and _; never a path.
+
+    >>> [is_reader(name) for name in ("anna", "Zoë-2", "\u9ec4\u6653\u660e", "a b", "../x", "")]
+    [True, True, True, False, False, False]
+    """
+    letters = all(category(letter)[0] in "LMN" or letter in "-_" for letter in name)
+    return 1 <= len(name) <= 40 and letters and is_normalized("NFC", name)
 
 
 def _text_of(document: dict[str, Any]) -> str:
@@ -377,7 +388,8 @@ class AnnotationFiles:
         path = self._path(slide, reader)
         stored = read_json(path) if path.is_file() and not path.is_symlink() else {}
         head = stored["xmil"] if isinstance(stored.get("xmil"), dict) else {}
-        readers = sorted(file.stem for file in path.parent.glob("*.geojson") if READER.fullmatch(file.stem))
+        names = (normalize("NFC", file.stem) for file in path.parent.glob("*.geojson"))
+        readers = sorted(name for name in names if is_reader(name))
         place = self._folder if self._folder.is_dir() else self._folder.parent
         return {
             "revision": head["revision"] if isinstance(head.get("revision"), int) else 0,
@@ -423,7 +435,7 @@ class AnnotationFiles:
             raise WriteError(f"Annotations cannot be kept in the run's folder ({reason}).") from None
 
     def _path(self, slide: str, reader: str) -> Path:
-        if not READER.fullmatch(reader):
+        if not is_reader(reader):
             raise InputError("A reader's name has 1 to 40 letters, digits, '-' or '_'.")
         folder = self._folder / slide
         if not is_plain(slide) or self._folder.is_symlink() or folder.is_symlink():

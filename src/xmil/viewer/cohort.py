@@ -6,6 +6,7 @@ large cohorts an even sample of each slide's patches. The best by code are compa
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from heapq import nlargest
 from threading import Lock, Thread
@@ -15,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import XmilError
+from xmil.core.task import TASKS
 from xmil.data import read_bag
 from xmil.viewer.cache import Cache, Stamp, stamp
-from xmil.viewer.collection import Collection, MissingError
+from xmil.viewer.collection import PATIENCE, Collection, MissingError
 from xmil.viewer.deepzoom import encode
 from xmil.viewer.layers import Evidence
 from xmil.viewer.whatif import CaseBags
@@ -114,6 +116,7 @@ def _unit(features: Floats) -> Floats:
 
 PER_SLIDE = 3  # of them from one slide: a wall of one slide says little of the cohort
 SMALL = 64  # pixels of the longer edge of a small picture
+POOLED = 4_000_000  # scores of a column that a cohort's scale is made from: of large cohorts, even samples
 Key = tuple[str | None, bool | None]
 Strong = tuple[float, int, int]  # strength, slide, patch
 
@@ -124,36 +127,76 @@ class CohortWall:
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
         self._walls: Cache[dict[str, Any]] = Cache(32)
+        self._scales: Cache[dict[str, Any]] = Cache(8)
+        self._checked: dict[int, tuple[float, dict[str, Any]]] = {}
         self._small: Cache[bytes] = Cache(16 << 20, len)
         self._lock = Lock()  # one wall is built at a time
 
     def columns(self, run: int) -> dict[str, Any]:
         """The signed methods and targets of a run, by number, from its first slide that can be read."""
-        self._collection.run(run)
+        task = TASKS[self._collection.run(run).task]
         _, first = next(self._collection.readable(run), (0, None))
-        signed = [c for c in first.columns if c["signed"]] if first else []
-        return {"columns": [{"method": c["method"], "target": c["target"]} for c in signed]}
+        signed = [(c["method"], c["target"]) for c in first.columns if c["signed"]] if first else []
+        ends = [task.short_ends(target) for _, target in signed]
+        return {
+            "columns": [{"method": m, "target": t, "ends": e} for (m, t), e in zip(signed, ends, strict=True)]
+        }
 
     def wall(self, run: int, column: int) -> dict[str, Any]:
-        """The patches that say most for and against, for each label and for right and wrong predictions."""
+        """The strongest patches for and against, for each label and for right and wrong predictions."""
         method, target = self._name_column(run, column)
         with self._lock:
             key = (run, method, target, self._stamps(run))
             return self._walls.fetch(key, lambda: self._build(run, method, target))
 
+    def scales(self, run: int) -> dict[str, Any]:
+        """Where each method's colours end over the cohort: 99 % of all patches' scores lie within."""
+        self._collection.run(run)
+        checked, scales = self._checked.get(run, (0.0, {}))
+        if time.monotonic() - checked > PATIENCE:  # every small picture asks
+            with self._lock:
+                scales = self._scales.fetch((run, self._stamps(run)), lambda: self._measure(run))
+            self._checked[run] = (time.monotonic(), scales)
+        return scales
+
+    def _measure(self, run: int) -> dict[str, Any]:
+        from xmil.heatmaps import Scale
+
+        pools: dict[str, list[npt.NDArray[np.float32]]] = {}
+        signed: dict[str, bool] = {}
+        most = max(2, POOLED // max(1, len(self._collection.refresh())))
+        slides = 0
+        for _, evidence in self._collection.readable(run):
+            slides += 1
+            for column, scores in zip(evidence.columns, evidence.scores, strict=True):
+                ordered = np.sort(scores[np.isfinite(scores)])
+                if column["kind"] == "scores" and len(ordered):
+                    rows = np.linspace(0, len(ordered) - 1, min(most, len(ordered)))
+                    pools.setdefault(column["method"], []).append(ordered[rows.round().astype(np.int64)])
+                    signed[column["method"]] = column["signed"]
+        scales = {}
+        for method, parts in pools.items():
+            scores = np.concatenate(parts)
+            scale = Scale.of(scores, signed=signed[method], clip="percentile")
+            ends = {"low": scale.low, "high": scale.high}
+            scales[method] = ends | {"lowest": float(scores.min()), "highest": float(scores.max())}
+        return {"slides": slides, "scales": scales}
+
     def small(self, key: int, run: int, column: int) -> bytes:
-        """A slide's scores as a small PNG in the colours of the heatmaps; no scores are transparent."""
+        """A slide's scores as a small PNG in the colours of the cohort; no scores are transparent."""
         path = self._collection.run(run).find("explanations", self._collection.slide(key))
         method, target = self._name_column(run, column)
+        ends = self.scales(run)["scales"].get(method) or {"low": -1.0, "high": 1.0}
 
         def draw() -> bytes:
             evidence = self._collection.evidence(key, run)
             scores = evidence.find(method, target)
             if scores is None:
                 raise MissingError(f"This slide has no scores of {method} for {target}.")
-            return _picture(evidence, scores)
+            return _picture(evidence, scores, ends["low"], ends["high"])
 
-        return self._small.fetch((key, run, method, target, stamp(path) if path else None), draw)
+        known = (key, run, method, target, ends["high"], stamp(path) if path else None)
+        return self._small.fetch(known, draw)
 
     def _name_column(self, run: int, column: int) -> tuple[str, str]:
         columns = self.columns(run)["columns"]
@@ -198,7 +241,7 @@ class CohortWall:
         return {"method": method, "target": target, "slides": slides, "groups": entries}
 
 
-def _picture(evidence: Evidence, scores: npt.NDArray[np.float32]) -> bytes:
+def _picture(evidence: Evidence, scores: npt.NDArray[np.float32], low: float, high: float) -> bytes:
     """One pixel is the mean of the patches whose centres fall into it; one clear pixel without places."""
     from xmil.heatmaps import SIGNED, Scale
 
@@ -213,9 +256,7 @@ def _picture(evidence: Evidence, scores: npt.NDArray[np.float32]) -> bytes:
         cell = (places[:, 1] // pixel).astype(np.int64) * width + (places[:, 0] // pixel).astype(np.int64)
         counts = np.bincount(cell, minlength=width * height)
         mean = np.bincount(cell, weights=scores, minlength=width * height) / np.maximum(counts, 1)
-        size = np.abs(mean[counts > 0])
-        limit = float(np.quantile(size, 0.95)) if size.any() else 1.0
-        painted = Scale(-1, 1, True, SIGNED).paint(np.clip(mean / (limit or 1.0), -1, 1))
+        painted = Scale(low, high, True, SIGNED).paint(mean)
         pixels = np.zeros((height * width, 4), dtype=np.uint8)
         pixels[:, :3] = painted[:, :3]
         pixels[:, 3] = np.where(counts > 0, 255, 0)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from xmil._version import __version__
 from xmil.core.errors import FileError, InputError, XmilError, absent
+from xmil.core.explanation import CARDS, PARTS
 from xmil.core.interactions import Interactions
 from xmil.core.task import TASKS
 from xmil.core.text import bare_name, is_plain, small_number
@@ -326,6 +327,8 @@ class Collection:
             "slides": [self.facts(key) for key in range(len(slides))],
             "others": [{"key": key, "id": name} for key, name in self.others().items()] if live else [],
             "labels": live and self.labels,
+            "methods": {name: card.title for name, card in CARDS.items()},
+            "parts": PARTS,
         }
 
     def describe(self, key: int) -> dict[str, Any]:

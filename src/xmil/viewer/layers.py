@@ -178,7 +178,10 @@ def concepts_layer(maps: ConceptMaps) -> dict[str, Any]:
     return {
         "method": maps.method,
         "target": maps.target,
-        "concepts": [{"concept": k, "sum": float(sums[k])} for k in active],
+        "concepts": [
+            {"concept": k, "sum": float(sums[k]), "patch": int(np.abs(maps.values[:, k]).argmax())}
+            for k in active
+        ],
         "total": total,
         "rest": total - float(sums.sum()),
     }

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import InputError, XmilError, not_made
 from xmil.core.text import parse_json
 from xmil.viewer.cache import to_json
+from xmil.viewer.cohort import CohortWall
 from xmil.viewer.collection import Collection
 from xmil.viewer.deepzoom import TILE
+from xmil.viewer.server import POLICY
 
 MARK = "xmil-export.json"  # names what was written, so that only our own is ever replaced
 STATIC = Path(__file__).parent / "static"
@@ -65,10 +68,41 @@ def export(
         if error:
             failed[line["id"]] = line["error"] = error
         on_slide(line["id"], line["key"] + 1, len(about["slides"]))
+    _write_cohort(collection, folder / "api")
     _put(folder / "api" / "run.json", to_json(about))
     for name in sorted(files, key=lambda name: name == "index.html"):
-        _put(folder / name, files[name].read_bytes())
+        content = files[name].read_bytes()
+        _put(folder / name, _guarded(content) if name == "index.html" else content)
     return failed
+
+
+def _guarded(page: bytes) -> bytes:
+    """The page with the policy that the server would send beside it."""
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'.encode()
+    head, tag, rest = page.partition(b"<head>")
+    return head + tag + policy + rest if tag else policy + page
+
+
+def _write_cohort(collection: Collection, place: Path) -> None:
+    """What the list and the wall show: scales, small maps, and the strongest patches of each run."""
+    wall = CohortWall(collection)
+    for run in range(len(collection.runs)):
+        columns = wall.columns(run)
+        _put(place / f"columns-{run}.json", to_json(columns))
+        _put(place / f"scales-{run}.json", to_json(wall.scales(run)))
+        for column in range(len(columns["columns"])):
+            strongest = wall.wall(run, column)
+            _put(place / f"wall-{run}-{column}.json", to_json(strongest))
+            sides = (group[side] for group in strongest["groups"] for side in ("supporting", "refuting"))
+            for patch in (patch for side in sides for patch in side):
+                path = place / "slides" / str(patch["key"]) / f"patch-{run}-{patch['index']}.jpeg"
+                with suppress(XmilError):  # a slide without a picture
+                    _put(path, collection.patch(patch["key"], run, patch["index"]))
+            for key, evidence in collection.readable(run) if run == 0 else ():
+                with suppress(XmilError):
+                    if evidence.coords is not None:
+                        small = wall.small(key, run, column)
+                        _put(place / "slides" / str(key) / f"small-{run}-{column}.png", small)
 
 
 def _prepare(folder: Path, names: list[str]) -> None:

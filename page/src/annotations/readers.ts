@@ -1,0 +1,55 @@
+/** Who reads, and which classes they use: asked for when they are needed, kept in this browser. */
+
+import { KINDS, SPARE, type Rgb } from "../colours";
+import { button, el, openDialog } from "../dom";
+import { store, stored } from "../state/settings";
+import { WORDS } from "../words";
+import { asReader } from "./storage";
+
+/** Asks for a line of text; null where it is cancelled. `accept` gives what is taken, or null with the reason shown. */
+function askLine(parent: HTMLElement, about: { title: string; text: string; label: string; refusal: string; offers?: readonly string[] }, accept: (text: string) => string | null): Promise<string | null> {
+  return new Promise((done) => {
+    let answer: string | null = null;
+    const input = el("input", { type: "text", name: "answer", ariaLabel: about.label, maxLength: 60, autocomplete: "off" });
+    const refusal = el("p", { class: "problem", role: "alert" });
+    const take = (text: string) => {
+      answer = accept(text);
+      refusal.textContent = answer === null ? about.refusal : "";
+      if (answer !== null) dialog.close();
+    };
+    const offers = (about.offers ?? []).map((name) => button(name, () => take(name), { class: "small-button" }));
+    const form = el("form", { method: "dialog", onsubmit: (event: Event) => (event.preventDefault(), take(input.value)) }, el("label", { class: "row" }, about.label, input), refusal, el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "OK"), button(WORDS.cancel, () => dialog.close())));
+    const dialog: HTMLDialogElement = el("dialog", { class: "help ask", ariaLabel: about.title }, el("h2", {}, about.title), el("p", { class: "muted" }, about.text), offers.length > 0 ? el("div", { class: "buttons" }, ...offers) : null, form);
+    dialog.addEventListener("close", () => done(answer));
+    openDialog(parent, dialog);
+    input.focus();
+  });
+}
+
+/** Asks who is reading; those who have drawn on this slide can be chosen. */
+export function askReader(parent: HTMLElement, known: readonly string[]): Promise<string | null> {
+  const text = "Annotations are kept with the run under your name, so that those of several readers stay apart.";
+  return askLine(parent, { title: "Who is reading?", text, label: "Name", refusal: "A name has 1 to 40 letters or digits; - and _ may be in it.", offers: known }, asReader);
+}
+
+export interface Kind {
+  name: string;
+  colour: Rgb;
+}
+
+const OWN = "xmil:kinds";
+
+/** The classes that readers have added in this browser. */
+export function ownKinds(): Kind[] {
+  const known = stored<Kind[]>(OWN);
+  return Array.isArray(known) ? known.filter((kind) => kind && typeof kind.name === "string" && Array.isArray(kind.colour)) : [];
+}
+
+/** Asks for a class of one's own; it is offered from then on. */
+export async function askKind(parent: HTMLElement): Promise<string | null> {
+  const about = { title: "New class", text: "It is offered in this browser from now on, and goes with the annotations into their files.", label: "Class", refusal: "A class needs a name." };
+  const name = await askLine(parent, about, (text) => text.trim() || null);
+  const [own, all] = [ownKinds(), [...KINDS, ...ownKinds()]];
+  if (name !== null && !all.some((kind) => kind.name === name)) store(OWN, [...own, { name, colour: SPARE[own.length % SPARE.length] }]);
+  return name;
+}

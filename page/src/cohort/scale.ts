@@ -1,0 +1,41 @@
+/** What red means over the cohort: one chosen class, on one scale, in the list and on the wall. */
+
+import { el, select } from "../dom";
+import { plainBar } from "../evidence/legend";
+import { FAR } from "../evidence/evidence";
+import type { CohortScale, ColumnName } from "../server/api";
+import type { ViewState } from "../state/address";
+import type { PageState, PageStore } from "../state/page";
+import { formatNumber, methodName } from "../words";
+
+/** The column that was looked at last, else the last class of the first method. */
+export function columnOf(columns: readonly ColumnName[], { carried }: PageState): number {
+  const pane = carried?.panes[0];
+  const last = pane?.run ? -1 : columns.findIndex(({ method, target }) => method === pane?.method && target === pane?.target);
+  return last >= 0 ? last : columns.findLastIndex(({ method }) => method === columns[0]?.method);
+}
+
+/** How a slide shows what the list shows of it. */
+export function stateFor({ method, target }: ColumnName): ViewState {
+  return { panes: [{ run: 0, method, target }], display: { clip: "cohort" }, area: null, panel: null, picked: null, layers: null };
+}
+
+/** Chooses the class of the list, of the wall and of the slides that are opened from them. */
+export function chooseColumn(page: PageStore, column: ColumnName): void {
+  const { carried } = page.state;
+  const state = stateFor(column);
+  page.set({ carried: carried ? { ...carried, panes: state.panes, display: { ...carried.display, ...state.display } } : state });
+}
+
+export function columnChooser(label: string, columns: readonly ColumnName[], column: number, choose: (value: string) => void): HTMLElement {
+  const options = columns.map(({ method, target }, i) => ({ value: String(i), text: `${methodName(method)}: evidence for ${target}` }));
+  return el("label", { class: "field" }, el("span", {}, label), select("Evidence", options, String(column), choose, { name: "column" }));
+}
+
+/** The legend of all small maps and frames. */
+export function cohortBar({ ends }: ColumnName, { high, lowest, highest }: CohortScale): HTMLElement {
+  const ticks = [`${lowest < -high ? "≤ " : ""}${formatNumber(-high)}`, "0", `${highest > high ? "≥ " : ""}${formatNumber(high)}`];
+  const times = Math.max(-lowest, highest) / high;
+  const warning = times > FAR ? el("div", { class: "bar-warning" }, `⚠ Strongest score: ${formatNumber(times, 2)} times this scale`) : null;
+  return el("div", { class: "colour-bar cohort-bar", role: "img", ariaLabel: `Colours: from ${ticks[0]} (${ends[0]}) to ${ticks[2]} (${ends[1]}), one scale for all slides` }, ...plainBar("rdbu", true, ends, ticks), warning);
+}

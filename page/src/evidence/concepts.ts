@@ -1,0 +1,92 @@
+/** Concepts: in place of the scores, the part of them that goes through one concept of `xmil insight`. */
+
+import { button, el } from "../dom";
+import { formatNumber, methodName } from "../words";
+import type { Evidence } from "./evidence";
+import type { ChoiceHost, Layer, LayerData } from "./layers";
+import { Layout } from "./overlay";
+import { patchCanvas } from "./patches";
+import { getConcept, getConcepts, type Concept } from "../server/api";
+import { store, stored } from "../state/settings";
+
+/** The concept that is chosen, else the strongest; null where the concepts are of another map. */
+function conceptOf(evidence: Evidence, data: LayerData, chosen: string): Concept | null {
+  const { concepts } = data;
+  const { method, target } = evidence.choice;
+  return concepts && concepts.method === method && concepts.target === target ? chosenIn(data, chosen) : null;
+}
+
+function chosenIn({ concepts }: LayerData, chosen: string): Concept | null {
+  return concepts?.concepts.find(({ concept }) => String(concept) === chosen) ?? concepts?.concepts[0] ?? null;
+}
+
+// Names that readers give: kept in this browser, for all slides of the run.
+
+const namesKey = (run: string): string => `xmil:concepts:${location.origin}:${run}`;
+
+function namesOf(run: string): Record<string, string> {
+  return stored<Record<string, string>>(namesKey(run)) ?? {};
+}
+
+function conceptName(run: string, concept: number): string {
+  const name = namesOf(run)[concept];
+  return typeof name === "string" && name ? name : `Concept ${concept}`;
+}
+
+export const conceptsLayer: Layer = {
+  name: "concepts",
+  label: "One concept's part of the scores",
+  place: "evidence",
+  lacks(data, chosen) {
+    const concept = chosenIn(data, chosen)?.concept;
+    if (!data.concepts) return "concepts";
+    return concept === undefined || data.concept.has(concept) ? null : `concept-${concept}`;
+  },
+  async fetch(slide, run, data, chosen) {
+    data.concepts ??= await getConcepts(slide, run);
+    const concept = chosenIn(data, chosen)?.concept;
+    if (concept !== undefined) data.concept.set(concept, await getConcept(slide, run, concept));
+  },
+  offers: ({ scores, choice }) => scores.set.concepts && choice.against === null && !choice.minus,
+  legend(evidence, data, chosen, run) {
+    if (!data.concepts) return "Fetching the concepts…";
+    const concept = conceptOf(evidence, data, chosen);
+    if (!concept) return `The concepts are those of ${methodName(data.concepts.method)} for ${data.concepts.target}.`;
+    return `The map, its histogram and its patches show what of each score goes through ${conceptName(run, concept.concept)}: ${formatNumber(concept.sum)} of ${formatNumber(data.concepts.total)} over the slide. ${formatNumber(data.concepts.rest)} goes through no concept.`;
+  },
+  note(evidence, data, chosen, run) {
+    const concept = conceptOf(evidence, data, chosen);
+    return concept && data.concept.has(concept.concept) ? `Only what goes through ${conceptName(run, concept.concept)}` : null;
+  },
+  replace(evidence, data, chosen) {
+    const concept = conceptOf(evidence, data, chosen);
+    const values = concept && data.concept.get(concept.concept);
+    return values && values.length === evidence.values.length ? { ...evidence, values, part: `concept-${concept.concept}` } : evidence;
+  },
+  chooser(evidence, data, chosen, host) {
+    const current = conceptOf(evidence, data, chosen);
+    return current && data.concepts ? el("div", {}, list(evidence, data.concepts.concepts, current, host), nameField(current, host)) : null;
+  },
+};
+
+/** Each concept with its strongest patch on this slide, its name, and what of the output goes through it. */
+function list(evidence: Evidence, concepts: Concept[], current: Concept, { info, run, choose }: ChoiceHost): HTMLElement {
+  const layout = evidence.scores.x ? Layout.of(evidence.scores) : null;
+  const rows = concepts.map((each) => {
+    const { concept, sum, patch } = each;
+    const row = button("", () => choose(String(concept)), { class: "concept", ariaPressed: String(each === current), data: { concept } });
+    if (layout && info.image) row.append(patchCanvas(info, layout.x[patch], layout.y[patch], layout.edge, 48));
+    row.append(el("span", { class: "concept-name" }, conceptName(run.name, concept)), el("span", { class: "number" }, formatNumber(sum)));
+    return row;
+  });
+  return el("div", { class: "concept-list", role: "group", ariaLabel: "Concepts" }, ...rows);
+}
+
+function nameField({ concept }: Concept, { run, changed }: ChoiceHost): HTMLElement {
+  const input = el("input", { type: "text", name: "concept-name", value: namesOf(run.name)[concept] ?? "", placeholder: `Concept ${concept}`, maxLength: 60, ariaLabel: `Name of concept ${concept}` });
+  input.addEventListener("change", () => {
+    store(namesKey(run.name), { ...namesOf(run.name), [concept]: input.value.trim() });
+    changed();
+  });
+  return el("label", { class: "row" }, "Name", input);
+}
