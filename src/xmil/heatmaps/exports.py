@@ -532,10 +532,12 @@ def to_anndata(explanations: Sequence[Explanation]) -> Any:
     import pandas as pd
 
     obs = first.to_pandas()[[name for name in ("x0", "y0") if first.coords is not None]]
-    obs.index = pd.Index([str(i) for i in range(len(first))], name="patch")
+    # strings as objects: h5ad has no entry for the Arrow strings that pandas makes of them
+    obs.index = pd.Index([str(i) for i in range(len(first))], name="patch", dtype=object)
     columns = pd.DataFrame(
         {"method": [e.method for e in explanations], "target": [str(e.target) for e in explanations]},
-        index=[e.column for e in explanations],
+        index=pd.Index([e.column for e in explanations], dtype=object),
+        dtype=object,
     )
     about = {
         "slide": first.bag or "",
