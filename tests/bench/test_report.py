@@ -46,7 +46,8 @@ def made(columns, *, suite="evidence", repetitions=1, seed=0):
     unit = Unit(Path("none"), settings, ("up", "down"))
     for r in range(repetitions):
         shared = rng.normal(size=(40, 1))
-        unit.facts[r] = {"auroc": 0.9, "bags": [str(i) for i in range(40)], "checksum": "c", "seed": r}
+        bags = [str(i) for i in range(40)]
+        unit.facts[r] = {"auroc": 0.9, "bags": bags, "checksum": "c", "seed": r, "forward": 1.0}
         for method, (mean, spread) in columns.items():
             noise = shared + spread * rng.normal(size=(40, 2))
             unit.values[r, method] = noise + np.array([mean, -mean])
