@@ -115,7 +115,9 @@ def test_places_travel(background: np.ndarray | None, rng: np.random.Generator) 
     e = xmil.explain(Placed(), bag, method="one_added", target=1, background=background, forward=forward)
     assert np.isfinite(e.scores).all()
     places = {tuple(row): i for i, row in enumerate(coords.tolist())}
-    for x, where in seen:
+    beside = [(x, where) for x, where in seen if len(x) in (8, 9)]  # a company, alone and with a patch
+    assert len(beside) > 4 * 20
+    for x, where in beside:
         for patch, place in zip(x, where.tolist(), strict=True):
             row = places[tuple(place)]
             ours = np.allclose(patch, features[row], atol=1e-6)
