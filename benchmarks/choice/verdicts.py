@@ -99,8 +99,8 @@ def other_heads(tries: int, cases: int = 16, seed: int = 0) -> tuple[int, int]:
     return agree, told
 
 
-def overhead(slides: int, n: int = 300, name: str = "transmil") -> float:
-    """How much longer a run of small slides takes with its verdict, as a ratio; the better of three each."""
+def overhead(slides: int, n: int = 300, name: str = "attnmil") -> float:
+    """How much longer a run of small slides takes with its verdict, as a ratio; the better of two each."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "features").mkdir()
