@@ -85,7 +85,7 @@ def test_a_run(place, capsys):
         assert [row["slide_id"] for row in csv.DictReader(handle)] == ["b", "c"]
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert found == {
-        ".lock", "run.json", "slides.csv", "failures.csv", "style.json",
+        ".lock", "manifest.jsonl", "run.json", "slides.csv", "failures.csv", "style.json",
         "panel/a.png", "panel/a.svg", "geojson/a.geojson", "groovy/a.groovy", "csv/a.csv",
         "parquet/a.parquet", "scores/a.scores.ome.tif",
         *(f"colours/a.{m}.HPV+.colours.ome.tif" for m in ("lrp", "attention")),

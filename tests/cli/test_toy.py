@@ -63,7 +63,7 @@ def bad(*arguments, capsys):
         (("--methods", "logits"), "None of the methods logits can explain attnmil"),
         (
             ("--repetitions", "0"),
-            "--repetitions must be an int in the range [1, inf). Got 0",
+            "--repetitions must be an int in the range [1, 1000]. Got 0",
         ),
         (("--epochs", "0"), "'epochs' parameter of Training"),
         (("--bags", "10,10"), "must look like 2000,500,1000"),

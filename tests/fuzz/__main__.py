@@ -42,7 +42,7 @@ from tests.fuzz.entries import ENTRIES
 from tests.fuzz.hostile import Watch
 from tests.fuzz.mutations import spoil
 
-SECONDS, PEAK, CHUNK = 10, int(1.5e9), 500
+SECONDS, PEAK, CHUNK = 10, int(1.5e9), 50
 FASTEST = 1000  # inputs a second that one process may come to
 WORD = 8  # bytes of the digest of an input
 Job = tuple[str, int, int, Path, Path]  # entry, first input, how many, folder to work in, the sound input
