@@ -28,6 +28,7 @@ ROUTES = [
     "/api/run.json",
     "/api/openapi.json",
     "/api/columns-0.json",
+    "/api/scales-0.json",
     "/api/wall-0-0.json",
     "/api/slides/0/slide.json",
     "/api/slides/0/evidence-0.bin",
