@@ -113,7 +113,9 @@ def show_whatif(page: Any, url: str) -> None:
 def show_annotation(page: Any, url: str) -> None:
     """A region with its name, and the scores inside it."""
     open_slide(page, url, 3)
+    page.evaluate("() => localStorage.setItem('xmil:reader', JSON.stringify('anna'))")
     page.evaluate(ANNOTATE, NEST)
+    page.keyboard.press("n")
     page.keyboard.type("Nest 1")
 
 
@@ -135,7 +137,7 @@ def show_beside(page: Any, url: str) -> None:
 
 
 def show_wall(page: Any, url: str) -> None:
-    """The patches that say most over all slides."""
+    """The strongest patches over all slides."""
     page.goto(f"{url}#/wall")
     page.locator(".wall-patch").first.wait_for()
 

@@ -28,6 +28,7 @@ ROUTES = [
     "/api/run.json",
     "/api/openapi.json",
     "/api/columns-0.json",
+    "/api/scales-0.json",
     "/api/wall-0-0.json",
     "/api/slides/0/slide.json",
     "/api/slides/0/evidence-0.bin",
@@ -182,7 +183,7 @@ def test_names_in_the_table_cannot_leave_the_run(small: Made, tmp_path: Path, na
         assert line["error"]
         assert line["image"] is False
         assert ask(app, "/api/wall-0-0.json").json["slides"] == 2  # the others are shown all the same
-        for route in ROUTES[5:]:
+        for route in ROUTES[6:]:
             assert ask(app, route.replace("slides/0", "slides/2").replace("tiles/0", "tiles/2")).status >= 400
 
 

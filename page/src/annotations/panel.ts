@@ -7,7 +7,7 @@ import { annotation, contentOf, originOf, readGeoJson, type Annotation, type Imp
 import type { Tool } from "./drawing";
 import { boxOf, patchesIn, type Point, type Polygon } from "./geometry";
 import { factLines, factsInside, sizeText } from "./measures";
-import { askKind, askReader, ownKinds } from "./readers";
+import { askKind, askReader, ownKinds, typedIn } from "./readers";
 import { asReader, givenReader, type AnnotationStorage } from "./storage";
 import type { Evidence } from "../evidence/evidence";
 import type { Layout } from "../evidence/overlay";
@@ -389,17 +389,4 @@ export class NotesPanel {
 
 function touches(a: Bounds, b: Bounds): boolean {
   return a.x <= b.x + b.width && b.x <= a.x + a.width && a.y <= b.y + b.height && b.y <= a.y + a.height;
-}
-
-/** Where the reader is typing; gives what brings focus and caret back when the panel has been drawn anew. */
-function typedIn(panel: HTMLElement): () => void {
-  const node = document.activeElement as HTMLInputElement | HTMLTextAreaElement | null;
-  const row = node?.closest<HTMLElement>("[data-note]");
-  if (!node || !row || !panel.contains(node) || !node.matches("input, textarea")) return () => undefined;
-  const { selectionStart, selectionEnd, tagName } = node;
-  return () => {
-    const again = panel.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(row.dataset.note!)}"] ${tagName.toLowerCase()}`);
-    again?.focus();
-    again?.setSelectionRange(selectionStart, selectionEnd);
-  };
 }

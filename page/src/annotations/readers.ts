@@ -53,3 +53,16 @@ export async function askKind(parent: HTMLElement): Promise<string | null> {
   if (name !== null && !all.some((kind) => kind.name === name)) store(OWN, [...own, { name, colour: SPARE[own.length % SPARE.length] }]);
   return name;
 }
+
+/** Where the reader is typing; gives what brings focus and caret back when the panel has been drawn anew. */
+export function typedIn(panel: HTMLElement): () => void {
+  const node = document.activeElement as HTMLInputElement | HTMLTextAreaElement | null;
+  const row = node?.closest<HTMLElement>("[data-note]");
+  if (!node || !row || !panel.contains(node) || !node.matches("input, textarea")) return () => undefined;
+  const { selectionStart, selectionEnd, tagName } = node;
+  return () => {
+    const again = panel.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(row.dataset.note!)}"] ${tagName.toLowerCase()}`);
+    again?.focus();
+    again?.setSelectionRange(selectionStart, selectionEnd);
+  };
+}

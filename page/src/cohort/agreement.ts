@@ -2,7 +2,8 @@
 
 import { el, put, select } from "../dom";
 import { plural, WORDS } from "../words";
-import { getAgreement, type Agreement, type Run } from "../server/api";
+import type { Run } from "../server/api";
+import { getAgreement, type Agreement } from "../server/cohort";
 import { slideHash } from "../state/address";
 
 const MEASURES = [["auroc", "AUROC"], ["dice", "Dice"], ["pointing", "Pointing"]] as const;

@@ -3,7 +3,8 @@
 import { button, el, put, select } from "../dom";
 import { formatPercent, methodName, plural, WORDS } from "../words";
 import { rowVerdict } from "../evidence/certificate";
-import { getColumns, getScales, smallUrl, thumbnailUrl, type CohortScale, type CohortScales, type ColumnName, type Run, type SlideRow } from "../server/api";
+import { thumbnailUrl, type Run, type SlideRow } from "../server/api";
+import { getColumns, getScales, smallUrl, type CohortScale, type CohortScales, type ColumnName } from "../server/cohort";
 import { slideHash, type ViewState } from "../state/address";
 import { chooseColumn, cohortBar, columnChooser, columnOf, stateFor } from "./scale";
 import { listedSlides, listHash, natural, PAGE, type ListState, type PageStore } from "../state/page";

@@ -3,7 +3,7 @@
 import { el, select } from "../dom";
 import { plainBar } from "../evidence/legend";
 import { FAR } from "../evidence/evidence";
-import type { CohortScale, ColumnName } from "../server/api";
+import type { CohortScale, ColumnName } from "../server/cohort";
 import type { ViewState } from "../state/address";
 import type { PageState, PageStore } from "../state/page";
 import { formatNumber, methodName } from "../words";

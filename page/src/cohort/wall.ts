@@ -4,7 +4,8 @@ import { el, put, select } from "../dom";
 import { css, LAST, rgbTable } from "../colours";
 import { formatNumber, methodName, plural, WORDS } from "../words";
 import { chooseColumn, cohortBar, columnChooser, columnOf, stateFor } from "./scale";
-import { getColumns, getScales, getWall, patchUrl, type CohortScales, type ColumnName, type Run, type Wall, type WallPatch } from "../server/api";
+import { patchUrl, type Run } from "../server/api";
+import { getColumns, getScales, getWall, type CohortScales, type ColumnName, type Wall, type WallPatch } from "../server/cohort";
 import { slideHash } from "../state/address";
 import type { PageStore } from "../state/page";
 

@@ -5,6 +5,7 @@ import type OpenSeadragon from "openseadragon";
 import { button, el, openDialog, put, select } from "../dom";
 import { inverse, applySimilarity, scaleOf, similarity, turnOf, type Point, type Similarity } from "../annotations/geometry";
 import { Side, type SideListener } from "./side";
+import { pairUp } from "../evidence/evidence";
 import { placeAt } from "../evidence/overlay";
 import { CompareFigures } from "../figures/exports";
 import type { Run, SlideRow } from "../server/api";
@@ -202,9 +203,7 @@ export class CompareView implements SideListener {
 
   /** Each slide's evidence knows the other's: the two can have one scale. */
   onChoose(): void {
-    const [a, b] = this.sides.map((side) => side.pane?.evidence ?? null);
-    if (a) a.partner = b;
-    if (b) b.partner = a;
+    pairUp(this.sides.map((side) => side.pane?.evidence ?? null));
     queueMicrotask(() => this.isClosed || this.repaint());
   }
 

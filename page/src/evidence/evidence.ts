@@ -1,6 +1,7 @@
 /** What is shown of the scores: a column or a difference of two, its scale, ranks and histogram. */
 
-import { getScales, type Column, type Scores } from "../server/api";
+import { type Column, type Scores } from "../server/api";
+import { getScales } from "../server/cohort";
 import type { Display } from "../state/settings";
 
 /** The choice of a pane: a run, a method, an explained class, and a class it is set against. */
@@ -166,6 +167,12 @@ export function rangeOf(evidence: Evidence, display: Display): Range {
 export function timesBeyond({ signed, lowest, highest }: Evidence, { base, limit }: Range): number {
   const farthest = signed ? Math.max(Math.abs(lowest), Math.abs(highest)) : highest - base;
   return limit > base ? farthest / (limit - base) : 1;
+}
+
+/** Tells the evidence of two panes of each other's. */
+export function pairUp([a = null, b = null]: (Evidence | null)[]): void {
+  if (a) a.partner = b;
+  if (b) b.partner = a;
 }
 
 /** Puts the cohort's scales beside scores that lack them; true where there are new ones. */

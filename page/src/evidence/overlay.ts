@@ -139,6 +139,13 @@ export function paletteEntries(evidence: Evidence, display: Display, values: Flo
   return result;
 }
 
+/** The patches that are drawn and not removed. */
+export function drawnPatches(evidence: Evidence, display: Display, removed: Uint8Array | undefined): number[] {
+  const patches: number[] = [];
+  paletteEntries(evidence, display).forEach((entry, i) => entry >= 0 && !removed?.[i] && patches.push(i));
+  return patches;
+}
+
 /** The mean score of the patches that cover each cell, as the heatmap paints overlaps; NaN where there is none. */
 export function cellMeans(grid: Grid, values: Float32Array, removed: Uint8Array | null): Float32Array {
   const [sums, counts] = [new Float64Array(grid.width * grid.height), new Uint16Array(grid.width * grid.height)];

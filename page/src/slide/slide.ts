@@ -10,10 +10,10 @@ import { NotesPanel } from "../annotations/panel";
 import { AnnotationStorage, readNotes } from "../annotations/storage";
 import { CertificatePanel } from "../evidence/certificate";
 import { Controls } from "../evidence/controls";
-import { fetchCohort, nextChoice, type Choice, type Evidence } from "../evidence/evidence";
+import { fetchCohort, nextChoice, pairUp, type Choice, type Evidence } from "../evidence/evidence";
 import { Inspector, summary } from "../evidence/inspector";
 import { INITIAL_LAYERS, LayerStore, replaced } from "../evidence/layers";
-import { paletteEntries } from "../evidence/overlay";
+import { drawnPatches } from "../evidence/overlay";
 import { WhatIfPanel } from "../evidence/whatif";
 import { Exports } from "../figures/exports";
 import { fetchScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "../server/api";
@@ -23,14 +23,12 @@ import { SelectionBar, slideHead, toolBar } from "./head";
 import { GammaFilter } from "./image";
 import { Pane, type PaneHost } from "./pane";
 import { PANELS, Panels, Tip, type PanelName } from "./panels";
-import { show, showOnceOpen, together, wholeBounds, type Bounds } from "./viewport";
+import { show, together, wholeBounds, type Bounds } from "./viewport";
 import type { ViewState } from "../state/address";
-import { Linking } from "../state/links";
+import { Linking, restoreView } from "../state/links";
 import type { PageStore } from "../state/page";
 import { keepDisplay, type Display } from "../state/settings";
 import { initialState, Store, type SlideState } from "../state/store";
-
-const SETTLING = 120; // milliseconds until a pane has its new width
 
 export class SlideView implements PaneHost {
   readonly element = el("main", { class: "slide" });
@@ -168,19 +166,7 @@ export class SlideView implements PaneHost {
     const panel = PANELS.find(([name]) => name === this.wanted?.panel)?.[0] ?? "evidence";
     this.show(panel);
     this.drawHead();
-    if (this.wanted) this.restore(this.wanted);
-  }
-
-  /** Places that a link names: the area in view, the patch that is looked at. */
-  private restore({ area, picked, selected, removed, left }: ViewState): void {
-    const pane = this.panes[0];
-    if (area) pane.leaveHome();
-    if (area) showOnceOpen(pane.viewer, this.bounds, area, this.panes.length > 1 ? SETTLING : 0);
-    const n = pane.evidence?.scores.set.n ?? 0;
-    if (picked !== null && picked < n) this.pick(pane, picked);
-    if (selected?.length) this.select(selected.filter((i) => i < n));
-    const shown = left ? this.panes.flatMap(({ evidence }) => evidence ?? []) : [];
-    if (removed?.length) void this.whatif.restore(removed, shown);
+    if (this.wanted) restoreView(this, this.wanted);
   }
 
   /** Something that the address tells of has changed. */
@@ -204,11 +190,11 @@ export class SlideView implements PaneHost {
   }
 
   /** Other patches are taken out, or another map is there: panes show what fits now. */
-  private renew(): void {
+  private renew(always = false): void {
     const others = this.panes.filter((pane) => pane.renew());
     this.pair();
     this.repaint();
-    if (others.length) this.panels.refresh();
+    if (others.length || always) this.panels.refresh();
   }
 
   onTileFailure(): void {
@@ -242,24 +228,13 @@ export class SlideView implements PaneHost {
 
   /** Tells each pane's evidence of the other's: the two can share a scale. */
   private pair(): void {
-    const [a, b] = this.panes.map((pane) => pane.evidence);
-    for (const [evidence, other] of [[a, b], [b, a]]) {
-      if (!evidence || evidence.partner === (other ?? null)) continue;
-      evidence.partner = other ?? null;
-    }
+    pairUp(this.panes.map((pane) => pane.evidence));
     if (this.display.shared) queueMicrotask(() => this.repaint());
   }
 
   /** The cohort's scale is asked for when it is chosen. */
   private wantCohort(): void {
-    if (this.display.clip !== "cohort" || !this.scores.size) return;
-    fetchCohort(this.scores).then((fresh) => fresh && !this.isClosed && this.rescale(), (error: Error) => this.say(error.message, true));
-  }
-
-  private rescale(): void {
-    this.repaint();
-    this.controls.refreshGallery();
-    if (this.store.state.panel === "evidence") this.controls.refreshNumbers();
+    if (this.display.clip === "cohort") fetchCohort(this.scores).then((fresh) => fresh && !this.isClosed && this.renew(true), (error: Error) => this.say(error.message, true));
   }
 
   private activate(pane: Pane): void {
@@ -347,11 +322,7 @@ export class SlideView implements PaneHost {
 
   /** The patches of a pane that are drawn and not removed. */
   visible(pane: Pane): number[] {
-    if (!pane.evidence) return [];
-    const removed = this.removed.get(pane.evidence.choice.run);
-    const patches: number[] = [];
-    paletteEntries(pane.evidence, this.display).forEach((entry, i) => entry >= 0 && !removed?.[i] && patches.push(i));
-    return patches;
+    return pane.evidence ? drawnPatches(pane.evidence, this.display, this.removed.get(pane.evidence.choice.run)) : [];
   }
 
   // what controls ask
@@ -363,11 +334,7 @@ export class SlideView implements PaneHost {
 
   /** What layers show has changed: switched on or off, or come from the server. */
   private arrived(): void {
-    if (this.panes.map((pane) => pane.renew()).includes(true)) {
-      this.pair();
-      this.repaint();
-      this.panels.refresh();
-    }
+    this.renew();
     for (const pane of this.panes) {
       pane.draw();
       pane.drawNotes();
@@ -393,9 +360,8 @@ export class SlideView implements PaneHost {
   }
 
   showArea(area: Bounds): void {
-    if (!this.active?.viewer.isOpen()) return;
-    this.active.leaveHome();
-    show(this.active.viewer, this.bounds, area);
+    this.active?.leaveHome();
+    if (this.active?.viewer.isOpen()) show(this.active.viewer, this.bounds, area);
   }
 
   choose(tool: Tool): void {

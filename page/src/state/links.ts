@@ -1,7 +1,9 @@
 /** The address of what is shown: written a moment after each change, copied as a link, remembered for the next slide. */
 
 import type { SlideInfo } from "../server/api";
+import type { Evidence } from "../evidence/evidence";
 import type { Pane } from "../slide/pane";
+import { showOnceOpen, type Bounds } from "../slide/viewport";
 import { carryOver, parseHash, rowsOf, rowsText, slideHash, type ViewState } from "./address";
 import type { PageStore } from "./page";
 import type { SlideState, Store } from "./store";
@@ -112,4 +114,28 @@ export class Linking {
     this.bar.destroy();
     if (this.view.loaded) this.page.set({ carried: carryOver(this.state()) });
   }
+}
+
+const SETTLING = 120; // milliseconds until a pane has its new width
+
+/** What a link brings back on a slide. */
+export interface RestoreHost {
+  readonly panes: readonly Pane[];
+  readonly bounds: Bounds;
+  readonly whatif: { restore(removed: [number, number[]][], explained: Evidence[]): Promise<void> };
+  pick(pane: Pane, index: number): void;
+  select(patches: number[]): void;
+}
+
+/** Shows the places that a link names: the area in view, the patch that is looked at, what is selected and removed. */
+export function restoreView(view: RestoreHost, { area, picked, selected, removed, left }: ViewState): void {
+  const { panes, bounds } = view;
+  const [pane] = panes;
+  if (area) pane.leaveHome();
+  if (area) showOnceOpen(pane.viewer, bounds, area, panes.length > 1 ? SETTLING : 0);
+  const n = pane.evidence?.scores.set.n ?? 0;
+  if (picked !== null && picked < n) view.pick(pane, picked);
+  if (selected?.length) view.select(selected.filter((i) => i < n));
+  const shown = left ? panes.flatMap(({ evidence }) => evidence ?? []) : [];
+  if (removed?.length) void view.whatif.restore(removed, shown);
 }
