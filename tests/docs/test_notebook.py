@@ -49,7 +49,7 @@ def test_an_explanation_shows_map_and_account(outputs: list[Any]) -> None:
     (shown,) = outputs[0]
     html = shown.data["text/html"]
     assert "data:image/png;base64," in html
-    assert "<th>instances</th>" in html
+    assert "<th>Patches</th>" in html
 
 
 def test_tables_and_pictures(outputs: list[Any]) -> None:

@@ -284,7 +284,7 @@ def test_one_embedding_serves_many_curves():
         ({"steps": "all"}, "'percent' or 'each'"),
         ({"scores": [1.0]}, "must be 3 numbers"),
         ({"scores": [1.0, np.nan, 2.0]}, "Instance 1 has nan"),
-        ({"target": 7}, "must be in the range"),
+        ({"target": 7}, "0 to 1. Got 7"),
     ],
 )
 def test_errors_name_the_way_out(changes, words):

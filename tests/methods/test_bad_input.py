@@ -94,7 +94,7 @@ def test_forms_of_a_bag_agree() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"target": 3}, InputError, r"range \[0, 3\). Got 3"),
+        ({"target": 3}, InputError, r"0 \(a\), 1 \(b\), 2 \(c\). Got 3"),
         ({"target": -1}, InputError, "Got -1"),
         ({"target": 1.5}, InputError, "class index, a class name"),
         ({"target": True}, InputError, "class index, a class name"),

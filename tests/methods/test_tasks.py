@@ -218,7 +218,7 @@ def test_named_values(bag: Tensor) -> None:
         ("survival", {"output": "probability"}, "name a time bin"),
         ("survival", {"output": "risk", "target": 1}, "no output 'risk'"),
         ("survival", {"target": xmil.Target("risk", against=0)}, "name a time bin"),
-        ("cox", {"target": 1}, r"range \[0, 1\)"),
+        ("cox", {"target": 1}, r"0 \(risk\). Got 1"),
         ("regression", {"target": "risk"}, "Unknown class 'risk'"),
     ],
 )

@@ -169,7 +169,7 @@ def judge_cohort(
 
     >>> verdict = judge_cohort({"lrp": [0.4, 0.5, 0.3, 0.4, 0.6, 0.5, 0.4, 0.3]}, units=range(8))
     >>> print(verdict.sentence)
-    xMIL-LRP finds what the model uses: SRG 0.43 [0.36, 0.50] over 8 cases, random order 0.00.
+    LRP finds what the model uses: SRG 0.43 [0.36, 0.50] over 8 cases, random order 0.00.
     """
     first = next(iter(srgs))
     rows = [

@@ -53,9 +53,9 @@ def predict(
 
     >>> import xmil
     >>> model = xmil.create_model("meanpool", in_dim=4, n_classes=2, class_names=["benign", "tumour"], seed=0)
-    >>> said = predict(model, torch.ones(3, 4))
-    >>> said.name, said.probabilities.round(3).tolist()
-    ('tumour', [0.49, 0.51])
+    >>> prediction = predict(model, torch.ones(3, 4))
+    >>> prediction.name, prediction.probabilities.round(3).tolist()
+    ('benign', [0.632, 0.368])
     """
     model, bag = as_model(model), as_bag(bag)
     with on_device(model, device) as place, torch.no_grad():
