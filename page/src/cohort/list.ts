@@ -32,7 +32,7 @@ export class Cohort {
     put(
       this.element,
       el("h1", { class: "hidden-text" }, `Slides of ${run.name}`),
-      el("div", { class: "filters" }, search, this.choice("label", WORDS.label), this.choice("predicted", WORDS.prediction), this.correctness(), withVerdict && this.choice("verdict", WORDS.faithfulness), el("a", { href: "#/wall", class: "to-wall" }, WORDS.strongest), run.live && el("a", { href: "#/agreement", class: "to-wall" }, "Annotations against evidence")),
+      el("div", { class: "filters" }, search, this.choice("label", WORDS.label), this.choice("predicted", WORDS.prediction), this.correctness(), withVerdict && this.choice("verdict", WORDS.faithfulness), el("a", { href: "#/wall", class: "to-wall" }, WORDS.strongest), run.live && el("a", { href: "#/agreement", class: "to-agreement" }, "Annotations against evidence")),
       this.evidence,
       this.confusion,
       this.counted,
