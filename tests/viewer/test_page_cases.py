@@ -83,7 +83,7 @@ def test_geojson_from_elsewhere_is_checked(browser: Any, tmp_path: Path) -> None
         for path, said in (
             (bad, "bad.geojson is not valid JSON"),
             (other, "holds no GeoJSON features"),
-            (good, "3 annotations read; 2 features that are no polygons, lines or points left out"),
+            (good, "3 annotations read; 2 features that are not polygons, lines or points left out"),
         ):
             page.locator("input[type=file]").set_input_files(path)
             page.locator(".message", has_text=said).wait_for()
@@ -100,7 +100,7 @@ def test_without_an_image_the_evidence_has_a_blank_canvas(browser: Any, tmp_path
     with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
         open_slide(page, url)
         show_plainly(page)
-        page.locator("input[name=colours]").fill("1")
+        page.locator("input[name=full]").fill("1")
         scores, seen = signed(30), pixels(page)
         for i in (7, 14, 20):
             x, y = place_of(page, *(coords[i] + 32))
@@ -252,7 +252,7 @@ def test_an_exported_folder_opens_from_any_web_server(
         page.locator("table.slides td a").click()
         open_slide(page, url)
         show_plainly(page)
-        page.locator("input[name=colours]").fill("1")
+        page.locator("input[name=full]").fill("1")
         page.locator("select[name=method]").select_option("gxi")
         i = 3 * 12 + 5
         x, y = place_of(page, 5.5 * 64, 3.5 * 64)

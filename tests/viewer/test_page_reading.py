@@ -59,7 +59,7 @@ def test_the_reader_is_asked_before_the_first_annotation(browser: Any, fresh: Ma
         page.keyboard.press("Enter")
         kept = notes / "Dr-黄-Zoë.geojson"
         wait_until(page, lambda: len(features_of(kept)) == 1)
-        assert [path.name for path in notes.iterdir()] == [kept.name]
+        assert sorted(path.name for path in notes.iterdir()) == [".lock", kept.name]  # and no other reader's
         page.evaluate(region)
         page.keyboard.press("a")  # not asked twice
         wait_until(page, lambda: len(features_of(kept)) == 2)

@@ -30,6 +30,7 @@ ROUTES = [
     "/api/columns-0.json",
     "/api/scales-0.json",
     "/api/wall-0-0.json",
+    "/api/agreement-0.json",
     "/api/slides/0/slide.json",
     "/api/slides/0/evidence-0.bin",
     "/api/slides/0/thumbnail.jpeg",
