@@ -184,7 +184,7 @@ def test_names_in_the_table_cannot_leave_the_run(small: Made, tmp_path: Path, na
         assert line["error"]
         assert line["image"] is False
         assert ask(app, "/api/wall-0-0.json").json["slides"] == 2  # the others are shown all the same
-        for route in ROUTES[6:]:
+        for route in ROUTES[ROUTES.index("/api/slides/0/slide.json") + 1 :]:
             assert ask(app, route.replace("slides/0", "slides/2").replace("tiles/0", "tiles/2")).status >= 400
 
 
