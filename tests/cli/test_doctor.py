@@ -41,7 +41,7 @@ def test_doctor_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(out)
     assert (code, err, report["problems"]) == (0, "", [])
     assert report["self_check"]["passed"]
-    assert report["self_check"]["pairs"] == 24
+    assert report["self_check"]["pairs"] == 28
     assert report["devices"][0]["device"] == "cpu"
     code, out, _ = run("doctor", "--no-check", capsys=capsys)
     assert code == 0
@@ -109,8 +109,11 @@ def test_every_command_has_a_place_and_panels_keep_their_order(capsys: pytest.Ca
 def test_flags_are_the_same_everywhere() -> None:
     """A flag means one thing: the same kind of value in every command, where it may be repeated or not."""
     kinds: dict[str, set[object]] = {}
-    for name in command_panels():
-        function = getattr(import_module(f"xmil.cli.{name}"), name)
+    known = [getattr(import_module(f"xmil.cli.{name}"), name) for name in command_panels()]
+    groups = [one for one in known if isinstance(one, typer.Typer)]
+    below = [each.callback for group in groups for each in group.registered_commands]
+    assert below
+    for function in [*(one for one in known if one not in groups), *below]:
         for flag, kind in get_type_hints(function).items():
             one = [inner for part in get_args(kind) or [kind] for inner in get_args(part) or [part]]
             kinds.setdefault(flag, set()).update({*one} - {type(None), list})
@@ -154,6 +157,11 @@ def test_completion_completes() -> None:
 
 
 def test_every_command_reports_as_json() -> None:
-    commands = typer.main.get_command(build()).commands
+    commands = dict(typer.main.get_command(build()).commands)
+    for name in [name for name in commands if hasattr(commands[name], "commands")]:
+        group = commands.pop(name).commands
+        assert group
+        commands |= {f"{name} {below}": group[below] for below in group}
+    assert "study init" in commands
     lacking = [name for name in commands if not any("--json" in p.opts for p in commands[name].params)]
     assert lacking == []

@@ -120,6 +120,7 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
     "ray": ("runs on many machines (--engine ray)", {"ray": "ray"}),
     "insight": ("survival statistics in xmil insight", {"lifelines": "lifelines"}),
     "export": ("DICOM and Zarr exports (xmil export)", {"highdicom": "highdicom", "zarr": "zarr"}),
+    "anndata": ("AnnData exports (xmil export --to anndata)", {"anndata": "anndata"}),
     "dicom": (
         "DICOM, JPEG 2000 and WebP slides",
         {"wsidicom": "wsidicom", "imagecodecs": "imagecodecs"},
