@@ -163,6 +163,8 @@ def read_arrays(path: Path, *names: str) -> list[Any]:
     """Read arrays of an .npz file by their names."""
     try:
         stored = read_stored(path)
+        if "" in stored:
+            raise ValueError("it holds one array without a name")
         return [stored[name] for name in names]
     except FileNotFoundError:
         raise FileError(absent(path)) from None
