@@ -147,7 +147,7 @@ def test_patches_beyond_the_scale_are_told(several):
     for kind in ("overlay", "panel"):
         figure = xmil.heatmap(tailed, picture=kind, size=300)
         check_layout(figure)
-        assert [text.get_text() for text in texts(figure)].count(told) == 1
+        assert " ".join(text.get_text() for text in texts(figure)).count(told) == 1  # whole, in lines
     for quiet in ({"clip": "none"}, {"clip": "percentile"}, {"scale": Scale(-500, 500, True, "red-blue")}):
         assert "beyond" not in "".join(text.get_text() for text in texts(xmil.heatmap(tailed, **quiet)))
 

@@ -175,10 +175,8 @@ class Sheet:
             ruler = rulers[row] if row < len(rulers) else None
             self._row(columns, row, ruler=ruler, mark=mark if row == 0 else None)
         if any(column.scale for column in columns):
-            for i, column in enumerate(columns):
-                if column.scale is not None:
-                    self._bar(i, column, column.scale)
-            self.y += round((5.6 if any(column.note for column in columns) else 4.4) * self.unit)
+            lines = [self._bar(i, each, each.scale) for i, each in enumerate(columns) if each.scale]
+            self.y += round((4.4 + 1.2 * max(lines)) * self.unit)
 
     def text(self, text: str, size: float, x: float, y: float, *, width: float, **look: Any) -> None:
         """Write text whose upper edge is at `y`, made to fit `width` pixels."""
@@ -245,8 +243,8 @@ class Sheet:
         points = 0.85 * u * 72 / DPI
         axes.text(0.6 * u, height - 1.1 * u, ruler.name, fontsize=points, va="bottom", color="black")
 
-    def _bar(self, i: int, column: PanelColumn, scale: Scale) -> None:
-        """Draw a colour bar with its numbers, the words for its ends and the column's note."""
+    def _bar(self, i: int, column: PanelColumn, scale: Scale) -> int:
+        """Draw a colour bar, its numbers, the words for its ends and the column's note; count its lines."""
         u, centre, width = self.unit, self.centre[i], self.widths[i]
         wide = round(min(width, max(NARROWEST * u, 0.86 * width)))
         x = centre - wide / 2
@@ -264,8 +262,25 @@ class Sheet:
         words = self.y + round(2.65 * u)
         self.text(column.ends[0], 0.85, x, words, width=wide * 0.55, color=left)
         self.text(column.ends[1], 0.85, x + wide, words, width=wide * 0.43, ha="right", color=right)
-        if column.note:
-            self.text(column.note, 0.85, centre, words + round(1.25 * u), width=wide, ha="center", color=GREY)
+        lines = fit_lines(column.note, wide, 0.85 * u)
+        for k, line in enumerate(lines):
+            lower = words + round((1.25 + 1.2 * k) * u)
+            self.text(line, 0.85, centre, lower, width=wide, ha="center", color=GREY)
+        return len(lines)
+
+
+def fit_lines(text: str, width: float, size: float) -> list[str]:
+    """Break text that would be cut short in one line into several of its full size."""
+    if not text or SMALLEST * text_width(text, size) <= width:  # as `fit_text` fits it
+        return [text] * bool(text)
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if lines[-1] and text_width(longer, size) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tuple[str, float]:
