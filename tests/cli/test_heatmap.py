@@ -201,7 +201,7 @@ def test_choosing(place, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--clip", "box"], "Unknown clip"),
+        (["--clip", "box"], "--clip must be whiskers, none, or a percentile"),
         (["--scale", "all"], "--scale must be"),
         (["--alpha", "2"], "--alpha must be"),
         (["--size", "0"], "--size must be"),
@@ -235,9 +235,10 @@ def test_patches_beyond_the_scale_are_told_once(place, capsys):
         )
     drawn = ("--pictures", "map", "--to", "png")
     told = "a, c: up to 25 % of the patches lie beyond the colour scale and share its full colour"
+    way = f"xmil heatmap {place / 'run'} --clip none --restart tells them apart."
     for _ in range(2):  # also where the pictures are there already
         assert heat(place, *drawn) == 0
-        assert capsys.readouterr().out.count(f"{told}; --clip none with --restart") == 1
+        assert capsys.readouterr().out.count(f"{told}; {way}") == 1
     with (place / "run" / "heatmaps" / "slides.csv").open() as handle:
         assert [float(row["beyond_scale"]) for row in csv.DictReader(handle)] == [0.25, 0.0, 0.25]
     assert heat(place, *drawn, "--clip", "none", "--restart") == 0
