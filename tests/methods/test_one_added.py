@@ -50,7 +50,7 @@ def test_company_of_a_background(name: str, rng: np.random.Generator) -> None:
 def test_company_of_the_bag(name: str, rng: np.random.Generator) -> None:
     """The mean over draws comes to the mean over every company of other patches."""
     model, bag = model_of(name), rng.normal(size=(6, D))
-    e = xmil.explain(model, bag, method="one_added", target=1, company=2, draws=400, seed=3)
+    e = xmil.explain(model, bag, method="one_added", target=1, company=2, draws=150, seed=3)
     expected = []
     for i in range(6):
         others = [np.array(rows) for rows in combinations(set(range(6)) - {i}, 2)]
