@@ -74,9 +74,10 @@ class Measured:
         return [case.case_id or case.name for case in self.cases]
 
     def add(self, case: Case, srgs: dict[str, float]) -> None:
-        """Note the SRGs of a case's bag."""
-        for name, value in srgs.items():
-            self.srgs.setdefault(name, []).append(value)
+        """Note the SRGs of a case's bag; nan for methods that its files, or those of earlier cases, lack."""
+        unknown = float("nan")
+        for name in dict.fromkeys([*self.srgs, *srgs]):
+            self.srgs.setdefault(name, [unknown] * len(self.cases)).append(srgs.get(name, unknown))
         self.cases.append(case)
 
 
