@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import ceil, floor, log10
 
 import numpy as np
@@ -126,18 +127,31 @@ def ends(explanation: Explanation, task: str = "classification") -> tuple[str, s
 TECHNICAL = re.compile(  # words of engineers, which a figure for readers does without
     r"[\w.]+=|`|\bof shape\b|\b(tensors?|softmax|forward|logits?|dtype|audit\.\w+)\b|\(\d+, ?\d"
 )
+BRACKETS = re.compile(r" \((?:[^()]|\([^()]*\))*\)")
+PARTS = re.compile(r"(?<=[.;]) ")  # between sentences, and before what follows a semicolon
 NOTE = "Technical notes belong to this map: slides.csv of the run and e.warnings have them."
 EVEN = 0.5  # spread over mean of scores that hardly differ
 FEWEST = 8  # patches below which that says nothing
 
 
 def figure_notes(explanations: Sequence[Explanation]) -> list[str]:
-    """The sentences above a picture: plain ones as they are, one for all that is technical, and why a map has
-    one colour."""
+    """The sentences above a picture: warnings in plain words, one sentence for what is technical in them, and
+    why a map has one colour."""
     warned = list(dict.fromkeys(text for e in explanations for text in e.warnings))
-    plain = [text for text in warned if not TECHNICAL.search(text)]
-    notes = [*plain, *([NOTE] if len(plain) < len(warned) else [])]
+    plain = [plain_words(text) for text in warned]
+    notes = [*filter(None, plain), *([NOTE] if plain != warned else [])]
     return list(dict.fromkeys([*notes, *(text for e in explanations if (text := why_one_colour(e)))]))
+
+
+def plain_words(warning: str) -> str:
+    """What a warning says before it turns technical, without technical brackets; empty if that is nothing.
+
+    >>> plain_words("The scores contradict the model (logit 0.3); try method='single'. It compares outputs.")
+    'The scores contradict the model.'
+    """
+    text = BRACKETS.sub(lambda found: "" if TECHNICAL.search(found[0]) else found[0], warning)
+    kept = list(takewhile(lambda part: not TECHNICAL.search(part), PARTS.split(text)))
+    return re.sub(r";$", ".", " ".join(kept))
 
 
 def why_one_colour(e: Explanation, task: str = "classification") -> str | None:
