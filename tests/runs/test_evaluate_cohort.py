@@ -124,10 +124,10 @@ def test_cases_of_the_training_are_said(folder, by_case, capsys):
     capsys.readouterr()
     assert run([word.replace("cohort.csv", "few.csv") for word in asked]) == 0
     said = capsys.readouterr().out
-    assert "warning: 6 of 8" in said
+    assert "warning: 6 of the 8 bags here were in the training of a model" in said
     assert "AUROC" in said
     assert "Test AUROC" not in said
-    assert "6 of 8" in json.loads((folder / "told" / "run.json").read_text())["warnings"][0]
+    assert "6 of the 8 bags" in json.loads((folder / "told" / "run.json").read_text())["warnings"][0]
     assert json.loads((by_case / "run.json").read_text())["warnings"] == []
 
 

@@ -200,7 +200,7 @@ def test_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert found[-1].output == pytest.approx(z[1] - z[0], rel=1e-5)
     for target, reason in (
         ("tumour", "Unknown class 'tumour'"),
-        ("7", "range [0, 2)"),
+        ("7", "must be one of 0 (neg), 1 (pos). Got 7 instead"),
         ("pos:pos", "contrasts class 1 with itself"),
         ("", "nothing to explain"),
     ):

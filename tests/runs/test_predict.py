@@ -288,12 +288,12 @@ def test_cases_seen_in_training_are_warned_of(
     models = [f"--model={trained}/grid0-fold{m}/model.safetensors" for m in range(2)]
     where = ["--features", f"{cohort}/features", "--cohort", f"{cohort}/cohort.csv", "--draws", "5"]
     assert run(["predict", *models, *where, "--out", str(tmp_path / "both")]) == 0
-    assert f"{N - 4} of {N} predictions are of cases that were in the training" in capsys.readouterr().out
+    assert f"{N - 4} of the {N} bags here were in the training of a model" in capsys.readouterr().out
     assert run(["predict", models[0], *where, "--out", str(tmp_path / "one")]) == 0
-    assert f"10 of {N} predictions" in capsys.readouterr().out
+    assert f"10 of the {N} bags here were in the training" in capsys.readouterr().out
     asked = [*where[:-2], "--out", str(tmp_path / "explained")]
     assert run(["explain", models[0], *asked]) == 0
-    assert f"10 of {N} predictions" in capsys.readouterr().out
+    assert f"10 of the {N} bags here were in the training" in capsys.readouterr().out
     (trained / "run.json").write_text('{"kind": "other"}')
     assert run(["predict", models[0], *where, "--out", str(tmp_path / "none")]) == 0
     assert "warning" not in capsys.readouterr().out

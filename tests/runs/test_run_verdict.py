@@ -59,7 +59,7 @@ def test_a_run_says_that_its_maps_are_better_than_random(cohort: Path, tmp_path:
     assert verdict.table["srg"]["lrp"] > 0.05
     assert verdict.table["low"]["lrp"] > 0
     assert "one_added" in verdict.table.index
-    assert verdict.sentence.startswith("xMIL-LRP finds what the model uses: SRG 0.")
+    assert verdict.sentence.startswith("LRP finds what the model uses: SRG 0.")
     stored = json.loads((done.path / "run.json").read_text())["verdict"]
     assert stored == json.loads(json.dumps(verdict.as_dict()))
 

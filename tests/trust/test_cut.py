@@ -196,7 +196,7 @@ def test_item_01_the_warning_goes_where_the_scores_go(tmp_path: Path) -> None:
     e.save(tmp_path / "e.parquet")
     again = xmil.Explanation.load(tmp_path / "e.parquet")
     assert list(again.warnings) == list(e.warnings)
-    assert subtitle(e) == "for class 1; has warnings"
+    assert subtitle(e) == "for class 1; without a background; has warnings"
     summary = audit_summary([e])
     assert summary is not None
     assert e.audit is not None

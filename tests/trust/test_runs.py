@@ -34,8 +34,11 @@ from tests.training.cohorts import config_of, write_cohort
 from xmil.cli._app import run
 from xmil.core.durable import identity, unchanged
 from xmil.core.errors import FileError, InputError, StopError
+from xmil.core.explanation import Audit
 from xmil.data.bags import Case
 from xmil.data.files import feature_facts
+from xmil.heatmaps.words import NOTE
+from xmil.methods.lrp import account_warnings
 from xmil.runs import cohort_run
 from xmil.runs.ensemble import ModelFiles
 from xmil.runs.inputs import training_overlap_warning
@@ -244,9 +247,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("slide", "case", "said"),
     [
-        ("s2", "c2", "cases that were in the training"),
-        ("s2.svs", "c2", "cases that were in the training"),
-        ("s2", None, "cases that were in the training"),
+        ("s2", "c2", "1 of the 1 bags here were in the training of a model"),
+        ("s2.svs", "c2", "1 of the 1 bags here were in the training of a model"),
+        ("s2", None, "1 of the 1 bags here were in the training of a model"),
         ("s8", "c8", None),  # of the test split
         ("s0", "c0", None),  # took no part
         ("new", "new", None),
@@ -641,7 +644,15 @@ def test_item_01_warnings_of_explanations_are_in_the_picture(tmp_path: Path) -> 
     plain = xmil.Explanation(
         rng.normal(size=6), np.zeros(2), 1.0, "lrp", xmil.Target(1), True, coords=xy, patch_size=256
     )
-    warned = replace(plain, warnings=["31 % of the output is cut at pool.softmax."])
-    words = [text.get_text() for text in xmil.heatmap(warned, size=600).texts]  # type: ignore[union-attr]
-    assert "31 % of the output is cut" in " ".join(words)
+    account = Audit(output=1.0, instances=0.69, cut=0.31)
+    contradicted = (
+        "The scores contradict the model: the half of the patches with the lower scores gives the higher "
+        "output (2.1 against 0.3); try method='single', or method='auto', which compares methods."
+    )
+    places = ["in module 'pool.softmax' (Softmax)"]
+    warned = replace(plain, warnings=[*account_warnings(account, size=1.0, cuts=places), contradicted])
+    words = " ".join(text.get_text() for text in xmil.heatmap(warned, size=600).texts)  # type: ignore[union-attr]
+    assert "31% of the account stops at values that depend on the bag but carry no relevance: the" in words
+    assert "The scores contradict the model: the half of the patches with the lower scores gives" in words
+    assert NOTE in words
     assert not any("warning" in text.get_text() for text in xmil.heatmap(plain, size=600).texts)  # type: ignore[union-attr]
