@@ -262,25 +262,13 @@ class Sheet:
         words = self.y + round(2.65 * u)
         self.text(column.ends[0], 0.85, x, words, width=wide * 0.55, color=left)
         self.text(column.ends[1], 0.85, x + wide, words, width=wide * 0.43, ha="right", color=right)
-        lines = fit_lines(column.note, wide, 0.85 * u)
+        length = text_width(column.note, 0.85 * u)
+        letters = len(column.note) * (0.95 * wide / length if SMALLEST * length > wide else 1)
+        lines = wrap(column.note, max(1, int(letters)))  # in one line while it fits made smaller
         for k, line in enumerate(lines):
             lower = words + round((1.25 + 1.2 * k) * u)
             self.text(line, 0.85, centre, lower, width=wide, ha="center", color=GREY)
         return len(lines)
-
-
-def fit_lines(text: str, width: float, size: float) -> list[str]:
-    """Break text that would be cut short in one line into several of its full size."""
-    if not text or SMALLEST * text_width(text, size) <= width:  # as `fit_text` fits it
-        return [text] * bool(text)
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".lstrip()
-        if lines[-1] and text_width(longer, size) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
 
 
 def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tuple[str, float]:
