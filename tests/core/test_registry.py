@@ -1,11 +1,14 @@
-"""Functions of the user's, by file and by module, from the folder one stands in."""
+"""Entries of plugins; functions of the user's, by file and by module, from the folder one stands in."""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
 
 import pytest
 
 from xmil.core.errors import FileError, InputError
-from xmil.core.registry import load_function, source_file
+from xmil.core.registry import Registry, load_function, source_file
 
 
 def test_a_file_and_what_lies_beside_it(tmp_path):
@@ -49,3 +52,31 @@ def test_a_file_that_fails_says_how(tmp_path):
     (tmp_path / "broken.py").write_text("raise ValueError('no luck')\n")
     with pytest.raises(InputError, match="ValueError: no luck"):
         load_function(f"{tmp_path / 'broken.py'}:f", kind="method")
+
+
+STARTED, GO_ON = Event(), Event()
+VERBS: Registry[str] = Registry("verb", group="xmil.test_verbs")
+PLUGIN = f"""
+from {__name__} import GO_ON, STARTED, VERBS
+STARTED.set()
+GO_ON.wait(30)
+assert list(VERBS) == []
+VERBS.add("greet", "hello")
+"""
+
+
+def test_threads_wait_for_plugins_that_another_one_loads(tmp_path, monkeypatch):
+    """A look from a second thread, while the first one imports the plugin, sees its entries too."""
+    (tmp_path / "slow_plugin.py").write_text(PLUGIN, encoding="utf-8")
+    facts = tmp_path / "slow_plugin-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-plugin\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[xmil.test_verbs]\ngreet = slow_plugin\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(list, VERBS)
+        assert STARTED.wait(30)
+        second = threads.submit(list, VERBS)
+        wait([second], timeout=0.2)
+        GO_ON.set()
+        assert first.result() == second.result() == ["greet"]

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
@@ -19,6 +20,7 @@ from xmil.core.errors import FileError, InputError, absent, unknown_name
 
 logger = logging.getLogger(__name__)
 SUFFIX = ".py"
+LOADING = threading.RLock()  # one for all registries: a plugin may look into another one
 T = TypeVar("T")
 
 
@@ -35,6 +37,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self.group = group
         self._entries: dict[str, T] = {}
+        self._plugins_loading = False
         self._plugins_loaded = False
 
     def add(self, name: str, entry: T, *, replace: bool = False) -> T:
@@ -65,12 +68,18 @@ class Registry(Generic[T]):
         """Import what installed packages name under the group; a broken plugin is logged, not fatal."""
         if self._plugins_loaded:
             return
-        self._plugins_loaded = True
-        for point in entry_points(group=self.group):
-            try:
-                point.load()
-            except Exception as error:  # any failure of foreign code
-                logger.warning("The plugin %s of %s could not be loaded: %s", point.value, self.group, error)
+        with LOADING:  # other threads wait until all are there
+            if self._plugins_loading or self._plugins_loaded:
+                return
+            self._plugins_loading = True  # a plugin that looks into its own registry sees what there is
+            for point in entry_points(group=self.group):
+                try:
+                    point.load()
+                except Exception as error:  # any failure of foreign code
+                    logger.warning(
+                        "The plugin %s of %s could not be loaded: %s", point.value, self.group, error
+                    )
+            self._plugins_loaded = True
 
 
 def load_function(name: str, *, kind: str) -> Callable[..., Any]:
