@@ -39,6 +39,15 @@ READY = """() => {
   return reading?.pane?.viewer.isOpen() || (study?.reader && !study.case);
 }"""
 
+STILL = """async () => {
+  const { pane } = window.study.reading, frame = () => new Promise(requestAnimationFrame);
+  for (let last = "", same = 0; same < 5; await frame()) {
+    const now = JSON.stringify([pane.transform(), pane.stage.getBoundingClientRect()]);
+    same = now === last ? same + 1 : 0;
+    last = now;
+  }
+}"""
+
 
 @contextmanager
 def serving(study: Study) -> Iterator[tuple[str, Any]]:
@@ -119,6 +128,7 @@ class AtThePage:
     def draw(self, i: int) -> None:
         """Draw the block of the case with the rectangle."""
         page, (left, top) = self.page, block(i)
+        page.evaluate(STILL)
         places = page.evaluate(
             """corners => {
               const { pane } = window.study.reading;

@@ -115,6 +115,18 @@ def test_a_reader_never_learns_arm_method_slide_or_label(study: Study) -> None:
         assert secret.encode() not in text, secret
 
 
+def test_tissue_is_sent_for_the_open_case_and_the_one_just_answered(study: Study) -> None:
+    """A tile that the page asked for as the reader committed is no refusal, also at the end."""
+    app, n = create_study_app(study), len(study.deal("anna"))
+    while (state := get(app, study, "/api/state.json").json)["case"] is not None:
+        post(app, study, committed(study, state))
+        last = state["case"]["number"]
+        state = get(app, study, "/api/state.json").json
+        here = n - 1 if state["case"] is None else state["case"]["number"]
+        sent = [i for i in range(n) if get(app, study, f"/tiles/{i}/8/0_0.jpeg").status == 200]
+        assert sent == sorted({last, here})
+
+
 def test_evidence_and_prediction_come_after_the_first_answer(study: Study) -> None:
     app = create_study_app(study)
     state = get(app, study, "/api/state.json").json

@@ -242,6 +242,13 @@ class Study:
             raise BlindedError("This case is not open now.")
         return stored, *here
 
+    def reading_in_sight(self, reader: str, number: int) -> Reading:
+        """The reading whose tissue is sent: the open one, or the last, whose tiles may still be asked for."""
+        stored = self.stored(reader)
+        if number == len(stored["readings"]) - 1:
+            return self.worklist(stored)[number]
+        return self.current(reader, number)[1]
+
     def answer(self, reader: str, body: Any) -> Stored:
         """Keep a reader's answers to the open stage, as a draft or for good; give what is stored then."""
         if not isinstance(body, dict):

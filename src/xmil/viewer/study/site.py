@@ -203,8 +203,8 @@ class StudySite(PageSite):
         return evidence.as_bytes(self.study.column(case, arm))
 
     def tile(self, reader: str | None, number: int, level: int, column: int, row: int) -> bytes:
-        """A Deep Zoom tile of the open case."""
-        _, reading, _ = self.study.current(_known(reader), number)
+        """A Deep Zoom tile of the open case, or of the one just answered."""
+        reading = self.study.reading_in_sight(_known(reader), number)
         return self.pictures.tile(self.study.case(reading).slide, level, column, row)
 
 
