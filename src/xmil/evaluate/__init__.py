@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xmil.core.verdict import KINDS
-    from xmil.evaluate.choice import CANDIDATES, Choice, choose, choose_method, explain, measure_bag
+    from xmil.evaluate.choice import (
+        CANDIDATES,
+        Choice,
+        choose,
+        choose_method,
+        explain,
+        explain_classes,
+        measure_bag,
+    )
     from xmil.evaluate.curves import (
         ACTIONS,
         ORDERS,
@@ -93,7 +101,7 @@ if TYPE_CHECKING:
     from xmil.evaluate.verdict import Judge, Verdict, judge, judge_cohort
 
 _NAMES = {
-    "choice": "CANDIDATES Choice choose choose_method explain measure_bag",
+    "choice": "CANDIDATES Choice choose choose_method explain explain_classes measure_bag",
     "curves": "ACTIONS ORDERS Band Curve Flips flip flip_order necessity random_band random_draws srg "
     "step_counts sufficiency top_instances",
     "evidence": "MEASURES auprc2 auroc average_precision correlation ranks score_bag score_evidence",
@@ -119,7 +127,7 @@ __all__ = [
     "c_index", "calibration_bins", "calibration_error", "choose", "choose_method", "class_metrics",
     "concordance", "correlation", "covered_by_polygons", "draw_calibration", "draw_certificate",
     "draw_figures", "draw_roc", "draw_summary", "draw_survival", "draw_values", "evaluate_slide",
-    "explain", "flip", "flip_order", "hazard_p", "judge", "judge_cohort", "marked_by_geojson",
+    "explain", "explain_classes", "flip", "flip_order", "hazard_p", "judge", "judge_cohort", "marked_by_geojson",
     "marked_by_mask", "measure_bag", "median_halves", "minimal_set", "necessity", "pointing_game",
     "prediction_columns", "r_squared", "random_band", "random_draws", "randomisation", "ranks",
     "read_polygons", "redrawn", "relevance_mass", "risk_metrics", "score_bag", "score_evidence",
