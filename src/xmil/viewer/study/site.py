@@ -7,7 +7,7 @@ arm, prediction, label, evidence or the slide's name leaves the server.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil._version import __version__
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, XmilError
 from xmil.core.task import TASKS
 from xmil.viewer.app import PageSite, guard
 from xmil.viewer.deepzoom import Pictures
@@ -223,6 +223,8 @@ def create_study_app(
 ) -> ASGIApp:
     """The study behind the viewer's guard; `slides` is where they are now, if not where they were."""
     site = StudySite(study, slides, follow_links=follow_links)
+    with suppress(XmilError), study.alone():  # sweeps after a killed server; a study may also be read-only
+        pass
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> Any:
