@@ -113,7 +113,10 @@ def test_list_and_wall_have_the_chosen_colours(
         page.evaluate(f"() => localStorage.setItem('xmil:display', {kept})")
         page.reload()
         page.wait_for_function("() => document.querySelectorAll('img.small-map')[1]?.naturalWidth > 0")
-        box = page.locator("img.small-map").nth(1).bounding_box()
+        small = page.locator("img.small-map").nth(1)
+        ground = small.evaluate("(node) => getComputedStyle(node).backgroundColor")
+        assert ground == "rgba(0, 0, 0, 0)"  # white would be coloured as the strongest score
+        box = small.bounding_box()
         x = box["x"] + (STRONG % COLUMNS + 0.5) * box["width"] / COLUMNS
         y = box["y"] + (STRONG // COLUMNS + 0.5) * box["height"] / (N // COLUMNS)
         np.testing.assert_allclose(pixels(page)[int(y), int(x)], strongest, atol=4)

@@ -21,7 +21,7 @@ from xmil.viewer.study.readings import Study
 REPORT = "report"
 NO_VALUE = "-"
 STYLE = """
-svg.plot { width: 100%; max-width: 46rem; height: auto; }
+svg.plot { width: 100%; max-width: 38rem; height: auto; }
 svg.plot text { fill: currentColor; font-size: 13px; }
 svg.plot .axis { stroke: var(--line); } svg.plot .range { stroke: var(--dim); stroke-width: 2; }
 svg.plot .dim { fill: var(--dim); } svg.plot circle { fill: currentColor; }
@@ -162,7 +162,9 @@ def _judged(test: Test) -> str:
     if not np.isfinite(test.p_holm):
         return "too few patients to test"
     sure = test.p_holm < ALPHA and abs(test.difference.estimate) >= SMALLEST
-    return f"{'a change' if sure else 'no clear change'}: {_signed(test.difference)}, p = {_p(test.p_holm)}"
+    points = Interval(*(100 * bound for bound in _bounds(test.difference)))
+    change = "a change" if sure else "no clear change"
+    return f"{change}: {_signed(points)} percentage points, p = {_p(test.p_holm)}"
 
 
 def _signed(value: Interval) -> str:
@@ -201,7 +203,8 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
 
 def _plot(study: Study, estimates: Sequence[Estimate]) -> Html:
     """Accuracies with their intervals, a line each; hollow before, filled after."""
-    height, left, width = 30 * len(estimates) + 34, 260, 420
+    names = [_place(study, e.arm, e.stage) for e in estimates]
+    height, left, width = 30 * len(estimates) + 34, 24 + 7 * max(map(len, names), default=0), 300
 
     def at(share: float) -> str:
         return f"{left + width * share:.1f}"
@@ -213,7 +216,7 @@ def _plot(study: Study, estimates: Sequence[Estimate]) -> Html:
         parts.append(tag("text", f"{100 * tick:.0f} %", kind="dim", x=at(tick), y=str(height - 6), **words))
     for i, e in enumerate(estimates):
         y, value = str(22 + 30 * i), e.value
-        parts.append(tag("text", _place(study, e.arm, e.stage), x="0", y=str(26 + 30 * i)))
+        parts.append(tag("text", names[i], x="0", y=str(26 + 30 * i)))
         if np.isfinite(value.low):
             parts.append(tag("line", kind="range", x1=at(value.low), x2=at(value.high), y1=y, y2=y))
         look = "hollow" if e.stage == BEFORE else ""
