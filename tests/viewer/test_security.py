@@ -31,6 +31,7 @@ ROUTES = [
     "/api/scales-0.json",
     "/api/wall-0-0.json",
     "/api/agreement-0.json",
+    "/api/names-0.json",
     "/api/slides/0/slide.json",
     "/api/slides/0/evidence-0.bin",
     "/api/slides/0/thumbnail.jpeg",
@@ -254,7 +255,7 @@ def test_other_methods_are_refused(open_app: Any, method: str) -> None:
     for route in (*ROUTES, "/", "/api/slides/0/whatif"):
         refused = ask(open_app, route, method=method)
         allowed = {"POST"} if route.endswith("whatif") else {"GET", "HEAD"}
-        allowed |= {"POST"} if "annotations" in route else set()
+        allowed |= {"POST"} if "annotations" in route or "names" in route else set()
         assert refused.status == 405
         assert set(refused.headers["allow"].split(", ")) == allowed
     for route in (route for route in ROUTES if "annotations" not in route):
