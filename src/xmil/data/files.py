@@ -98,6 +98,8 @@ def join_features(
     if not files:
         unread = f" ({len(links)} links not followed; see follow_links=)" if links else ""
         raise InputError(f"{folder}: no feature files in this folder{unread}; {folder_advice(Path(folder))}.")
+    if not len(cohort):
+        raise InputError(f"{cohort.path or 'The cohort'}: has no rows; it must name slides.")
     if not rows:
         raise InputError(f"{folder}: no feature file has the name of a slide in the cohort; {report}")
     return cohort.with_column(PATH, [path and str(path) for path in paths]).take(rows), report
