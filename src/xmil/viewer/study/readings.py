@@ -31,7 +31,7 @@ from xmil.core.errors import FileError, InputError, WriteError, XmilError, absen
 from xmil.core.journal import lock, opened
 from xmil.core.text import counted, csv_text, is_plain, shorten, small_number
 from xmil.evaluate.marks import parse_polygons
-from xmil.storage import Run, explained_run, read_json, read_rows, write_json
+from xmil.storage import Run, explained_run, read_json, read_rows, sweep_folder, write_json
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.layers import Evidence, read_evidence
 from xmil.viewer.study.plan import AFTER, BEFORE, Arm, Plan, make_plan
@@ -256,7 +256,7 @@ class Study:
             raise InputError(
                 'The body must be {"revision": 0, "number": 0, "stage": "before", "answers": {}}.'
             )
-        with self._locks[reader], self._alone():
+        with self._locks[reader], self.alone():
             stored = self.stored(reader)
             if body.get("revision") != stored["revision"]:
                 raise StaleError({"revision": stored["revision"]})
@@ -306,12 +306,13 @@ class Study:
             raise InputError("Mark the region that decides before you commit.")
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other servers of the study out while one reads and writes."""
+    def alone(self) -> Iterator[None]:
+        """Keep other servers of the study out; what killed ones left half written is removed."""
         try:
             (self.folder / READERS).mkdir(exist_ok=True)
             with opened(self.folder / READERS / ".lock", os.O_RDWR | os.O_CREAT) as handle:
                 lock(handle)
+                sweep_folder(self.folder / READERS)
                 yield
         except OSError as error:
             raise WriteError(f"Answers cannot be kept in the study's folder ({error.strerror}).") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -259,6 +259,8 @@ def create_study_app(
 ) -> ASGIApp:
     """The study behind the viewer's guard; `slides` is where they are now, if not where they were."""
     site = StudySite(study, slides, follow_links=follow_links)
+    with suppress(XmilError), study.alone():  # sweeps after a killed server; a study may also be read-only
+        pass
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> Any:
