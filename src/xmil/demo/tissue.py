@@ -429,9 +429,9 @@ def _pen(demo: TissueDemo) -> Html:
         return Html()
     caption = (
         f"Section {inked[0]} as `xmil tile` saw it. Only sections with tumour carry ink here, as where a "
-        "pathologist marked it: a model that saw ink could answer by the ink. Patches that ink covers to 15 % or "
-        "more (crossed out) are left out before the model sees anything; the thin edge of a mark can stay. "
-        "Tiling with drop=none would keep them all."
+        "pathologist marked it: a model that saw ink could answer by the ink. Patches of which ink covers "
+        "15 % or more (crossed out) are left out before the model sees anything; the thin edge of a mark can "
+        "stay. Tiling with drop=none would keep them all."
     )
     return join([tag("h2", "A pen mark is not tissue"), figure(path, caption)])
 
