@@ -145,6 +145,11 @@ def test_optional_companions_that_the_body_needs_are_passed() -> None:
         xmil.explain(NeedsItsOption(), X)
 
 
+def test_optional_companions_that_the_bag_lacks_are_named() -> None:
+    with pytest.raises(XmilError, match=r"'coords'.*pass a Bag with coords="):
+        xmil.explain(NeedsItsOption(), torch.zeros(6, 8))
+
+
 class Trains(Base):
     def forward(self, x: Tensor, is_train: bool = True) -> Tensor:
         return self.pool(x) * (2 if is_train else 1)

@@ -27,12 +27,20 @@ import torch
 
 from xmil.core.bag import Bag
 from xmil.core.durable import identity, unchanged
-from xmil.core.errors import FileError, InputError, UnknownNameError, UnsupportedError, unknown_name
+from xmil.core.errors import (
+    FileError,
+    InputError,
+    UnknownNameError,
+    UnsupportedError,
+    XmilError,
+    unknown_name,
+)
 from xmil.core.explanation import Explanation, measured_columns
 from xmil.core.request import takes
 from xmil.core.task import RISK, TASKS, Target
 from xmil.core.text import counted, is_plain
 from xmil.data.bags import Case, join_bags, named, open_bag
+from xmil.data.files import UNTRAINED, feature_facts, is_untrained
 from xmil.evaluate import CANDIDATES, Choice
 from xmil.methods import (
     METHODS,
@@ -59,6 +67,7 @@ from xmil.runs.ensemble import (
     predicted_by,
     with_background,
 )
+from xmil.runs.heatmap import draw_slides
 from xmil.runs.inputs import join_names, task_cases
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.slide_features import MARK, Made, make_features
@@ -96,10 +105,29 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     model may be a function of yours that builds it, as "mine:build" or "nets/mine.py:build". `background` is
     a folder or file of ordinary features that lrp and one_added measure against, in place of the model's own.
 
-    With `slides` and no features the slides are tiled and encoded first, into OUT/tiles and OUT/features,
-    by the encoder that the model's checkpoint names or `encoder`.
+    With `slides` the maps are drawn as well, into OUT/heatmaps, whose failures.csv has the slides that could
+    not be. Without features they are tiled and encoded first, into OUT/tiles and OUT/features, by the encoder
+    that the model's checkpoint names or `encoder`.
     """
-    listener, out = listener or Listener(), request.out
+    listener = listener or Listener()
+    run = explain_run(request, listener)
+    if request.slides is not None:
+        draw_run(run, request, listener)
+    return run
+
+
+def draw_run(run: Run, request: ExplainRequest, listener: Listener) -> Run:
+    """Draw the maps of a run that the request explained, over its slides."""
+    drawing = {name: getattr(request, name) for name in ("slides", "mpp", "patch_size", "follow_links")}
+    try:
+        return draw_slides(run, **drawing, listener=listener)
+    except XmilError as error:
+        raise type(error)(f"explained, but not drawn: {error}") from None
+
+
+def explain_run(request: ExplainRequest, listener: Listener) -> Run:
+    """Explain the slides of a request, without pictures."""
+    out = request.out
     if out is None:
         raise InputError("The parameter 'out' is missing: the folder for results.")
     if LABEL in request.target and request.cohort is None:
@@ -330,6 +358,7 @@ class Read:
     sources: list[str]
     earlier: list[list[Explanation]]  # of each slide: what its file has
     seconds: float
+    is_untrained: bool = False  # the encoder of its features
 
 
 @dataclass(frozen=True)
@@ -595,7 +624,9 @@ class Explainer:
         if len(parts) > 1:  # views: the features are in memory once
             parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
         earlier = [self._earlier(case, place) for place in range(len(parts))]
-        return Read(bag, parts, rows, sources, earlier, time.perf_counter() - start)
+        trained = self.spec.features or {}
+        untrained = any(is_untrained(trained, feature_facts(header)) for header, _ in headers)
+        return Read(bag, parts, rows, sources, earlier, time.perf_counter() - start, untrained)
 
     def _earlier(self, case: Case, place: int) -> list[Explanation]:
         """The explanations in a slide's file, if it is of this run: other methods join them."""
@@ -614,6 +645,8 @@ class Explainer:
         has = [{e.method for e in own} for own in read.earlier]
         methods = [name for name in self.request.methods if not all(name in own for own in has)]
         explanations, logits = self._within_memory(case, read.bag, methods)
+        if read.is_untrained:
+            explanations = [replace(e, warnings=[*e.warnings, UNTRAINED]) for e in explanations]
         if self.request.interactions and not all(has):
             self._write_pairs(case, read.bag, explanations)
         seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
