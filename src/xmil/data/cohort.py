@@ -110,13 +110,13 @@ class Cohort:
             return sorted(texts)
         if min(numbers) >= 0 and max(numbers) < 1000:
             return [str(index) for index in range(max(numbers) + 1)]
-        return sorted(texts, key=float)
+        return [str(number) for number in sorted(set(numbers))]
 
     def labels(self, name: str) -> IntArray:
         """Class indices (n,), -1 where the cell is empty."""
         index = {text: i for i, text in enumerate(self.classes(name))}
-        cells = [
-            cell if cell is None or (n := _as_integer(cell)) is None else str(n) for cell in self.column(name)
+        cells = [  # 01 and 1.0 are class 1, unless other cells are no numbers
+            cell if cell is None or cell in index else str(_as_integer(cell)) for cell in self.column(name)
         ]
         return np.array([-1 if cell is None else index[cell] for cell in cells], dtype=np.int64)
 
