@@ -175,8 +175,8 @@ def _check_encoder(encoder: str, width: int | None, **about: Any) -> None:
     check_encoder(encoder, **about)
     if width is not None and WIDTHS.get(encoder, width) != width:
         raise InputError(
-            f"The encoder {encoder!r} gives {WIDTHS[encoder]} numbers per patch, but the model reads {width}; "
-            f"give the encoder it was trained on{_of_width(width)} as encoder=."
+            f"The encoder {encoder!r} gives {WIDTHS[encoder]} numbers per patch, but the model reads "
+            f"{width}; give the encoder it was trained on{_of_width(width)} as encoder=."
         )
 
 
