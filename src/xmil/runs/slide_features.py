@@ -89,13 +89,9 @@ def as_of_explain(sentence: str) -> str:
     >>> as_of_explain("a.svs: stores no microns per pixel; pass slide_mpp=.")
     'a.svs: stores no microns per pixel; pass mpp=.'
     """
-    for own, ours in (
-        ("slide_mpp=", "mpp="),
-        ("; drop=none keeps them", ""),
-        ("; keep them with drop=none", ""),
-    ):
-        sentence = sentence.replace(own, ours)
-    return sentence
+    for advice in ("; drop=none keeps them", "; keep them with drop=none"):
+        sentence = sentence.replace(advice, "")
+    return sentence.replace("slide_mpp=", "mpp=")
 
 
 def make_features(request: ExplainRequest, specs: Sequence[ModelSpec], out: Path, listener: Listener) -> Made:
@@ -198,8 +194,8 @@ def unrecorded(facts: Mapping[str, Any], width: int | None = None) -> dict[str, 
     fitting = [name for name, wide in WIDTHS.items() if wide == width]
     every = {
         "encoder": ("encoder", f"the encoder of its features{_of_width(width)}", (*fitting, "ENCODER")[0]),
-        "tile_size": ("patch_px", "the size of its patches", "256"),
-        "tile_mpp": ("mpp", "their microns per pixel", "0.5"),
+        "tile_size": ("patch_px", "the size of its patches in pixels", "256"),
+        "tile_mpp": ("mpp", "the microns per pixel of its patches", "0.5"),
     }
     return {
         name: Unrecorded(words, example)
