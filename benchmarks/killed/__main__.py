@@ -187,6 +187,7 @@ class Study:
             killed = struck(out.with_suffix(".points")).exists()
             faults += _half_files(out)
             faults += _unclear(code, self.said) if trial.full and code else []
+            faults += [f"a slide failed: {self.said[-300:]}"] if code == 1 and not trial.full else []
             if code:
                 code = self.attempt(Trial(trial.command, trial.workers, 0, False), out)
                 faults += [f"ended with {code}{', hung' * self.hung}: {self.said[-300:]}"] if code else []

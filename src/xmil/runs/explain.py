@@ -477,7 +477,8 @@ class ExplainRun(ModelRun[Explained]):
         """The verdict on the maps; that of the folder if nothing was explained now."""
         request, chosen = self.request, self.chosen
         check = Check(request.check)
-        if not check.most or (self.judged is not None and not tally.done):
+        is_old = not tally.done and all(slide in self.before for slide in tally.rows)
+        if not check.most or (self.judged is not None and is_old):
             return self.judged
         if chosen is not None and chosen.verdict is not None:
             return chosen.verdict.as_dict()
@@ -613,6 +614,7 @@ class Explainer:
         start = time.perf_counter()
         has = [{e.method for e in own} for own in read.earlier]
         methods = [name for name in self.request.methods if not all(name in own for own in has)]
+        methods = methods or list(self.request.methods)  # a worker wrote the file and died before it said so
         explanations, logits = self._within_memory(case, read.bag, methods)
         if self.request.interactions and not all(has):
             self._write_pairs(case, read.bag, explanations)
