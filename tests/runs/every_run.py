@@ -12,7 +12,7 @@ from benchmarks.killed.commands import COMMANDS, prepare
 
 from tests.bench.runs import NET, OWN
 from xmil.cli._app import run
-from xmil.viewer.app import AnnotationFiles
+from xmil.viewer.annotations import AnnotationFiles
 
 EXPORTS = "qupath,asap,dicom,dicom-annotations,ome-zarr,spatialdata,geojson,scores,colours,csv,parquet"
 ONE = ["--quick", "--task", "standard", "--repetitions", "1", "--only"]

@@ -47,8 +47,11 @@ def split(
     if stratify is not None:
         check_labels(table, stratify)
     name = column or ("fold" if folds is not None else "split")
-    if name in table.columns and not overwrite:
-        raise InputError(f"{cohort}: has a column {name!r} already; pass --overwrite, or --column another.")
+    written = table.names.get(name, name)  # as the table calls it
+    if (name in table.columns or name in table.names.values()) and not overwrite:
+        raise InputError(
+            f"{cohort}: has a column {written!r} already; pass --overwrite, or --column another."
+        )
     if folds is not None:
         done = split_folds(table, folds, stratify=stratify, seed=seed, column=name, sites=sites)
     else:
@@ -63,11 +66,16 @@ def split(
     target = out or cohort
     if target.is_dir():
         raise InputError(f"{target}: is a folder; name the table to write with --out.")
-    if not overwrite and target.exists() and not target.samefile(cohort) and not _holds(target, table, name):
+    if (
+        not overwrite
+        and target.exists()
+        and not target.samefile(cohort)
+        and not _holds(target, table, name, slide_column)
+    ):
         raise InputError(
             f"{target}: is there already, with another table; pass --overwrite, or another out=."
         )
-    done.save(target)
+    done.save_column(name, target)
     cases = done.cases
     sides: dict[str, list[int]] = {}  # rows of each side; of those on none under an empty name
     for row, cell in enumerate(done.column(name)):
@@ -77,9 +85,9 @@ def split(
         for side, rows in sorted(sides.items())
     }
     if as_json:
-        print(json.dumps({"out": str(target), "column": name, "sides": counts}, indent=2))
+        print(json.dumps({"out": str(target), "column": written, "sides": counts}, indent=2))
         return
-    print(f"{target}: wrote {name!r}, split by case ({len(set(cases))} cases, none on two sides)")
+    print(f"{target}: wrote {written!r}, split by case ({len(set(cases))} cases, none on two sides)")
     empty = counts.pop("", None)
     for side, count in counts.items():
         labels = Counter(map(done.column(stratify).__getitem__, sides[side])) if stratify else {}
@@ -90,12 +98,12 @@ def split(
         print(f"  {'(none)':<8} {empty['slides']:>6} slides without {stratify}")
 
 
-def _holds(path: Path, table: Cohort, column: str) -> bool:
+def _holds(path: Path, table: Cohort, column: str, slide_column: str | None) -> bool:
     """Whether a file holds the table, but for a column: an earlier split of it."""
     from xmil.data import read_cohort
 
     try:
-        stored = read_cohort(path).columns
+        stored = read_cohort(path, slide_column=slide_column).columns
     except XmilError:
         return False
     one, other = ({k: v for k, v in cells.items() if k != column} for cells in (stored, table.columns))

@@ -102,6 +102,7 @@ class Study:
             if stored["layout"] != LAYOUT:
                 raise FileError(f"{folder / STUDY}: of layout {stored['layout']}; update xmil.")
             self.plan = make_plan(stored["plan"], source=str(folder / STUDY))
+            self._seed = int(stored["plan"]["seed"])
             self.classes = tuple(map(str, stored["classes"]))
             self.slides = Path(stored["slides"])
             self.runs = tuple(map(str, stored["runs"]))
@@ -157,7 +158,7 @@ class Study:
     @cached_property
     def _groups(self) -> list[int]:
         """The group of each case: those of a label, and right or wrong, are dealt evenly."""
-        rng = np.random.default_rng([self.plan.seed, 1])
+        rng = np.random.default_rng([self._seed, 1])
         strata: dict[tuple[str, bool], list[int]] = {}
         for i, case in enumerate(self.cases):
             strata.setdefault((case.label, case.answers[self.runs[0]].is_right(case.label)), []).append(i)
@@ -175,7 +176,7 @@ class Study:
             (i, i % arms, 0, PRACTICE) for i in range(len(self.practice))
         ]
         for period in range(plan.periods):
-            rng = np.random.default_rng([plan.seed, drawn, period])
+            rng = np.random.default_rng([self._seed, drawn, period])
             order = [(i, CASE) for i in rng.permutation(len(self.cases)).tolist()]
             if period == 0 and plan.repeats:
                 half = len(order) // 2
@@ -389,6 +390,8 @@ def make_study(
     first = next(iter(explained.values()))
     classes = first.class_names or _labels(first)
     plan = plan.with_classes(classes)
+    if plan.seed is None:
+        plan = plan.model_copy(update={"seed": secrets.randbits(53)})
     known = _known_cases(explained, classes, Pictures(pictures), say)
     practice, cases = _choose(plan, known)
     if plan.repeats > len(cases) // 2:
@@ -473,7 +476,7 @@ def _answer(row: Mapping[str, str], classes: Sequence[str]) -> Answer:
 
 def _choose(plan: Plan, known: Mapping[str, Case]) -> tuple[list[Case], list[Case]]:
     """The practice cases and the cases: those that are named, or drawn evenly from the labels."""
-    rng = np.random.default_rng([plan.seed, 0])
+    rng = np.random.default_rng([plan.seed or 0, 0])
     left = dict(known)
     chosen: dict[str, list[Case]] = {}
     wanted = {"practice": plan.practice, "cases": plan.cases}
