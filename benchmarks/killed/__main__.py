@@ -114,7 +114,8 @@ class Study:
             self._run_and_leave(trial, words, counter, theirs)
         os.close(theirs)
         os.set_blocking(ours, False)
-        self.said, self.hung, until = "", False, time.monotonic() + LIMIT
+        self.said, self.hung = "", False
+        until = time.monotonic() + (3 if trial.workers == "ray" else 1) * LIMIT  # starting a Ray takes long
         while True:
             pid, status = os.waitpid(child, os.WNOHANG)
             with suppress(BlockingIOError):

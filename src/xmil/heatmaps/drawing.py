@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.durable import identity, write_atomically
-from xmil.core.errors import FileError, InputError, XmilError, check_names
+from xmil.core.errors import FileError, InputError, WriteError, XmilError, check_names
 from xmil.core.explanation import PARTS, Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
@@ -557,9 +557,17 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
             patch_size=order.patch_size,
             with_views=with_views,
         ).with_pairs(pairs)
+        faults: dict[str, XmilError] = {}
         for file in due:
             make_folder(file.path.parent)
-            _write(file, scene, order)
+            try:
+                _write(file, scene, order)
+            except WriteError:
+                raise
+            except XmilError as error:  # a format that this slide cannot have costs the others nothing
+                faults.setdefault(str(error), error)
+    if faults:
+        raise next(iter(faults.values()))
     names = [scene.caption.name, *(str(e.target) for e in scene.explanations)]
     note = scene.note or (spelt_out("".join(names)) if with_views else None)
     return Drawn(len(due), len(files) - len(due), note, source, beyond)

@@ -131,6 +131,9 @@ class Assumptions(Section):
     alpha: Share = 0.05
 
 
+MOST_READERS = 1000  # of one study; a plan with more has been mistyped
+
+
 class Plan(Section):
     """A reading study, as its TOML file says it.
 
@@ -159,6 +162,8 @@ class Plan(Section):
     @field_validator("readers", mode="before")
     @classmethod
     def _name_readers(cls, value: Any) -> Any:
+        if isinstance(value, int) and value > MOST_READERS:
+            raise ValueError(f"at most {MOST_READERS:,} readers; it asks for {value:,}")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return tuple(f"reader-{i + 1}" for i in range(value))
         return value
