@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -48,7 +47,7 @@ from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
 from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run
-from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row, stopping
+from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row
 from xmil.runs.ensemble import (
     Ensemble,
     ModelRun,
@@ -685,7 +684,7 @@ class Explainer:
         if len(read.parts) > 1:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
         path = slide_file(self.run.out, case.slides[place])
-        stopping(partial(write_explanations, own, path, provenance=about))
+        write_explanations(own, path, provenance=about)
         return [summarise_slide(e) for e in own if len(e)]
 
     def _write_pairs(self, case: Case, bag: Bag, explanations: Sequence[Explanation]) -> None:
@@ -702,8 +701,8 @@ class Explainer:
                     seed=[request.seed, crc32(case.name.encode())],
                 )
             path = interactions_file(self.run.out, case.name, target)
-            stopping(partial(make_folder, path.parent))
-            stopping(partial(pairs.save, path))
+            make_folder(path.parent)
+            pairs.save(path)
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
