@@ -12,11 +12,13 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import xmil
+from benchmarks.choice.nets import STANDARD, trained
 from xmil.evaluate import Flips, Judge, judge_cohort
 from xmil.methods import explain
 
@@ -39,22 +41,46 @@ def bag(seed: int, n: int = 60) -> torch.Tensor:
     return x
 
 
-def single_bags(tries: int, faithful: int, seed: int = 0) -> dict[str, Counter[str]]:
-    """Verdicts on shuffled scores, on faithful ones (sampled Shapley values), and on their reverses."""
-    kinds: dict[str, Counter[str]] = {name: Counter() for name in ("shuffled", "faithful", "reversed")}
-    per_bag = max(1, tries // faithful)
-    for i in range(faithful):
+def shuffled(tries: int, seed: int = 0, per_bag: int = 5) -> Counter[str]:
+    """Verdicts on shuffled scores, a few for each bag."""
+    kinds: Counter[str] = Counter()
+    for i in range(tries // per_bag):
         model, x = net(seed + i), bag(seed + i)
-        flips = Flips(model, x, target=1)
-        e = explain(
-            model, x, method="shapley", target=1, output="probability", permutations=60, precision=None
-        )
+        scores = explain(model, x, target=1, check=False).scores
         rng = np.random.default_rng([seed, i])
+        drawn = [("shuffled", rng.permutation(scores)) for _ in range(per_bag)]
+        kinds.update(v.kind for v in Judge(Flips(model, x, target=1), seed=seed + i).verdicts(drawn))
+    return kinds
+
+
+def faithful(tries: int, seed: int = 0) -> dict[str, Counter[str]]:
+    """Verdicts on faithful scores (sampled Shapley values), and on their reverses."""
+    kinds: dict[str, Counter[str]] = {name: Counter() for name in ("faithful", "reversed")}
+    for i in range(tries):
+        model, x = net(seed + i), bag(seed + i)
+        options: dict[str, Any] = {"permutations": 60, "precision": None, "output": "probability"}
+        e = explain(model, x, method="shapley", target=1, check=False, **options)
         scores = [("faithful", e.scores), ("reversed", -e.scores)]
-        scores += [("shuffled", rng.permutation(e.scores)) for _ in range(per_bag)]
-        for verdict in Judge(flips, seed=i).verdicts(scores):
+        for verdict in Judge(Flips(model, x, target=1), seed=i).verdicts(scores):
             kinds[verdict.method][verdict.kind] += 1
     return kinds
+
+
+def steps(cache: Path, bags: int = 5, n: int = 120) -> dict[int, float]:
+    """How the SRG of curves of few steps correlates with that of 100, over maps and shuffled maps."""
+    srgs: dict[int, list[float]] = {10: [], 20: [], 100: []}
+    for name in STANDARD:
+        for task in ("four_bags", "pos_neg_count"):
+            one, rng = trained(name, "digits", task, 0, cache=cache), np.random.default_rng(0)
+            patches = one.test.flatten(0, 1)
+            for _ in range(bags):
+                x = patches[rng.permutation(len(patches))[:n]]
+                e = explain(one.net, x, check=False)
+                flips = Flips(one.net, x, target=e.target)
+                orders = np.stack([np.argsort(-own) for own in (e.scores, rng.permutation(e.scores))])
+                for k, own in srgs.items():
+                    own += flips.gains(orders, steps=k).tolist()
+    return {k: float(np.corrcoef(own, srgs[100])[0, 1]) for k, own in srgs.items()}
 
 
 def cohorts(tries: int, cases: int = 16, seed: int = 0) -> dict[str, Counter[str]]:
@@ -123,19 +149,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tries", type=int, default=1000)
     parser.add_argument("--slides", type=int, default=500)
-    parser.add_argument("--only", choices=("bags", "runs", "heads", "overhead"))
+    parser.add_argument("--seed", type=int, default=0, help="of the shuffled scores")
+    parser.add_argument("--model", default="attnmil", help="of the run that is timed")
+    parser.add_argument("--cache", type=Path, default=Path("build/choice/nets"))
+    parser.add_argument("--only", choices=("shuffled", "faithful", "runs", "heads", "steps", "overhead"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.only in (None, "bags"):
-        print("bags:", {k: dict(v) for k, v in single_bags(options.tries, options.tries // 5).items()})
+    if options.only in (None, "shuffled"):
+        print("bags, shuffled:", dict(shuffled(options.tries, options.seed)))
+    if options.only in (None, "faithful"):
+        print("bags:", {k: dict(v) for k, v in faithful(options.tries // 5).items()})
     if options.only in (None, "runs"):
         print("runs:", {k: dict(v) for k, v in cohorts(options.tries).items()})
     if options.only in (None, "heads"):
         agree, told = other_heads(max(5, options.tries // 20))
         print(f"another head: {agree} of {told} verdicts agree with the SRG on other slides")
+    if options.only in (None, "steps"):
+        print("correlation with 100 steps:", {k: round(r, 4) for k, r in steps(options.cache).items()})
     if options.only in (None, "overhead"):
-        ratio = overhead(options.slides)
-        print(f"a run of {options.slides} slides takes {ratio:.2f} times as long with its verdict")
+        ratio = overhead(options.slides, name=options.model)
+        print(f"{options.model}: {options.slides} slides take {ratio:.2f} times as long with the verdict")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         auprc2,
         choose_method,
         explain,
+        explain_classes,
         flip,
         minimal_set,
         necessity,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     )
     from xmil.heatmaps import heatmap
     from xmil.insights import insight, insight_slides
-    from xmil.methods import explain_classes, explain_inside, interactions, list_methods
+    from xmil.methods import explain_inside, interactions, list_methods
     from xmil.models import chain, create_model, list_models, load_model, save_model
     from xmil.network import Prediction, predict
     from xmil.runs.embed import embed_slides
@@ -66,11 +67,11 @@ _NAMES = {
     "core.task": "Target",
     "data": "Cohort background list_formats open_bag read_bag read_cohort write_bag",
     "encoders": "list_encoders load_encoder",
-    "evaluate": "Curve Flips MinimalSet auprc2 choose_method explain flip minimal_set necessity random_band "
-    "srg sufficiency",
+    "evaluate": "Curve Flips MinimalSet auprc2 choose_method explain explain_classes flip minimal_set "
+    "necessity random_band srg sufficiency",
     "heatmaps": "heatmap",
     "insights": "insight insight_slides",
-    "methods": "explain_classes explain_inside interactions list_methods",
+    "methods": "explain_inside interactions list_methods",
     "models": "chain create_model list_models load_model save_model",
     "network": "Prediction predict",
     "runs.embed": "embed_slides",

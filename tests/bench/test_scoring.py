@@ -59,6 +59,19 @@ def test_many_bags_score_as_explain_does(name, text, n):
             np.testing.assert_allclose(scores[c], e.scores, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("n", [1, 7])
+def test_many_bags_share_the_company_of_a_background(name, n):
+    assert METHODS["one_added"].batch is not None
+    model, rng = model_of(name), np.random.default_rng(0)
+    model.background = xmil.background(rng.standard_normal((20, 12)).astype(np.float32))
+    x = torch.from_numpy(rng.standard_normal((3, n, 12)))
+    for bag, scores in zip(x, score_bags(model, x, MethodSpec("one_added")), strict=True):
+        e = xmil.explain(model, bag, method="one_added", target=2)
+        assert e.params["company_from"] == "checkpoint"
+        np.testing.assert_allclose(scores[2], e.scores, rtol=1e-4, atol=1e-6)
+
+
 def test_passes_do_not_change_scores(monkeypatch):
     model = xmil.create_model("attnmil", in_dim=12, n_classes=2, seed=1, dim=8)
     x = torch.randn(9, 5, 12, generator=torch.Generator().manual_seed(0))

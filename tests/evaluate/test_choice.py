@@ -59,6 +59,29 @@ def test_a_method_that_the_model_confirms_wins_where_lrp_fails() -> None:
     np.testing.assert_array_equal(e.scores, alone.scores)
 
 
+def test_every_class_can_be_explained_by_auto() -> None:
+    net, like = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=8, seed=0), bags()
+    every = xmil.explain_classes(net, like[0], method="auto", like=like)
+    assert [(int(e.target), e.params["chosen_by"]) for e in every] == [(0, "auto"), (1, "auto")]
+    method = xmil.choose_method(net, like).method
+    for e, plain in zip(every, xmil.explain_classes(net, like[0], method=method), strict=True):
+        assert e.method == method
+        np.testing.assert_array_equal(e.scores, plain.scores)
+
+
+def test_what_is_refused_is_not_chosen() -> None:
+    """LRP cannot follow a net that detaches its input; five bags are too few for the test to say so."""
+
+    class Detached(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[..., :1].detach().relu().mean(dim=1) - 1
+
+    choice = xmil.choose_method(Detached(), bags(5))
+    assert choice.method == "one_added"
+    assert choice.table["refused"].to_dict() == {"lrp": 5, "lrp over sub-bags": 5, "one_added": 0}
+    assert "lrp refused, " in choice.sentence
+
+
 def test_one_bag_is_little_to_choose_by() -> None:
     e = xmil.explain(OffSwitch(), switching_bag(0), method="auto", target=1)
     assert e.method == "one_added"

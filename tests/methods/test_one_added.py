@@ -62,7 +62,7 @@ def test_company_of_the_bag(name: str, rng: np.random.Generator) -> None:
 
 
 def test_every_other_patch_is_company_in_a_small_bag(rng: np.random.Generator) -> None:
-    model, bag = model_of("attnmil"), rng.normal(size=(7, D))
+    model, bag = model_of("attnmil"), rng.normal(size=(4, D))
     e = xmil.explain(model, bag, method="one_added", target=1)
     removed = xmil.explain(model, bag, method="one_removed", target=1, output="log_odds")
     np.testing.assert_allclose(e.scores, removed.scores, atol=1e-6)
@@ -91,7 +91,7 @@ def test_the_probe_has_signs_where_evidence_switches_a_unit_off() -> None:
     bag[:3, 0] = 1.0
     ordinary = np.zeros((20, 2))
     scores = xmil.explain(Off(), bag, method="one_added", target=1, background=ordinary).scores
-    np.testing.assert_allclose(scores, [min(1.0, 8 / 9)] * 3 + [0.0] * 27, atol=1e-6)
+    np.testing.assert_allclose(scores, [min(1.0, 8 / 4)] * 3 + [0.0] * 27, atol=1e-6)
 
 
 @pytest.mark.parametrize("background", [None, np.ones((9, D))])
@@ -115,8 +115,8 @@ def test_places_travel(background: np.ndarray | None, rng: np.random.Generator) 
     e = xmil.explain(Placed(), bag, method="one_added", target=1, background=background, forward=forward)
     assert np.isfinite(e.scores).all()
     places = {tuple(row): i for i, row in enumerate(coords.tolist())}
-    beside = [(x, where) for x, where in seen if len(x) in (8, 9)]  # a company, alone and with a patch
-    assert len(beside) > 4 * 20
+    beside = [(x, where) for x, where in seen if len(x) in (3, 4)]  # a company, alone and with a patch
+    assert len(beside) > 8 * 20
     for x, where in beside:
         for patch, place in zip(x, where.tolist(), strict=True):
             row = places[tuple(place)]

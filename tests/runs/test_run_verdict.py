@@ -11,6 +11,7 @@ import torch
 
 import xmil
 from xmil.cli._app import run
+from xmil.data.inspection import inspect_run
 from xmil.heatmaps import caption
 from xmil.methods import METHODS, Attributions, register_method
 from xmil.viewer.collection import Collection
@@ -88,6 +89,7 @@ def test_check_says_how_many_cases(cohort: Path, tmp_path: Path, check: str, cas
         assert verdict is not None
         assert (verdict.kind, len(verdict.cases)) == ("cannot tell", cases)
         assert "8 are needed" in verdict.sentence
+        assert verdict.brief == "not known whether lrp shows what the model uses"
 
 
 def test_maps_that_know_nothing_or_the_opposite_are_called_so(cohort: Path, tmp_path: Path) -> None:
@@ -110,6 +112,13 @@ def test_maps_that_know_nothing_or_the_opposite_are_called_so(cohort: Path, tmp_
     assert chance.kind == "no better"
 
 
+def test_warnings_of_several_methods_name_theirs(cohort: Path, tmp_path: Path) -> None:
+    one = explained(cohort, tmp_path / "one", methods=["gxi"], contexts=4, check="none").table()
+    two = explained(cohort, tmp_path / "two", methods=["gxi", "random"], contexts=4, check="none").table()
+    assert one["warnings"].str.startswith("The scores are means").all()
+    assert two["warnings"].str.startswith("gxi: The scores are means").all()
+
+
 def test_auto_chooses_keeps_its_choice_and_is_judged_on_other_cases(cohort: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     one = [str(cohort / "features")]
@@ -120,6 +129,7 @@ def test_auto_chooses_keeps_its_choice_and_is_judged_on_other_cases(cohort: Path
     assert len(choice["cases"]) == 10  # half of 20 slides, each its own case
     assert done.verdict is not None
     assert not set(done.verdict.cases) & set(choice["cases"])
+    assert "chosen on 10 other cases" in done.verdict.sentence
     (out / "slides" / "s03.parquet").unlink()
     again = xmil.explain_slides(cohort / "m.safetensors", one[0], out=out, methods=["auto"], target=["1"])
     assert json.loads((out / "run.json").read_text())["choice"] == choice
@@ -131,6 +141,10 @@ def test_auto_with_few_cases_is_cross_fitted(cohort: Path, tmp_path: Path) -> No
     assert done.verdict is not None
     assert done.verdict.kind == "better"
     assert len(done.verdict.cases) == 10
+    assert "other half" in done.verdict.sentence
+    (done.path / "slides" / "s03.parquet").unlink()
+    again = explained(cohort, tmp_path / "run", methods=["auto"])  # no case judges what it chose itself
+    assert again.verdict == done.verdict
 
 
 def test_the_screen_has_one_line(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,4 +163,5 @@ def test_captions_the_viewer_and_notebooks_show_the_verdict(cohort: Path, tmp_pa
     fact = Collection([done.path]).facts(0)
     assert (fact["verdict"], fact["verdict_method"], fact["verdict_cases"]) == ("better", "lrp", 10)
     assert fact["verdict_sentence"] == done.verdict.sentence
+    assert inspect_run(done.path).facts["verdict"] == done.verdict.sentence
     assert caption("s00", {}, verdict=done.verdict.brief).facts() == done.verdict.brief

@@ -41,14 +41,14 @@ class RunVerdict:
 
     @property
     def brief(self) -> str:
-        """The verdict for a caption; empty where it cannot tell.
+        """The verdict for a caption.
 
         >>> row = {"method": "lrp", "srg": 0.47}
         >>> RunVerdict("better", method="lrp", methods=[row], cases=["a", "b"]).brief
         'lrp better than a random order over 2 cases (SRG 0.47)'
         """
         if self.kind == KINDS[-1] or not self.methods:
-            return ""
+            return f"not known whether {self.method or 'the map'} shows what the model uses"
         words = f"{self.method} {self.kind} than a random order over {counted(len(self.cases), 'case')}"
         return f"{words} (SRG {self.methods[0]['srg']:.2f})"
 

@@ -238,6 +238,8 @@ def inspect_run(path: Path) -> Report:
             facts = {"predictions": 0}
             with suppress(OSError, pa.ArrowException):
                 facts["predictions"] = int(pq.read_metadata(path / "predictions.parquet").num_rows)
+        if run.verdict is not None:
+            facts["verdict"] = run.verdict.sentence
         facts |= {key: value for key, value in about.items() if isinstance(value, str | int | float)}
         problems += [f"warning of the run: {text}" for text in run.warnings]
     for file in files:  # the columns of the first explanation that can be read

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 AUTO, ALL = "auto", "all"
-CONTEXTS = {"contexts": 24, "keep": 0.5}  # sub-bags of many sizes
+CONTEXTS = {"contexts": 24, "keep": None}  # sub-bags of all sizes
 AFFORDABLE = 1024  # patches of the median bag up to which sub-bags are a candidate
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {  # the first stays unless another is better
     "lrp": ("lrp", {}),
@@ -51,8 +51,8 @@ class Choice:
     """A method for a model, with the figures that chose it.
 
     `method` and its `params` go to `explain`. `rows` has each candidate's mean SRG, its interval over cases,
-    its gain on the first candidate, and the p of that gain. `bags` are those that were compared; `srgs` has
-    the SRG of each candidate on each.
+    its gain on the first candidate, the p of that gain, and on how many bags it is refused. `bags` are those
+    that were compared; `srgs` has the SRG of each candidate on each.
     """
 
     method: str
@@ -65,7 +65,7 @@ class Choice:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each candidate, by its name: srg, interval, gain, p."""
+        """A row for each candidate, by its name: srg, interval, gain, p, and bags that refuse it."""
         import pandas as pd
 
         return pd.DataFrame(self.rows).set_index("candidate")
@@ -73,8 +73,11 @@ class Choice:
     @property
     def sentence(self) -> str:
         """The choice with its reason."""
-        figures = ", ".join(f"{row['candidate']} {row['srg']:.2f}" for row in self.rows)
-        return f"Explained by {self.candidate}, chosen on {counted(len(self.bags), 'bag')} (SRG: {figures})."
+        figures = ", ".join(
+            f"{row['candidate']} " + ("refused" if row["refused"] == len(self.bags) else f"{row['srg']:.2f}")
+            for row in self.rows
+        )
+        return f"Chosen on {counted(len(self.bags), 'bag')}: {self.candidate} (SRG: {figures})."
 
     def as_dict(self) -> dict[str, Any]:
         """What run.json holds."""
@@ -97,14 +100,15 @@ def choose_method(
     `candidates` are names of `CANDIDATES` or of methods; the first stays unless another is better in a paired
     test over `cases` (of each bag; each its own by default) by 0.01 or more. With fewer than five cases no
     test can say so: then the other must be better in each, by 0.05 in the mean. Of bags with more than 2,048
-    patches as many are drawn. `how` are `forward`, `returns` and `average`, as for `explain`.
+    patches as many are drawn. A candidate that is refused on more bags than another is not chosen. `how` are
+    `forward`, `returns` and `average`, as for `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=1, seed=0)
     >>> bags = [torch.randn(20, 8, generator=torch.Generator().manual_seed(i)) for i in range(6)]
     >>> choice = choose_method(net, bags)
     >>> choice.method, len(choice.bags), list(choice.table.columns)
-    ('lrp', 6, ['srg', 'interval', 'gain', 'p'])
+    ('lrp', 6, ['srg', 'interval', 'gain', 'p', 'refused'])
     """
     if isinstance(bags, Bag | str | PathLike) or not len(bags):
         raise bad_parameter("bags", "choose_method", "a list of bags", type(bags).__name__)
@@ -144,7 +148,7 @@ def measure_bag(
     seed: int = 0,
     **how: Any,
 ) -> dict[str, float]:
-    """The SRG of each candidate on one bag, in units of the output's scale; 0 where it is refused."""
+    """The SRG of each candidate on one bag, in units of the output's scale; nan where it is refused."""
     flips = Flips(model, bag, target=target, **how)
     srgs = dict.fromkeys(tried, 0.0)
     name, judging = str(getattr(bag, "slide_id", None)), Judge(flips, seed=seed)
@@ -154,7 +158,8 @@ def measure_bag(
         own = {**seeds(method, name, seed, contexts="contexts" in params), **params}
         try:
             e = explain_by(model, bag, method=method, target=flips.output.target, check=False, **how, **own)
-        except (InputError, UnsupportedError):  # no map is worth as much as a random order
+        except (InputError, UnsupportedError):
+            srgs[label] = float("nan")
             continue
         srgs[label] = float(judging.srgs([e.scores])[0]) / flips.scale
     return srgs
@@ -168,10 +173,16 @@ def choose(
     cases: Sequence[Any],
     seed: int = 0,
 ) -> Choice:
-    """Choose by the SRGs (bags,) of the candidates; the first stays unless another is better beyond noise."""
+    """Choose by the SRGs (bags,) of the candidates; the first stays unless another is better beyond noise.
+
+    A candidate that is refused on a bag (nan) is worth a random order there, and is not chosen if another is
+    refused less often.
+    """
     if not tried:
         raise UnsupportedError("None of the candidates can explain this model; name others.")
-    first, *others = tried
+    refused = {label: int(np.isnan(srgs[label]).sum()) for label in tried}
+    srgs = {label: np.nan_to_num(srgs[label]) for label in tried}
+    first, *others = (label for label in tried if refused[label] == min(refused.values()))
     n_cases = len(set(map(str, cases)))
     gains = {label: srgs[label] - srgs[first] for label in others}
     p: dict[str, float] = {}
@@ -187,11 +198,11 @@ def choose(
         if n_cases >= FEWEST_CASES:
             bounds = bootstrap_mean(srgs[label], units=cases, seed=seed)
             interval = (bounds.low, bounds.high)
-        gain = None if label == first else float(unit_means(gains[label], cases).mean())
+        gain = float(unit_means(gains[label], cases).mean()) if label in gains else None
         row = {"candidate": label, "srg": mean, "interval": interval, "gain": gain, "p": p.get(label)}
-        if gain is None or _is_better(gains[label], gain, p.get(label)):
+        rows.append({**row, "refused": refused[label]})
+        if label == first or (gain is not None and _is_better(gains[label], gain, p.get(label))):
             best, highest = (label, mean) if mean > highest else (best, highest)
-        rows.append(row)
     method, params = tried[best]
     return Choice(method, best, rows, list(names), dict(params), seed, srgs)
 
@@ -270,6 +281,20 @@ def explain(
         for e in explain_targets(model, bag, targets, method=choice.method, **options)
     ]
     return found if targets is None else found[0]
+
+
+def explain_classes(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> list[Explanation]:
+    """An explanation for each class, from one forward pass if the method allows it; options of `explain`.
+
+    A survival model has its time bins for classes, and its risk after them.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
+    >>> [int(e.target) for e in explain_classes(net, torch.ones(3, 4), method="lrp")]
+    [0, 1]
+    """
+    found: list[Explanation] = explain(model, bag, target="all", **options)
+    return found
 
 
 def draw_part(bag: Any, seed: int) -> Any:

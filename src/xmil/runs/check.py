@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,7 @@ def judge_run(
         each = [measure_bag(model, part, able, target=target, seed=seed) for model in models]
         for name, own in rivals.items():
             own.append(float(np.mean([srgs[name] for srgs in each])))
+    rivals = {name: own for name, own in rivals.items() if not np.isnan(own).all()}
     return judge_cohort({**measured.srgs, **rivals}, units=measured.units, seed=seed)
 
 
@@ -155,14 +156,17 @@ class RunChoice:
     verdict: RunVerdict | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """What run.json holds: a run that goes on keeps its method."""
-        return {**self.choice.as_dict(), "cases": sorted(self.cases)}
+        """What run.json holds: a run that goes on keeps its method, and what its cases say of it."""
+        verdict = None if self.verdict is None else self.verdict.as_dict()
+        return {**self.choice.as_dict(), "cases": sorted(self.cases), "cross_fitted": verdict}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> RunChoice:
         """Read what run.json holds."""
         own = {f.name: stored[f.name] for f in fields(Choice) if f.name in stored}
-        return cls(Choice(**own), frozenset(stored.get("cases", ())))
+        verdict = stored.get("cross_fitted")
+        judged = RunVerdict.from_dict(verdict) if isinstance(verdict, dict) else None
+        return cls(Choice(**own), frozenset(stored.get("cases", ())), judged)
 
 
 def choose_for_run(models: Sequence[MILModel], cases: Sequence[Case], bags: Bags, *, seed: int) -> RunChoice:
@@ -207,8 +211,18 @@ def _cross_fitted(
             pick = choose(
                 own, tried, names=[""], cases=[u for u, h in zip(units, half, strict=True) if h], seed=seed
             )
-            values[~half] = srgs[pick.candidate][~half]
-    others = {label: column for label, column in srgs.items() if label != chosen.candidate}
+            values[~half] = np.nan_to_num(srgs[pick.candidate][~half])
+    others = {  # lrp over sub-bags is lrp, too
+        f"plain {label}" if label == chosen.method else label: np.nan_to_num(column)
+        for label, column in srgs.items()
+        if label != chosen.candidate
+    }
     if not np.isfinite(values).all():
-        values = srgs[chosen.candidate]
-    return judge_cohort({chosen.method: values, **others}, units=units, seed=seed)
+        values = np.nan_to_num(srgs[chosen.candidate])
+    verdict = judge_cohort({chosen.method: values, **others}, units=units, seed=seed)
+    return with_note(verdict, "each half of the cases is judged by the method that the other half chose")
+
+
+def with_note(verdict: RunVerdict, note: str) -> RunVerdict:
+    """The verdict with a remark at the end of its sentence."""
+    return replace(verdict, sentence=f"{verdict.sentence.rstrip('.')}; {note}.")

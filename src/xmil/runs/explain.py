@@ -46,7 +46,7 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
-from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run
+from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run, with_note
 from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row
 from xmil.runs.ensemble import (
     Ensemble,
@@ -124,6 +124,10 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     if run.outliers:
         who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
         listener.say(f"{who} out from the others: {join_names(run.outliers)} (summary/outliers.csv)")
+    if warned := {slide: row["warnings"] for slide, row in tally.rows.items() if row.get("warnings")}:
+        slide, text = next(iter(warned.items()))
+        share = f"{len(warned)} of {counted(len(tally.rows), 'slide')} carry a warning (slides.csv)"
+        listener.say(f"{share}; {slide}: {text}")
     listener.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
     if (line := run.others(cases, before)) is not None:
         listener.say(line)
@@ -482,13 +486,18 @@ class ExplainRun(ModelRun[Explained]):
             return chosen.verdict.as_dict()
         used = frozenset() if chosen is None else chosen.cases
         cases = [case for case in items if case.slides[0] in tally.results]
-        others = [case for case in cases if (case.case_id or case.name) not in used] or cases
+        others = [case for case in cases if (case.case_id or case.name) not in used]
+        whose = f"the method was chosen on {counted(len(used), 'other case')}"
+        if not others:
+            others, whose = cases, "the method was chosen on these cases, so this is too kind"
         seconds = time.perf_counter() - self.started
         with memory_budget(request.memory):
             verdict = judge_run(
                 check, self.models.models, in_seeded_order(others, request.seed), self.maps, seconds=seconds,
                 seed=request.seed,
             )  # fmt: skip
+        if verdict is not None and chosen is not None:
+            verdict = with_note(verdict, whose)
         return None if verdict is None else verdict.as_dict()
 
     def maps(self, case: Case) -> tuple[Bag, Target, dict[str, npt.NDArray[np.float32]]]:
@@ -533,7 +542,12 @@ class ExplainRun(ModelRun[Explained]):
 
 def _beside(columns: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """What the row of a slide says of how its columns were made: what they are measured against, warnings."""
-    sentences = dict.fromkeys(text for column in columns for text in column.get("warnings", ()))
+    whose: dict[str, dict[str, None]] = {}
+    for column in columns:
+        for text in column.get("warnings", ()):
+            whose.setdefault(text, {})[column["method"]] = None
+    several = len({column["method"] for column in columns}) > 1
+    sentences = [f"{', '.join(own)}: {text}" if several else text for text, own in whose.items()]
     return {"measured": "; ".join(measured_columns(columns)) or None, "warnings": " ".join(sentences) or None}
 
 
