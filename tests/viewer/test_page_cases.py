@@ -238,7 +238,7 @@ def any_web_server(folder: Path) -> Iterator[str]:
     thread.join()
 
 
-@pytest.mark.parametrize("longest", [None, 300])
+@pytest.mark.parametrize("longest", [None, pytest.param(300, marks=pytest.mark.full)])
 def test_an_exported_folder_opens_from_any_web_server(
     browser: Any, tmp_path: Path, longest: int | None
 ) -> None:
