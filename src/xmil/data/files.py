@@ -336,6 +336,16 @@ def differing(trained: Facts, features: Facts) -> list[str]:
     return differences
 
 
+UNTRAINED = (
+    "The features are of an untrained encoder, for testing alone: predictions and maps on them mean nothing."
+)
+
+
+def is_untrained(trained: Facts, features: Facts) -> bool:
+    """Whether features are of an untrained encoder, and those of the model's training are not known to be."""
+    return features.get("weights") == "random" and trained.get("weights") != "random"
+
+
 def features_warning(trained: Facts, features: Iterable[Facts]) -> str | None:
     """One sentence if slides have features unlike those the model was trained on, else None.
 
