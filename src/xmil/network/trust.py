@@ -550,7 +550,7 @@ def call_error(network: Network, x: Tensor, failures: Sequence[Failure]) -> Xmil
     styles = [style for style, _ in failures]
     reasons = "; ".join(f"{style.text} raised {first_line(failure)}" for style, failure in failures[:2])
     advice = f"; pass forward=lambda net, x: ... that calls it and returns logits (1, c){IN_A_RUN}"
-    optional = dict.fromkeys(optional_companions(network.module, COMPANIONS).values())
+    optional = dict.fromkeys(optional_companions(network.module, list(COMPANIONS)).values())
     if lacking := network.companions.missing_error(optional, f"{network.name}.forward"):
         advice = f". {lacking}".removesuffix(".")
     advice = advice if network.forward is None else ""
