@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.text import markdown_table
-from xmil.evaluate import Row, summarise
-from xmil.insights import Association, rank_associations, slide_associations, survival_of
+from xmil.evaluate import Row, hazard_p, median_halves, summarise
+from xmil.insights import Association, rank_associations, slide_associations
 
 SLIDES, ALIKE = 100, 0.7
 SHIFT, HAZARD, LOWER, SPREAD = 1.5, 2.0, 0.05, 0.1  # what is planted; the deviation of an AUPC
@@ -66,14 +66,15 @@ def shortcuts(seed: int, patients: int, *, by_case: bool, planted: str = "") -> 
 
 
 def survival(seed: int, patients: int, *, by_case: bool, hazard: float = 1.0) -> tuple[float, float]:
-    """The p of Cox regression and log-rank test for a biomarker whose standard deviation has this hazard."""
+    """The p of Cox regression and log-rank test, as insight has them, at this hazard per deviation."""
     rng, cases = np.random.default_rng(seed), cases_of(patients)
     biomarker = shared(rng, cases)
     own = np.bincount(cases, weights=biomarker) / np.bincount(cases)
     rate = hazard ** (own / own.std())
     times, events = (rng.exponential(size=patients) / rate)[cases], (rng.random(patients) < 0.7)[cases]
-    split = survival_of(biomarker, times, events, cases=units_of(cases, by_case=by_case))
-    return split.cox_p, split.log_rank_p
+    units = units_of(cases, by_case=by_case) or range(SLIDES)
+    _, log_rank_p = median_halves(biomarker, times, events, units=units)
+    return hazard_p(biomarker, times, events, units=units), log_rank_p
 
 
 def methods(seed: int, patients: int, *, by_case: bool, lower: float = 0.0) -> tuple[float, float, bool]:

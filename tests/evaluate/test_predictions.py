@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import pearsonr, spearmanr
+from scipy.stats import binomtest, pearsonr, spearmanr
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -235,6 +235,23 @@ def test_bootstrap_covers_the_truth_as_often_as_it_says() -> None:
         found = statistics.bootstrap_mean(values, units=range(60), draws=300, level=0.9, seed=seed)
         inside += found.low <= 0.0 <= found.high
     assert 0.83 <= inside / 200 <= 0.96
+
+
+def test_draws_that_never_differ_claim_no_certainty() -> None:
+    """Eleven cases of each class, two slides each, all right: shares have exact intervals, areas none."""
+    y = np.repeat([0, 1], 22)
+    chances = np.stack([1 - 0.8 * y, 0.8 * y], axis=1)
+    found = class_metrics(y, chances, units=np.repeat(range(22), 2).tolist())
+    low = binomtest(11, 11).proportion_ci(method="exact").low
+    for name in ("sensitivity", "specificity"):
+        assert (found[name].low, found[name].high) == pytest.approx((low, 1.0))
+    assert found["accuracy"].low == pytest.approx(binomtest(22, 22).proportion_ci(method="exact").low)
+    assert not found["auroc"].exists
+    assert not found["balanced_accuracy"].exists
+    one_answer = class_metrics(y, chances[::-1][:22].repeat(2, axis=0), units=range(44))
+    assert (one_answer["specificity"].low, one_answer["specificity"].estimate) == (0.0, 0.0)
+    assert 0.1 < one_answer["specificity"].high < 0.2
+    assert not risk_metrics(range(1, 11), np.ones(10), range(10, 0, -1), units=range(10))["c_index"].exists
 
 
 def test_what_cannot_be_measured_is_nan() -> None:

@@ -115,3 +115,6 @@ def test_cases_are_the_unit() -> None:
     """Ten slides of each of two cases are two cases, which cannot tell."""
     verdict = judge_cohort({"lrp": [0.4] * 20}, units=["a"] * 10 + ["b"] * 10)
     assert (verdict.kind, verdict.cases, verdict.slides) == ("cannot tell", ["a", "b"], 20)
+    alone = judge_cohort({"lrp": [0.4, 0.5, 0.3, 0.4, 0.6, 0.5, 0.4, 0.3]}, units=range(8), unit="slide")
+    assert "over 8 slides (taken as independent: no case_id), random order 0.00" in alone.sentence
+    assert "over 8 slides" in alone.brief

@@ -99,7 +99,7 @@ def test_files_and_tables(done, capsys):
     assert "3 methods on 5 slides." in text
     assert "take slides as independent" in text  # the cohort has no case_id
     assert "Left out: 1 misclassified by arg max." in text
-    assert "remove: lrp has the lowest mean AUPC" in text
+    assert "lrp has the lowest mean AUPC" in text
     assert "no interval: 5 slides, and 8 are needed" in text
     assert r"\textbf{" not in (out / "summary.tex").read_text()
     settings = json.loads((out / "run.json").read_text())

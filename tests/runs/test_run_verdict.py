@@ -85,6 +85,10 @@ def test_check_says_how_many_cases(cohort: Path, tmp_path: Path, check: str, cas
     verdict = explained(cohort, tmp_path / "run", check=check).verdict
     if cases is None:
         assert verdict is None
+        files = (cohort / "m.safetensors", cohort / "features")
+        alone = xmil.explain_slides(*files, out=tmp_path / "alone", target=["1"], check="8").verdict
+        assert alone is not None
+        assert (alone.unit, len(alone.cases)) == ("slide", 8)  # no table says whose the slides are
     else:
         assert verdict is not None
         assert (verdict.kind, len(verdict.cases)) == ("cannot tell", cases)

@@ -17,5 +17,5 @@ def evaluate(request: EvaluateRequest, screen: Screen) -> int:
         finished(run, screen)
         return 0
     best = next(iter((run.about.get("best") or {}).values()), None)
-    screen.say(f"Best: {best}" if best else "No slide is classified correctly, so no method can be named.")
+    screen.say(best or "No slide is classified correctly, so no method can be named.")
     return finished(run, screen)

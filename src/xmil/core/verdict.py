@@ -20,7 +20,8 @@ class RunVerdict:
 
     `kind` is one of `KINDS`, `sentence` says it with its numbers; both are of `method`. `methods` has the
     figures of every method that was tried: mean SRG, its interval over cases (None below 8), p, kind, and the
-    share of the best SRG. `cases` are those that were measured, `slides` how many slides they have.
+    share of the best SRG. `cases` are those that were measured, `slides` how many slides they have; `unit` is
+    "slide" where no case_id says which slides are of one patient.
     """
 
     kind: str = KINDS[-1]
@@ -30,6 +31,7 @@ class RunVerdict:
     cases: list[str] = field(default_factory=list)
     slides: int = 0
     orders: int = 0
+    unit: str = "case"
 
     @property
     def table(self) -> pd.DataFrame:
@@ -49,7 +51,7 @@ class RunVerdict:
         """
         if self.kind == KINDS[-1] or not self.methods:
             return f"not known whether {self.method or 'the map'} shows what the model uses"
-        words = f"{self.method} {self.kind} than a random order over {counted(len(self.cases), 'case')}"
+        words = f"{self.method} {self.kind} than a random order over {counted(len(self.cases), self.unit)}"
         return f"{words} (SRG {self.methods[0]['srg']:.2f})"
 
     def as_dict(self) -> dict[str, Any]:

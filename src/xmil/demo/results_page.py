@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +64,14 @@ def write_report(demo: Demo, timings: Sequence[Timing]) -> Path:
 def verdict(results: Sequence[PairResult]) -> str:
     """Whether LRP ranks the evidence better than attention, in how many of the pairs, in this run."""
     better = [r for r in results if r.auprc2["lrp"] > r.auprc2["attention"]]
-    if len(better) == len(results):
-        return f"LRP ranks the evidence better than attention in all {len(results)} pairs of task and model."
-    names = ", ".join(_name(r) for r in results if r not in better)
-    count = f"{len(better)} of {len(results)} pairs"
-    return f"LRP ranks the evidence better than attention in {count}; not in {names}."
+    count, but = f"all {len(results)} pairs of task and model", ""
+    if len(better) < len(results):
+        names = ", ".join(_name(r) for r in results if r not in better)
+        count, but = f"{len(better)} of {len(results)} pairs", f"; not in {names}"
+    leaders = Counter(max(r.auprc2, key=lambda name: r.auprc2[name]) for r in results)
+    ahead = ", ".join(f"{card_of(name).title} in {n}" for name, n in leaders.most_common() if name != "lrp")
+    first = f" Another method is ahead of LRP: {ahead}." if ahead else ""
+    return f"LRP ranks the evidence better than attention in {count}{but}.{first}"
 
 
 def _name(result: PairResult) -> str:

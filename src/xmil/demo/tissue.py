@@ -20,7 +20,7 @@ import numpy.typing as npt
 from xmil._version import __version__
 from xmil.core.durable import write_text
 from xmil.core.errors import FileError, InputError, absent
-from xmil.core.explanation import Explanation
+from xmil.core.explanation import Explanation, card_of
 from xmil.core.text import counted
 from xmil.demo.digit_slides import write_levels
 from xmil.demo.pipeline import DemoStage, Timing, claim_folder, command, write_config
@@ -299,8 +299,13 @@ def tissue_verdict(sections: Sequence[SectionResult]) -> str:
     telling = [s for s in sections if s.tumour and s.right and s.marked.sum() >= TOP]
     if not telling:
         return f"{answers}."
-    hits = f"{sum(s.count_top('lrp') for s in telling)} of the {TOP * len(telling)} patches"
-    return f"{answers}; {hits} that LRP ranks highest hold {telling[0].kind} nuclei."
+    counts = {name: sum(s.count_top(name) for s in telling) for name in telling[0].explanations}
+    chance = sum(TOP * s.marked.mean() for s in telling)
+    best = max(counts, key=lambda name: counts[name])
+    beside = "" if best == "lrp" else f"{card_of(best).title}: {counts[best]}; "
+    hits = f"{counts['lrp']} of the {TOP * len(telling)} patches"
+    beside += f"chance: {chance:.0f}"
+    return f"{answers}; {hits} that LRP ranks highest hold {telling[0].kind} nuclei ({beside})."
 
 
 def write_tissue_report(demo: TissueDemo, timings: Sequence[Timing]) -> Path:

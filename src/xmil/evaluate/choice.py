@@ -52,7 +52,7 @@ class Choice:
 
     `method` and its `params` go to `explain`. `rows` has each candidate's mean SRG, its interval over cases,
     its gain on the first candidate, the p of that gain, and on how many bags it is refused. `bags` are those
-    that were compared; `srgs` has the SRG of each candidate on each.
+    that were compared, of `n_cases` cases; `srgs` has the SRG of each candidate on each.
     """
 
     method: str
@@ -62,6 +62,7 @@ class Choice:
     params: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     srgs: Mapping[str, Floats] = field(default_factory=dict)
+    n_cases: int = 0
 
     @property
     def table(self) -> pd.DataFrame:
@@ -77,11 +78,12 @@ class Choice:
             f"{row['candidate']} " + ("refused" if row["refused"] == len(self.bags) else f"{row['srg']:.2f}")
             for row in self.rows
         )
-        return f"Chosen on {counted(len(self.bags), 'bag')}: {self.candidate} (SRG: {figures})."
+        of = "" if self.n_cases in (0, len(self.bags)) else f" of {counted(self.n_cases, 'case')}"
+        return f"Chosen on {counted(len(self.bags), 'bag')}{of}: {self.candidate} (SRG: {figures})."
 
     def as_dict(self) -> dict[str, Any]:
         """What run.json holds."""
-        names = ("method", "candidate", "params", "rows", "bags", "seed")
+        names = ("method", "candidate", "params", "rows", "bags", "seed", "n_cases")
         return {name: getattr(self, name) for name in names}
 
 
@@ -204,7 +206,7 @@ def choose(
         if label == first or (gain is not None and _is_better(gains[label], gain, p.get(label))):
             best, highest = (label, mean) if mean > highest else (best, highest)
     method, params = tried[best]
-    return Choice(method, best, rows, list(names), dict(params), seed, srgs)
+    return Choice(method, best, rows, list(names), dict(params), seed, srgs, n_cases)
 
 
 def _is_better(gains: Floats, gain: float, p: float | None) -> bool:

@@ -250,7 +250,9 @@ def class_metrics(
         partial(calibration_error, hits=own, chances=chance)
         for own, chance in zip(hits.T, sure.T, strict=True)
     )
-    return bootstrap(measures, units=units, **options)
+    every = np.ones(len(y), dtype=bool)
+    shares = {"accuracy": every, "sensitivity": y == 1, "specificity": y == 0} if not several else {}
+    return _with_intervals(measures, shares, units=units, **options)
 
 
 def value_metrics(
@@ -286,7 +288,7 @@ def value_metrics(
     measures["medape"] = lambda weights: statistics.median(weights * some, percent)
     if reference is not None:
         measures["auroc"] = partial(statistics.auroc, positive=y > reference, scores=v)
-    return bootstrap(measures, units=units, **options)
+    return _with_intervals(measures, {}, units=units, **options)
 
 
 def risk_metrics(
@@ -297,7 +299,27 @@ def risk_metrics(
     if t.ndim != 1 or not t.shape == e.shape == r.shape:
         raise InputError(f"Times {t.shape}, events {e.shape} and risks {r.shape} must be of one length.")
     _check_finite("times and risks", t, r)
-    return bootstrap({"c_index": partial(concordance, times=t, events=e, risks=r)}, units=units, **options)
+    measures: dict[str, Statistic] = {"c_index": partial(concordance, times=t, events=e, risks=r)}
+    return _with_intervals(measures, {}, units=units, **options)
+
+
+def _with_intervals(
+    measures: Mapping[str, Statistic], shares: Mapping[str, Bools], *, units: Sequence[Any], **options: Any
+) -> dict[str, Interval]:
+    """Bootstrap measures over units. Draws that never differ say nothing of how sure a measure is: 11 of 11.
+
+    A share of 0 or 1 then has Clopper and Pearson's interval of as many draws as there are units among its
+    rows, any other measure none.
+    """
+    estimates, codes = bootstrap(measures, units=units, **options), unit_codes(units, len(units))
+    for name, own in estimates.items():
+        if own.exists and own.high - own.low < 1e-12:
+            low = high = float("nan")
+            if name in shares and own.estimate in (0.0, 1.0):
+                end = ((1 - options.get("level", 0.95)) / 2) ** (1 / len(np.unique(codes[shares[name]])))
+                low, high = (end, 1.0) if own.estimate == 1 else (0.0, 1 - end)
+            estimates[name] = Interval(own.estimate, low, high)
+    return estimates
 
 
 def c_index(times: npt.ArrayLike, events: npt.ArrayLike, risks: npt.ArrayLike) -> float:

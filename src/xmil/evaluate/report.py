@@ -57,6 +57,7 @@ DASHES = ((5, 1), (3, 1, 1, 1), (1, 1), (8, 2), (4, 2, 1, 2, 1, 2))
 LINES = (*STYLES, *((0, dashes) for dashes in DASHES))
 INK = "#111111"
 LETTERS = 105  # of a line above a certificate
+MANY_ORDERS = 40  # random orders from which on 95 % of them is a band
 EXPLAINED = {
     "probability": "probability of the predicted class",
     "value": "value minus reference",
@@ -97,7 +98,8 @@ class Summary:
     @property
     def heading(self) -> str:
         """Which slides count, in a sentence."""
-        auroc = "" if self.auroc is None else f" AUROC {self.auroc:.3f}."
+        labelled = len(self.units) + self.misclassified
+        auroc = "" if self.auroc is None else f" AUROC {self.auroc:.3f} over {labelled} with a label."
         left = f" Left out: {self.misclassified} misclassified by arg max"
         left += f", {self.unlabelled} without a label." if self.unlabelled else "."
         if self.misclassified + self.unlabelled == 0:
@@ -138,7 +140,8 @@ def summarise(
     units = [name if cases is None else cases[name] for name in names]
     sizes = [len(slides[name].get("parts") or [0]) for name in names]
     bag = "slide" if sum(sizes) == len(names) else "case"
-    about: dict[str, Any] = {"units": units, "bag": bag, "smallest": smallest}
+    unit = "slide" if cases is None else "case"
+    about: dict[str, Any] = {"units": units, "bag": bag, "unit": unit, "smallest": smallest}
     best = {mode: best_method(aupc[mode], **about) for mode in modes} if names else {}
     tests = {mode: compare(aupc[mode], paper_pairs(methods), units=units) for mode in modes} if names else {}
     return Summary(
@@ -223,7 +226,9 @@ def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     percent = np.linspace(0, 100, len(result.band.mean))
     band, grey = result.band, {"color": GREY, "alpha": 0.3, "lw": 0}
-    left.fill_between(percent, band.low, band.high, label="95 % of random orders", **grey)
+    orders = f"{len(band.aupcs)} random orders"  # of few there is no 95 %
+    shown = f"95 % of {orders}" if len(band.aupcs) >= MANY_ORDERS else orders
+    left.fill_between(percent, band.low, band.high, label=shown, **grey)
     left.plot(percent, band.mean, color=GREY, lw=1)
     styles = method_styles([c.explanation.method for c in result.certificates])
     for certificate in result.certificates:
@@ -409,8 +414,12 @@ def _notes(summary: Summary) -> list[str]:
     cases = len(set(summary.units.values()))
     if few := why_no_interval(cases, "slide" if summary.cases is None else "case"):
         unit += f" {few.capitalize()}."
-    return [
+    notes = [
         *(f"{mode}: {best}" for mode, best in summary.best.items()),
         "Mean ± standard deviation over slides; a lower AUPC is more faithful, a higher SRG as well.",
+        "Flipped: the decision changes as patches leave; at zero: once all that score above zero are out.",
         unit,
     ]
+    if summary.misclassified:
+        notes.append("Misclassified slides are left out here; the verdict of xmil explain counts all slides.")
+    return notes

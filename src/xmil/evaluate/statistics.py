@@ -381,9 +381,10 @@ class Comparison:
     """Two methods on the same slides: mean difference first - second, its interval, tests, and effect sizes.
 
     Each unit counts once, with the mean difference of its slides: `n` slides of `units` units. `low` and
-    `high` are the ends of the t-test's 95 % interval, nan for too few units. `cohens_d` is the mean
-    difference over its standard deviation; `rank_biserial` the share of rank sums in favour of the first
-    being larger minus the rest. `_bonferroni` and `_holm` are corrected p-values.
+    `high` are the ends of the t-test's 95 % interval. Fewer than eight units have the difference alone: no
+    interval, test or effect size (nan). `cohens_d` is the mean difference over its standard deviation;
+    `rank_biserial` the share of rank sums in favour of the first being larger minus the rest. `_bonferroni`
+    and `_holm` are corrected p-values.
     """
 
     first: str
@@ -411,10 +412,10 @@ def compare(
     `values` holds one number for each slide and method, in the same order of slides as `units`; slides with a
     nan in either method are left out of a pair.
 
-    >>> aupc = {"lrp": [0.1, 0.2, 0.3], "random": [0.8, 0.7, 0.9]}
-    >>> (c,) = compare(aupc, [("lrp", "random")], units=["case 1", "case 2", "case 3"])
+    >>> aupc = {"lrp": [0.1, 0.2, 0.3, 0.2] * 2, "random": [0.8, 0.7, 0.9, 0.8] * 2}
+    >>> (c,) = compare(aupc, [("lrp", "random")], units=range(8))
     >>> c.n, c.units, round(c.difference, 3), c.t_p < 0.05
-    (3, 3, -0.6, True)
+    (8, 8, -0.6, True)
     """
     arrays = _check_values(values)
     check_names("method", [name for pair in pairs for name in pair], arrays)
@@ -463,14 +464,15 @@ class BestMethod:
         if self.runner_up is None:
             return f"{first}; there is nothing to compare it with."
         test = f"paired t-tests, Holm: p = {self.p:.2g}"
-        if few := why_no_interval(self.units, "case" if "case" in self.over else "slide"):
-            return f"{first}; {self.runner_up} is {self.lead.estimate:.3f} higher ({few} to call one better)."
         if self.better:
             next_ = f"{self.runner_up}, the next, is {self.lead} higher"
             return f"{first}, better than every other; {next_} ({test})."
+        first = f"No method can be called better: {first}"
+        if few := why_no_interval(self.units, "case" if "case" in self.over else "slide"):
+            return f"{first}; {self.runner_up} is {self.lead.estimate:.3f} higher ({few})."
         why = f"below the smallest difference that counts, {self.smallest:g}"
         why = why if self.lead.estimate < self.smallest else "which may be chance"
-        return f"{first}; not better than {self.runner_up}, which is {self.lead} higher, {why} ({test})."
+        return f"{first}; {self.runner_up} is {self.lead} higher, {why} ({test})."
 
 
 def best_method(
@@ -478,12 +480,13 @@ def best_method(
     *,
     units: Sequence[Any],
     bag: str = "slide",
+    unit: str | None = None,
     smallest: float = SMALLEST,
 ) -> BestMethod:
     """Find the method to trust for a model: the lowest mean AUPC, tested against all others over units.
 
-    `bag` is what one value is of: a slide, or a case with all its slides. Nothing is called better that is
-    lower by less than `smallest`.
+    `bag` is what one value is of: a slide, or a case with all its slides; `unit` is what a unit is, by
+    default a bag where each is its own. Nothing is called better that is lower by less than `smallest`.
 
     >>> aupc = {"lrp": [0.1, 0.2, 0.3] * 3, "ig": [0.8, 0.7, 0.9] * 3}
     >>> print(best_method(aupc, units=range(9)))
@@ -501,7 +504,8 @@ def best_method(
     first, *rest = ranked
     own = [unit for unit, value in zip(units, arrays[first], strict=True) if np.isfinite(value)]
     n, different = len(own), count_units(own)
-    over = counted(n, bag) if different == n else f"{counted(n, bag)} of {counted(different, 'case')}"
+    unit = unit or (bag if different == n else "case")
+    over = counted(n, bag) if unit == bag else f"{counted(n, bag)} of {counted(different, unit)}"
     nan = float("nan")
     about: dict[str, Any] = {"n": n, "units": different, "over": over, "smallest": smallest}
     if not rest:
@@ -605,11 +609,11 @@ def _compare_pair(a: str, b: str, first: Floats, second: Floats, units: Sequence
     if not n:
         return Comparison(a, b, 0, 0)
     d = unit_means(first[both] - second[both], codes[both].tolist())
-    if len(d) < 2:
+    if len(d) < FEWEST:
         return Comparison(a, b, n, len(d), float(d.mean()))
     spread, middle = float(d.std(ddof=1)), float(d.mean())
     half = float(student.ppf(1 - ALPHA / 2, len(d) - 1)) * spread / np.sqrt(len(d))
-    low, high = (middle - half, middle + half) if len(d) >= FEWEST else (float("nan"),) * 2
+    low, high = middle - half, middle + half
     if not d.any():
         return Comparison(a, b, n, len(d), middle, low, high, 1.0, 1.0, 0.0, 0.0)
     ranks = rankdata(np.abs(d[d != 0]))

@@ -157,13 +157,15 @@ def judge_cohort(
     srgs: Mapping[str, npt.ArrayLike],
     *,
     units: Sequence[Any],
+    unit: str = "case",
     seed: int = 0,
 ) -> RunVerdict:
     """Judge the SRGs (slides,) of each method over cases; the first method's is the verdict.
 
-    SRGs are in units of the output's scale; `units` has the case of each slide. Reversing the order of a case
-    turns the sign of its SRG, so a random order of all cases is a sign for each. Methods behind the first may
-    be rivals that were tried on the same slides, nan where one was not.
+    SRGs are in units of the output's scale; `units` has the case of each slide, or the slide itself if no
+    cases are known: `unit` is then "slide", and the sentence says that they count as independent. Reversing
+    the order of a case turns the sign of its SRG, so a random order of all cases is a sign for each. Methods
+    behind the first may be rivals that were tried on the same slides, nan where one was not.
 
     >>> verdict = judge_cohort({"lrp": [0.4, 0.5, 0.3, 0.4, 0.6, 0.5, 0.4, 0.3]}, units=range(8))
     >>> print(verdict.sentence)
@@ -171,7 +173,7 @@ def judge_cohort(
     """
     first = next(iter(srgs))
     rows = [
-        _judge_method(name, np.asarray(values, dtype=np.float64), units, seed)
+        _judge_method(name, np.asarray(values, dtype=np.float64), units, unit, seed)
         for name, values in srgs.items()
     ]
     top = max(rows, key=lambda row: row["srg"])
@@ -179,16 +181,17 @@ def judge_cohort(
         row["share"] = row["srg"] / top["srg"] if len(rows) > 1 and top["srg"] >= SMALLEST else None
     return RunVerdict(
         kind=rows[0]["kind"],
-        sentence=_cohort_sentence(rows, top),
+        sentence=_cohort_sentence(rows, top, unit),
         method=first,
         methods=[{key: value for key, value in row.items() if key != "reason"} for row in rows],
         cases=list(dict.fromkeys(map(str, units))),
         slides=len(units),
         orders=COHORT_ORDERS,
+        unit=unit,
     )
 
 
-def _judge_method(name: str, values: Floats, units: Sequence[Any], seed: int) -> dict[str, Any]:
+def _judge_method(name: str, values: Floats, units: Sequence[Any], unit: str, seed: int) -> dict[str, Any]:
     """A row of the table: SRG over cases, its interval, p, and the kind with the reason if it cannot tell."""
     known = np.isfinite(values)
     own = [unit for unit, is_known in zip(units, known, strict=True) if is_known]
@@ -198,7 +201,7 @@ def _judge_method(name: str, values: Floats, units: Sequence[Any], seed: int) ->
     if len(cases) < FEWEST_CASES:
         return {
             **row,
-            "reason": f"{counted(len(cases), 'case')} could be measured, {FEWEST_CASES} are needed",
+            "reason": f"{counted(len(cases), unit)} could be measured, {FEWEST_CASES} are needed",
         }
     signs = np.random.default_rng([seed, 0x5E8]).choice([-1.0, 1.0], size=(COHORT_ORDERS, len(cases)))
     kind, p = judge(row["srg"], signs @ cases / len(cases))
@@ -207,13 +210,13 @@ def _judge_method(name: str, values: Floats, units: Sequence[Any], seed: int) ->
     return {**row, "low": interval.low, "high": interval.high, "p": p, "kind": kind, "reason": reason}
 
 
-def _cohort_sentence(rows: Sequence[Mapping[str, Any]], top: Mapping[str, Any]) -> str:
+def _cohort_sentence(rows: Sequence[Mapping[str, Any]], top: Mapping[str, Any], unit: str) -> str:
     row = rows[0]
     name, numbers = card_of(row["method"]).title, f"SRG {row['srg']:.2f}"
     if row["low"] is not None:
-        numbers += (
-            f" [{row['low']:.2f}, {row['high']:.2f}] over {counted(row['cases'], 'case')}, random order 0.00"
-        )
+        alone = " (taken as independent: no case_id)" if unit == "slide" else ""
+        numbers += f" [{row['low']:.2f}, {row['high']:.2f}] over {counted(row['cases'], unit)}{alone}"
+        numbers += ", random order 0.00"
     beside = ""
     if row["kind"] == CANNOT_TELL:
         said = f" (SRG {row['srg']:.2f})" if row["cases"] else ""

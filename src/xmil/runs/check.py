@@ -73,6 +73,11 @@ class Measured:
         """The case of each bag."""
         return [case.case_id or case.name for case in self.cases]
 
+    @property
+    def unit(self) -> str:
+        """What a unit is: a case, or a slide where no cohort names cases."""
+        return "slide" if all(case.case_id is None for case in self.cases) else "case"
+
     def add(self, case: Case, srgs: dict[str, float]) -> None:
         """Note the SRGs of a case's bag; nan for methods that its files, or those of earlier cases, lack."""
         unknown = float("nan")
@@ -114,7 +119,7 @@ def judge_run(
         return RunVerdict(
             "cannot tell", f"Whether the maps show what the model uses cannot be told: {why}.", ""
         )
-    verdict = judge_cohort(measured.srgs, units=measured.units, seed=seed)
+    verdict = judge_cohort(measured.srgs, units=measured.units, unit=measured.unit, seed=seed)
     if verdict.kind == "cannot tell":
         return verdict
     able = find_candidates(models[0], [name for name in RIVALS if name not in measured.srgs], n=0)
@@ -129,7 +134,8 @@ def judge_run(
         for name, own in rivals.items():
             own.append(float(np.mean([srgs[name] for srgs in each])))
     rivals = {name: own for name, own in rivals.items() if not np.isnan(own).all()}
-    return judge_cohort({**measured.srgs, **rivals}, units=measured.units, seed=seed)
+    every = {**measured.srgs, **rivals}
+    return judge_cohort(every, units=measured.units, unit=measured.unit, seed=seed)
 
 
 def _srgs(
@@ -219,7 +225,8 @@ def _cross_fitted(
     }
     if not np.isfinite(values).all():
         values = np.nan_to_num(srgs[chosen.candidate])
-    verdict = judge_cohort({chosen.method: values, **others}, units=units, seed=seed)
+    every = {chosen.method: values, **others}
+    verdict = judge_cohort(every, units=units, unit=measured.unit, seed=seed)
     return with_note(verdict, "each half of the cases is judged by the method that the other half chose")
 
 

@@ -28,7 +28,7 @@ from xmil.core.task import with_reference
 from xmil.core.text import counted, text_table
 from xmil.data.bags import Case, read_case
 from xmil.evaluate import Answer, Predictions, draw_figures, write_predictions
-from xmil.evaluate.statistics import Interval, count_units, why_no_interval
+from xmil.evaluate.statistics import FEWEST, Interval, count_units, why_no_interval
 from xmil.models import MILModel
 from xmil.network import open_network
 from xmil.network.network import frozen
@@ -200,7 +200,14 @@ def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> 
     over = f"{len(labelled)} with a label, of {counted(cases, labelled.unit)}"
     alone = ", taken as independent: no case_id" if labelled.unit == "slide" else ""
     intervals = why_no_interval(cases, labelled.unit) or f"95 % intervals over {labelled.unit}s"
-    return [*lines, f"{over}{alone}; {intervals}."]
+    if cases >= FEWEST and any(not own.exists for own in metrics.values() if not math.isnan(own.estimate)):
+        intervals += ", none where no draw differs from another"
+    lines.append(f"{over}{alone}; {intervals}.")
+    if labelled.task.truth == "class" and len(labelled) > 1:
+        guesses = set(labelled.numbers.argmax(axis=1).tolist())
+        if len(guesses) == 1 and len(set(labelled.labels)) > 1:
+            lines.append(f"The model gives one answer to all of them: {labelled.spec.names[guesses.pop()]}.")
+    return lines
 
 
 def _counts(labelled: Predictions) -> dict[str, Any]:
