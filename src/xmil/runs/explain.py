@@ -474,15 +474,17 @@ class ExplainRun(ModelRun[Explained]):
         return {**about, "warnings": [warning]}
 
     def verdict(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any] | None:
-        """The verdict on the maps; that of the folder if nothing was explained now."""
+        """The verdict on the maps; that of the folder if nothing was explained now and its cases are there."""
         request, chosen = self.request, self.chosen
         check = Check(request.check)
-        if not check.most or (self.judged is not None and not tally.done):
-            return self.judged
+        cases = [case for case in items if case.slides[0] in tally.results]
+        names = {case.case_id or case.name for case in cases}
+        judged = self.judged
+        if not check.most or (judged and not tally.done and names.issuperset(judged.get("cases", ()))):
+            return judged
         if chosen is not None and chosen.verdict is not None:
             return chosen.verdict.as_dict()
         used = frozenset() if chosen is None else chosen.cases
-        cases = [case for case in items if case.slides[0] in tally.results]
         others = [case for case in cases if (case.case_id or case.name) not in used]
         whose = f"the method was chosen on {counted(len(used), 'other case')}"
         if not others:
