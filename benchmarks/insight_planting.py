@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks.colon.bags import EPITHELIAL, INFLAMMATORY
 from benchmarks.colon.features import MEAN, STD, encoder
 from xmil.bench import nuclei
+from xmil.bench.tissue import statistics
 from xmil.insights import LIGHT
 from xmil.nn import ResNet
 
@@ -27,6 +28,7 @@ SIDE, PATCH, EDGE = 250, 25, 64  # pixels of an image as it is kept, of a patch,
 ACROSS, DOWN = SIDE // 2 // PATCH, SIDE // PATCH
 INKS = {"blue ink": (40, 60, 170), "green ink": (30, 120, 70), "black ink": (25, 25, 30)}
 TINTS = ((1.0, 0.9, 1.0), (1.0, 1.0, 0.88), (0.9, 1.0, 1.0), (0.88, 0.95, 1.0))
+SPREAD = 3.0  # of optical densities, which lie close together
 Pictures = npt.NDArray[np.uint8]
 
 
@@ -138,8 +140,12 @@ def corners() -> npt.NDArray[np.int64]:
 
 
 @torch.no_grad()
-def encode(net: ResNet, pictures: Pictures, device: str = "cpu", *, batch: int = 1000) -> Tensor:
-    """Features (m, 50, 256) of the pictures' patches."""
+def encode(net: ResNet | None, pictures: Pictures, device: str = "cpu", *, batch: int = 1000) -> Tensor:
+    """Features (m, 50, d) of the pictures' patches: 256 of the encoder, or statistics of their colours."""
+    if net is None:
+        rows = [picture[y : y + PATCH, x : x + PATCH] for picture in pictures for x, y in corners()]
+        described = torch.from_numpy(SPREAD * statistics(np.stack(rows)))
+        return described.view(len(pictures), DOWN * ACROSS, -1)
     x = torch.from_numpy(pictures).to(device).permute(0, 3, 1, 2).float() / 255
     x = (x - torch.tensor(MEAN, device=device).view(3, 1, 1)) / torch.tensor(STD, device=device).view(3, 1, 1)
     cut = x.unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH)  # (m, 3, down, across, p, p)

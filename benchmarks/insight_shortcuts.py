@@ -1,6 +1,7 @@
 """Planted shortcuts: `python -m benchmarks.insight_shortcuts --data DIR --out DIR`.
 
-DIR holds what `benchmarks.insight_planting` keeps: half images and the encoder (--prepare writes it). Each
+DIR holds what `benchmarks.insight_planting` keeps: half images and the encoder (--prepare writes it; with
+`--prepare statistics` there is none, and patches are described by the statistics of their colours). Each
 cohort is a folder that `xmil insight` is run on; its row says which cause came first. Cohorts of `--stage
 choose` (the task "balance") are those that the tests were shaped on, those of `report` (the task
 "epithelial", and digits) are what is reported.
@@ -42,6 +43,7 @@ from benchmarks.insight_planting import (
     read_halves,
 )
 from xmil.bench import DIGITS, TASKS, BagSet, contains, draw_bags, load_instances, with_variants
+from xmil.bench.tissue import STATISTICS
 from xmil.core.durable import write_atomically
 from xmil.models import MILModel
 from xmil.nn import ResNet
@@ -70,7 +72,8 @@ class Study:
 def colon_study(data: Path, kind: str, *, task: str, seed: int, device: str = "cpu") -> Study:
     """Half of each image trains, the other half is looked at; both with the planting."""
     rng = np.random.default_rng((seed, len(kind)))
-    halves, net = read_halves(data / "halves"), read_encoder(data / "encoder.pt", device)
+    halves, encoder = read_halves(data / "halves"), data / "encoder.pt"
+    net = read_encoder(encoder, device) if encoder.is_file() else None
     chosen, every = rng.integers(2, size=len(halves.names)), np.arange(len(halves.names))
     planted = planting(kind, rng)
     plain = plain_features(data, halves, net, device)
@@ -90,12 +93,12 @@ def colon_study(data: Path, kind: str, *, task: str, seed: int, device: str = "c
     )
 
 
-def plain_features(data: Path, halves: Halves, net: ResNet, device: str) -> Tensor:
-    """Features (images, 2, 50, 256) of the pictures without a planting; worked out once."""
+def plain_features(data: Path, halves: Halves, net: ResNet | None, device: str) -> Tensor:
+    """Features (images, 2, 50, d) of the pictures without a planting; worked out once."""
     path = data / "plain.npy"
     if not path.is_file():
         flat = halves.pixels.reshape(-1, *halves.pixels.shape[2:])
-        made = encode(net, flat, device).view(*halves.pixels.shape[:2], -1, 256).numpy()
+        made = encode(net, flat, device).unflatten(0, halves.pixels.shape[:2]).numpy()
         write_atomically(path, lambda part: _save(part, made))
     return torch.from_numpy(np.load(path))
 
@@ -260,7 +263,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--prepare", type=Path, help="the encoder's wheel: write --data from it, and stop")
+    parser.add_argument("--prepare", type=Path, help="encoder's wheel, or statistics: write --data and stop")
     parser.add_argument("--stage", choices=("choose", "report"), default="report")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--cohorts", type=int, default=20)
@@ -270,6 +273,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.prepare is not None:
         keep(data_folder() / "colon", args.data / "halves")
+        if str(args.prepare) == STATISTICS:
+            return
         stats = data_folder() / "encoders" / "resnet18_bn_stats.npz"
         keep_encoder(args.prepare, stats, args.data / "encoder.pt")
         return

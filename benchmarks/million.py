@@ -1,6 +1,7 @@
 """Many slides, tiny bags: do listing, running, resuming and tables stay linear, and in how much memory?
 
     python -m benchmarks.million --slides 2000 20000 200000 [--workers 16] [--explain 2000] [--out FILE]
+    python -m benchmarks.million --split 40000 1000000    `xmil split` of so many cases, and nothing else
 
 Every slide is a file of its own (4 patches of 8 numbers) and gets an explanation of its own. With --explain N
 the first N are explained, and the files of the others, whose features are the same, are written from the
@@ -30,6 +31,7 @@ import pyarrow.parquet as pq
 import torch
 
 import xmil
+from xmil.cli._app import run
 from xmil.core.durable import identity
 from xmil.data import feature_files
 from xmil.storage import KEY, content_digest
@@ -153,19 +155,34 @@ def measured(
         shutil.rmtree(folder)
 
 
+def split(n: int, place: Path | None) -> str:
+    """Time `xmil split` of a table of so many cases: five folds, stratified."""
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        path = Path(folder) / "cohort.csv"
+        rows = (f"s{i},c{i},{i % 2},t{i % 97}\n" for i in range(n))
+        path.write_text("slide_id,case_id,label,site\n" + "".join(rows))
+        begun, used = time.monotonic(), _cpu()
+        code = run(["split", str(path), "--folds", "5", "--stratify", "label"])
+        spent = f"{time.monotonic() - begun:.1f} s, {_cpu() - used:.1f} s of CPU"
+        return f"{n:,} cases split with exit code {code} in {spent}, peak {_peaks()['peak'] / 1e9:.2f} GB"
+
+
 def main() -> None:
     """Print a line for each stage of each size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--slides", type=int, nargs="+", default=[500, 2000])
+    parser.add_argument("--split", type=int, nargs="+", help="split so many cases, and do nothing else")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--explain", type=int, help="explain so many, and write the others' files from them")
     parser.add_argument("--place", type=Path, help="folder on the disk to be used")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     args = parser.parse_args()
     results: dict[int, Any] = {}
-    for n in args.slides:
+    for n in args.split or ():
+        print(split(n, args.place), flush=True)
+    for n in () if args.split else args.slides:
         for name, found in measured(n, args.workers, args.place, args.explain):
             results.setdefault(n, {})[name] = found
             each = f"{1e6 * found['seconds'] / n:.0f} us ({1e6 * found['cpu'] / n:.0f} us of CPU)"

@@ -1,12 +1,15 @@
 """Kill every command at every point of writing, go on, and compare with an unbroken run.
 
     python -m benchmarks.killed --kills 1000 [--processes 16] [--commands tile explain] [--workers 1 4 ray]
+    XMIL_SYNC=1 python -m benchmarks.killed --seconds 600 --ledger build/killed    goes on where it stopped
 
 A point is a file made, half written, about to be renamed, renamed, or a folder made. The process that
 reaches it dies by kill -9, alone or with all others of the command, by turns. Then nothing under a final name
 may be half a file, and the same command must end as the unbroken run does. Commands whose packages are not
 installed are named and left out. With --full-disk the disk is full from the point on, and the command must
-end by itself with a line that says so. `ray` means two workers on a Ray that the command starts.
+end by itself with a line that says so. `ray` means two workers on a Ray that the command starts. Servers are
+killed while a client draws or answers: what they acknowledged must be there when they are back. A ledger
+remembers every kill, so that slices add up: no point is struck twice in the same way, and `ever` counts all.
 """
 
 from __future__ import annotations
@@ -16,29 +19,33 @@ import gc
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from math import gcd
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
 
 from benchmarks.killed.commands import COMMANDS, IN_PROCESSES, contents, prepare, run
-from benchmarks.killed.points import install, struck
+from benchmarks.killed.points import COUNTER, install, struck
+from benchmarks.killed.servers import SERVERS, serve, talk
 from benchmarks.killed.warm_workers import start_server
 from xmil.storage import Run, compare_files, read_manifest
 
+STAYING = 60.0  # seconds after the end of a command until its processes must be gone, on a busy machine too
 LIMIT = 300.0  # seconds for one attempt, on a busy machine too; beyond is a hang, and a fault
 
 
@@ -65,6 +72,9 @@ class Result:
 class Study:
     """The inputs, the unbroken runs, and the number of points of each."""
 
+    acknowledged: list[str]  # by the server of the trial that is judged
+    lost: list[str]
+
     def __init__(self, folder: Path, commands: list[str], workers: list[str]) -> None:
         self.folder, self.points = folder, dict[tuple[str, str], int]()
         self.whole = dict[tuple[str, str], dict[str, str]]()
@@ -78,9 +88,11 @@ class Study:
 
     def _unbroken(self, command: str, number: str) -> None:
         out = self.folder / "whole" / f"{command}{number}"
+        self.acknowledged, self.lost = [], []
         code = self.attempt(Trial(command, number, 0, False), out)
         _import_listed(self.folder / "modules")
-        if code:
+        if code or self.lost:
+            self.said += "\n".join(self.lost)
             last = (self.said.strip().splitlines() or ["no word"])[-1]
             self.left_out[command] = f"exit code {code}: {last[:150]}"
             return
@@ -92,13 +104,14 @@ class Study:
 
         What it says is in `said`, through a pipe: a full disk takes no log.
         """
-        counter = out.with_suffix(".points")
+        counter, client = out.with_suffix(".points"), None
         out.parent.mkdir(parents=True, exist_ok=True)
+        words = self._words(trial, out)
         counter.unlink(missing_ok=True)
         struck(counter).unlink(missing_ok=True)
         ours, theirs = os.pipe()
         if (child := os.fork()) == 0:
-            self._run_and_leave(trial, out, counter, theirs)
+            self._run_and_leave(trial, words, counter, theirs)
         os.close(theirs)
         os.set_blocking(ours, False)
         self.said, self.hung, until = "", False, time.monotonic() + LIMIT
@@ -108,34 +121,55 @@ class Study:
                 self.said += os.read(ours, 1 << 16).decode(errors="replace")
             if pid:
                 os.close(ours)
+                if client:
+                    client.join()
+                self.lost += _stragglers(child, counter)
                 return os.waitstatus_to_exitcode(status)
+            if trial.command in SERVERS and client is None and "\n" in self.said:
+                client = Thread(target=self._talk, args=(trial, out, child))
+                client.start()
             if time.monotonic() > until:
                 self.hung = True
                 os.killpg(child, 9)
             time.sleep(0.005)
 
-    def _run_and_leave(self, trial: Trial, out: Path, counter: Path, pipe: int) -> None:
+    def _words(self, trial: Trial, out: Path) -> list[str]:
+        """The command line of an attempt."""
+        if trial.command in SERVERS:
+            return serve(trial.command, self.folder / "data", out)
+        return [*COMMANDS[trial.command](self.folder / "data"), "--out", str(out), *_engine(trial)]
+
+    def _talk(self, trial: Trial, out: Path, server: int) -> None:
+        """What a client does; then the server is ended as by Ctrl-C."""
+        try:
+            self.lost += talk(trial.command, self.said, out, self.acknowledged)
+        except Exception as error:
+            self.lost.append(f"the client failed: {error!r}")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(server, signal.SIGINT)
+
+    def _run_and_leave(self, trial: Trial, words: list[str], counter: Path, pipe: int) -> None:
         code = 1
         try:
             os.dup2(pipe, 1)
             os.dup2(pipe, 2)
             sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
-            code = self._run(trial, out, counter)
+            code = self._run(trial, words, counter)
         except BaseException:  # nothing of the process that was forked may go on in this one
             traceback.print_exc()
         finally:
             os._exit(code)
 
-    def _run(self, trial: Trial, out: Path, counter: Path) -> int:
+    def _run(self, trial: Trial, words: list[str], counter: Path) -> int:
         os.setpgid(0, 0)
         site = Path(__file__).parent / "site"
         os.environ["PYTHONPATH"] = os.pathsep.join([str(site), *sys.path])
         install(trial.at, counter, everyone=trial.everyone, full=trial.full)
-        command = [*COMMANDS[trial.command](self.folder / "data"), "--out", str(out), *_engine(trial)]
-        if "--engine" not in command and trial.workers != "1":
+        if "--engine" not in words and trial.workers != "1":
             start_server()
         try:
-            return run(command)
+            return run(words)
         except SystemExit as end:
             return int(end.code or 0)
         finally:
@@ -146,6 +180,7 @@ class Study:
         """Kill, look for half files, go on, compare."""
         out = Path(tempfile.mkdtemp(dir=self.folder)) / "out"
         key, faults = (trial.command, trial.workers), []
+        self.acknowledged, self.lost = [], []
         try:
             code = self.attempt(trial, out)
             faults += [f"hung: {self.said[-300:]}"] * self.hung
@@ -155,7 +190,7 @@ class Study:
             if code:
                 code = self.attempt(Trial(trial.command, trial.workers, 0, False), out)
                 faults += [f"ended with {code}{', hung' * self.hung}: {self.said[-300:]}"] if code else []
-            faults += _differences(self.whole[key], out)
+            faults += self.lost + _differences(self.whole[key], out)
         finally:
             shutil.rmtree(out.parent, ignore_errors=True)
         return Result(trial, killed, faults)
@@ -173,6 +208,28 @@ def _forked(work: Callable[[], None]) -> None:
             os._exit(code)
     if os.waitpid(child, 0)[1]:
         raise SystemExit("the inputs could not be made")
+
+
+def _stragglers(group: int, counter: Path) -> list[str]:
+    """Processes of an attempt that stay after its end, by their group or by the counter they know; ended."""
+    until = time.monotonic() + STAYING
+    while left := list(_processes(group, str(counter))):
+        if time.monotonic() > until:
+            for pid, _ in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return [f"still running: {words}" for _, words in left]
+        time.sleep(0.05)
+    return []
+
+
+def _processes(group: int, mark: str) -> Iterator[tuple[int, str]]:
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            state, _, own = (place / "stat").read_text().rpartition(")")[2].split()[:3]
+            known = f"{COUNTER}={mark}".encode() in (place / "environ").read_bytes().split(b"\0")
+            if state != "Z" and (int(own) == group or known):
+                yield int(place.name), (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
 
 
 def _engine(trial: Trial) -> list[str]:
@@ -220,19 +277,58 @@ def _differences(whole: dict[str, str], out: Path) -> list[str]:
     return faults + left + unfinished + _alarms(out)
 
 
+class Ledger:
+    """A folder that remembers what was struck: a line for each trial, with the day and its faults."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "kills.jsonl"
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Everything that was noted."""
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+    @property
+    def trials(self) -> set[Trial]:
+        """The trials that need no repeating."""
+        return {Trial(**line["trial"]) for line in self.lines if line["killed"]}
+
+    def note(self, result: Result) -> None:
+        """Add a trial; whoever ends this process loses the one it was at, and no more."""
+        about = {"day": time.strftime("%Y-%m-%d"), "synced": os.environ.get("XMIL_SYNC", "1") != "0"}
+        with self.path.open("a") as stream:
+            stream.write(json.dumps({**about, **asdict(result)}) + "\n")
+
+    def summary(self) -> dict[str, Any]:
+        """Kills with syncing and without, by command and workers, the days, and the faults."""
+        struck = [line for line in self.lines if line["killed"]]
+        names = (f"{line['trial']['command']}, {line['trial']['workers']} workers" for line in struck)
+        return {
+            "kills": len(struck),
+            "with syncing": sum(line["synced"] for line in struck),
+            "by command": dict(sorted(Counter(names).items())),
+            "days": sorted({line["day"] for line in struck}),
+            "faults": [f"{line['trial']}: {why}" for line in self.lines for why in line["faults"]],
+        }
+
+
 def plan(
-    points: dict[tuple[str, str], int], kills: int, first: int = 0, *, full: bool = False
+    points: dict[tuple[str, str], int],
+    kills: int,
+    first: int = 0,
+    *,
+    full: bool = False,
+    done: Collection[Trial] = (),
 ) -> list[Trial]:
     """Points all over each run, each command the same number of times, alone and with all by turns."""
     trials: list[Trial] = []
-    turn = first
-    while len(trials) < kills and points:
+    for turn in range(first, first + kills + 2 * max(points.values(), default=0)):
         for (command, workers), number in points.items():
             stride = next(step for step in (37, 41, 43, 1) if gcd(step, number) == 1)
             everyone = bool((turn // number + turn) % 2)
             trials.append(Trial(command, workers, 1 + turn * stride % number, everyone, full))
-        turn += 1
-    return trials[:kills]
+    return [trial for trial in trials if trial not in done][:kills]
 
 
 _study: Study | None = None
@@ -253,17 +349,20 @@ def kill_commands(
     seconds: float = float("inf"),
     first: int = 0,
     full: bool = False,
+    ledger: Ledger | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The counts of a study and every fault, as they grow."""
     global _study
     until = time.monotonic() + seconds
     torch.set_num_threads(1)
     _study = Study(folder, commands, workers)
-    trials = plan(_study.points, kills, first, full=full)
+    trials = plan(_study.points, kills, first, full=full, done=ledger.trials if ledger else ())
     results: list[Result] = []
     with ProcessPoolExecutor(processes, get_context("fork")) as pool:
         for future in as_completed([pool.submit(_judge, trial, until) for trial in trials]):
             results.append(future.result())
+            if ledger and (results[-1].killed or results[-1].faults):
+                ledger.note(results[-1])
             yield _counts(_study, results)
 
 
@@ -290,12 +389,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the point to begin at")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no kill after so many")
     parser.add_argument("--workers", nargs="+", default=["1", "4"], help="numbers of workers, or ray")
-    parser.add_argument("--commands", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
+    every = [*COMMANDS, *SERVERS]
+    parser.add_argument("--commands", nargs="+", default=every, choices=every)
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
+    parser.add_argument("--ledger", type=Path, help="a folder that remembers what was killed before")
     parser.add_argument("--full-disk", action="store_true", help="fill the disk there instead of killing")
     parser.add_argument("--random-training", action="store_true", help="kill a training at random moments")
     args = parser.parse_args()
     begun, found = time.monotonic(), dict[str, Any](faults=[])
+    ledger = Ledger(args.ledger) if args.ledger else None
     with tempfile.TemporaryDirectory() as folder:
         if args.random_training:
             from benchmarks.killed.training import kill_training, write_cohort
@@ -305,11 +407,12 @@ def main() -> None:
         else:
             options = {"workers": args.workers, "kills": args.kills, "processes": args.processes}
             options |= {"seconds": args.seconds, "first": args.first, "full": args.full_disk}
+            options |= {"ledger": ledger}
             for found in kill_commands(Path(folder), args.commands, **options):
                 found["seconds"] = round(time.monotonic() - begun, 1)
                 if args.out:  # as it goes: whoever ends this process still has the counts
                     args.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    print(json.dumps({**found, "ever": ledger.summary()} if ledger else found, indent=1))
     sys.exit(1 if found["faults"] else 0)
 
 

@@ -18,9 +18,12 @@ from PIL import Image
 from torch import nn
 
 import xmil
+from xmil.bench import Unit
 from xmil.core.errors import XmilError
 from xmil.models.checkpoints.files import read_weights
 from xmil.storage import read_manifest
+from xmil.viewer.study import make_study
+from xmil.viewer.study.plan import make_plan
 
 WIDTH, SLIDES, PATCHES = 12, 4, 20
 NEVER_EQUAL = {
@@ -35,8 +38,13 @@ NEVER_EQUAL = {
     "date",
     "finished",
     "id",
+    "committed",
+    "forward",
+    "seconds_per_bag",
+    "forward_passes",
 }
-LOGS = ("last.ckpt", "events.out.tfevents")  # hold clocks; what they lead to is compared
+# Files that hold clocks; what they lead to, or are drawn from, is compared.
+LOGS = ("last.ckpt", "events.out.tfevents", "index.html")
 CONFIG = """
 [data]
 features = "{0}/features"
@@ -49,6 +57,19 @@ epochs = 3
 batch = 2
 repeats = 2
 device = "cpu"
+"""
+
+NET = """
+import torch
+
+
+class Mean(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).mean(dim=1)
+
+
+def build(in_dim, n_classes):
+    return Mean(in_dim, n_classes)
 """
 
 
@@ -80,11 +101,16 @@ def prepare(folder: Path) -> None:
         lines.append(f"s{i},c{i},{i % 2},{('train', 'train', 'val', 'val')[i]},{'ab'[i % 2]}")
     (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
     (folder / "config.toml").write_text(CONFIG.format(folder))
+    (folder / "net.py").write_text(NET)
     xmil.save_model(
         xmil.create_model("attnmil", in_dim=WIDTH, n_classes=2, seed=0, dim=8), folder / "m.safetensors"
     )
     for name in ("explain", "tile"):  # what other commands build on
         run([*COMMANDS[name](folder), "--out", str(folder / f"done_{name}")])
+    labelled = ["--cohort", f"{folder}/cohort.csv", "--out", f"{folder}/done_read"]
+    run([*COMMANDS["explain"](folder), *labelled])
+    plan = make_plan({"readers": ["anna", "ben"], "practice": 0, "washout_days": 0.0})
+    make_study([folder / "done_read"], slides=folder / "slides", plan=plan, out=folder / "done_study")
 
 
 def run(arguments: list[str]) -> int:
@@ -112,6 +138,11 @@ def _evaluate(folder: Path) -> list[str]:
 def _heatmap(folder: Path) -> list[str]:
     small = ["--size", "60", "--top", "1", "--pictures", "map", "--to", "png,geojson,csv"]
     return ["heatmap", f"{folder}/done_explain", *small]
+
+
+def _bench(folder: Path) -> list[str]:
+    few = ["--quick", "--only", "--task", "standard", "--repetitions", "1", "--methods", "gxi"]
+    return ["bench", "--suite", "evidence", *few, "--model", f"{folder}/net.py:build"]
 
 
 def _embed(folder: Path) -> list[str]:
@@ -142,6 +173,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "insight": _insight,
     "heatmap": _heatmap,
     "export": lambda d: ["export", f"{d}/done_explain", "--to", "qupath"],
+    "bench": _bench,
     "export stores": lambda d: ["export", f"{d}/done_explain", "--to", "ome-zarr"],  # folders, not files
 }
 IN_PROCESSES = ("tile", "embed", "predict", "explain", "evaluate", "insight", "heatmap")  # take --workers
@@ -164,7 +196,7 @@ def _unfinished(path: Path, folder: Path) -> bool:
 def digest(path: Path, root: Path) -> str:
     """A digest of the content; raises where the file is not whole."""
     parts = {".parquet": _table, ".json": _json, ".csv": _rows, ".safetensors": _weights, ".h5": _bag}
-    parts[".jsonl"] = _manifest
+    parts |= {".jsonl": _manifest, ".npz": _unit}
     made = hashlib.sha256()
     for part in parts.get(path.suffix, _bytes)(path):
         made.update(str(part).replace(str(root), "OUT").encode())
@@ -192,6 +224,13 @@ def _manifest(path: Path) -> Iterator[Any]:
     manifest = read_manifest(path.parent)
     assert manifest is not None
     yield sorted(name for name in manifest.entries if not Path(name).name.startswith(LOGS))
+
+
+def _unit(path: Path) -> Iterator[Any]:
+    """A unit of the benchmark without the times it measured."""
+    unit = Unit.read(path)
+    yield from (unit.settings, _without(list(unit.facts.values())), list(unit.rows))
+    yield [values.tobytes() for values in unit.values.values()]
 
 
 def _without(value: Any) -> Any:

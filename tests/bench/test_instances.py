@@ -130,8 +130,8 @@ IMAGES = idx_bytes(np.zeros((10, 2, 2)))
         (b"PK\x03\x04" + bytes(20), "not an IDX file"),
         (IMAGES[:2] + b"\x0d" + IMAGES[3:], "type 0x0d"),
         (IMAGES[:9], "cut off within the header"),
-        (IMAGES[:-1], "declares 40 bytes, but 39 follow"),
-        (IMAGES + b"!", "declares 40 bytes, but 41 follow"),
+        (IMAGES[:-1], "declares 40 bytes, but only 39 follow"),
+        (IMAGES + b"!", "declares 40 bytes, but more follow"),
         (gzip.compress(IMAGES, mtime=0)[:-9], "cannot be read"),
     ],
 )

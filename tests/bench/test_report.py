@@ -27,6 +27,7 @@ from xmil.bench import (
     weak_spots,
     write_report,
 )
+from xmil.bench.verdicts import row_title
 from xmil.core.errors import FileError
 from xmil.evaluate.statistics import bootstrap_mean
 
@@ -196,7 +197,7 @@ def test_wrong_rows_come_last_and_the_oracle_is_perfect(summary):
     for suite in summary["suites"]:
         assert [check for check in suite["controls"] if not check["passed"]] == []
         overall = [check["what"] for check in suite["controls"] if "overall" in check["what"]]
-        assert overall == ["random, constant, lrp_flipped come last overall"]
+        assert overall == ["Random, constant, lrp_flipped come last overall"]
     evidence = summary["suites"][0]
     for column in evidence["columns"]:
         rows = {row["method"]: row["cells"] for row in column["rows"]}
@@ -212,8 +213,8 @@ def test_a_wrong_row_in_front_fails_the_suites_tests():
     failed = [check.what for check in checks([column_of(unit)]) if not check.passed]
     assert failed == [
         "the oracle has 1 in every measure: p, m",
-        "random is behind the best: p, m",
-        "random, constant come last overall",
+        "Random is behind the best: p, m",
+        "Random, constant come last overall",
     ]
 
 
@@ -223,7 +224,7 @@ def test_every_column_and_measure_has_a_verdict_with_its_interval(summary):
             assert [v["measure"] for v in column["verdicts"]] == [m["name"] for m in suite["measures"]]
             for v in column["verdicts"]:
                 assert v["lead"]["low"] <= v["lead"]["estimate"] <= v["lead"]["high"]
-                assert v["best"] in v["sentence"]
+                assert row_title(v["best"]) in v["sentence"]
                 if v["lead"]["low"] <= 0:
                     assert v["second"] in v["level"], "no lead is claimed that the interval does not show"
 

@@ -43,6 +43,10 @@ def test_a_method_and_a_model_of_ones_own(measured):
     assert "standard, net:build: " in text
     found = json.loads((out / "results.json").read_text())
     (column,) = found["suites"][0]["columns"]
+    measure = column["verdicts"][0]["measure"]
+    for row in column["rows"]:  # the score of what was entered is on the screen, of others in the report
+        line = f"    {row['method']}: {measure} {row['cells'][measure]['estimate']:.3f}"
+        assert (line in text) == (row["method"] in ("mine:score", "lrp")), line
     assert [r["method"] for r in column["rows"]] == [
         "oracle",
         "random",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -253,6 +255,24 @@ def test_split_writes_a_column_and_never_parts_a_case(
     code, out, _ = run("split", table, "--out", tmp_path / "o.parquet", capsys=capsys)
     assert code == 0
     assert set(xmil.read_cohort(tmp_path / "o.parquet").column("split")) == {"train", "val", "test"}
+
+
+def test_split_leaves_the_columns_of_the_table_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, parquet = tmp_path / "c.csv", tmp_path / "c.parquet"
+    rows = [["x", f"scans/{i:03}.svs", f"0{i}", "" if i else "old"] for i in range(6)]
+    write = [["note", "Slide_ID", "Patient", "Subset"], *rows]
+    table.write_text("\n".join(",".join(row) for row in write) + "\n")
+    code, _, err = run("split", table, capsys=capsys)
+    assert (code, "'Subset'" in err) == (2, True)
+    for out in (parquet, table):
+        assert run("split", table, "--overwrite", "--out", out, capsys=capsys)[0] == 0
+    with table.open(newline="") as file:
+        after = list(csv.reader(file))
+    assert [row[:3] for row in after] == [row[:3] for row in write]
+    assert (after[0][3], {row[3] for row in after[1:]}) == ("Subset", {"train", "val", "test"})
+    assert pq.read_table(parquet).to_pydict()["Patient"] == [row[2] for row in rows]
 
 
 @pytest.mark.parametrize(

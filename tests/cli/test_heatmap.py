@@ -54,6 +54,20 @@ def heat(place: Path, *more: str, run: str = "run") -> int:
     return xmil_run(["heatmap", str(place / run), "--size", "200", "--top", "2", *more])
 
 
+def test_anndata_of_a_run_and_a_folder_of_something_else(place, capsys):
+    anndata = pytest.importorskip("anndata", reason="anndata is an extra")
+    assert xmil_run(["export", str(place / "run"), "--to", "anndata"]) == 0
+    table = anndata.read_h5ad(place / "run" / "export" / "anndata" / "a.h5ad")
+    assert table.var_names.tolist() == ["lrp:HPV+", "attention:HPV+"]
+    np.testing.assert_array_equal(table.obsm["spatial"], XY + EDGE / 2)
+    np.testing.assert_array_equal(
+        table.X[:, 0], xmil.Explanation.load(place / "run/slides/a.parquet", method="lrp").scores
+    )
+    capsys.readouterr()
+    assert xmil_run(["export", str(place / "run"), "--to", "csv", "--out", str(place / "wsi")]) == 2
+    assert "xmil export" in capsys.readouterr().err
+
+
 def test_pictures_of_an_earlier_run_are_named(place, capsys):
     wanted = ("--pictures", "map", "--to", "png", "--methods", "lrp")
     heat(place, *wanted)

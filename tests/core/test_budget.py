@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import struct
@@ -21,9 +22,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import xmil
+from xmil.bench import read_idx, read_tissue
 from xmil.core.budget import FLOOR, RATIO, allowance, read_parquet
+from xmil.encoders.foreign import read_state as read_encoder
+from xmil.evaluate import Truth
 from xmil.slides.open import open_slide
-from xmil.storage import KEY
+from xmil.storage import KEY, read_interactions
+from xmil.training.fit import read_state as read_training
 
 GIB = 1 << 30
 
@@ -120,6 +125,93 @@ def deflated(path: Path) -> Path:
     return zip_of(path, held, packed=True, _0=bytes(GIB // 3))
 
 
+def nested(path: Path) -> Path:
+    """Many views of one number, each within the budget, in lists within tables."""
+    view = tensor("0", (5000, 5000), (0, 0), 1)
+    lists = b"(" + b"(" + view * 30 + b"l" + text("more") + b"}" + text("w") + view + b"s" + b"l"
+    return zip_of(path, b"\x80\x02}" + text("state_dict") + lists + b"s.", _0=b"\0" * 4)
+
+
+def views(path: Path) -> Path:
+    """A state of many views of one number, each within the budget."""
+    items = b"".join(text(f"w{i}.weight") + tensor("0", (5000, 5000), (0, 0), 1) for i in range(40))
+    return zip_of(path, b"\x80\x02}(" + items + b"u.", _0=b"\0" * 4)
+
+
+def in_folder(make: Callable[[Path], Path], name: str) -> Callable[[Path], Path]:
+    def fill(folder: Path) -> Path:
+        folder.mkdir()
+        make(folder / name)
+        return folder
+
+    return fill
+
+
+def tensors(path: Path) -> Path:
+    """Safetensors of which a thousand share the same bytes, or claim those beyond the end."""
+    each = {"dtype": "F32", "shape": [1 << 20, 64], "data_offsets": [0, 1 << 28]}
+    header = json.dumps({f"w{i}": each for i in range(1000)}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    return path
+
+
+def filled(path: Path) -> Path:
+    """HDF5 of chunks that were never written, all of the fill value."""
+    with h5py.File(path, "w") as file:
+        file.create_dataset("features", (GIB // 256, 1024), "f4", chunks=(64, 1024), fillvalue=1.0)
+        file.create_dataset("coords", (GIB // 256, 2), "i8", chunks=(64, 2), fillvalue=3)
+    return path
+
+
+def empty_store(path: Path) -> Path:
+    """Zarr without a chunk: all of it is the fill value."""
+    about = {"zarr_format": 2, "dtype": "<f4", "fill_value": 1.0, "order": "C", "filters": None}
+    about |= {"shape": [GIB // 1024, 1024], "chunks": [64, 1024], "compressor": None}
+    (path / "features").mkdir(parents=True)
+    (path / "features" / ".zarray").write_text(json.dumps(about))
+    (path / ".zgroup").write_text('{"zarr_format": 2}')
+    return path
+
+
+def idx(path: Path) -> Path:
+    """A gzipped IDX file of zeros: a thousandth of what it unpacks to."""
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        stream.write(b"\0\0\x08\x03" + struct.pack(">III", 1 << 20, 32, 32))
+        for _ in range(64):
+            stream.write(bytes(1 << 24))
+    return path
+
+
+def tiff(path: Path) -> Path:
+    """A TIFF whose one strip claims gigabytes and is a few bytes."""
+    Image.new("RGB", (1, 1)).save(path, compression="tiff_deflate")
+    data = bytearray(path.read_bytes())
+    (first,) = struct.unpack_from("<I", data, 4)
+    for i in range(struct.unpack_from("<H", data, first)[0]):
+        at = first + 2 + 12 * i
+        if struct.unpack_from("<H", data, at)[0] in (256, 257, 278):  # width, length, rows per strip
+            struct.pack_into("<HII", data, at + 2, 4, 1, 50_000)
+    path.write_bytes(data)
+    return path
+
+
+def marks(path: Path) -> Any:
+    bag = xmil.Bag(np.zeros((1, 2), np.float32), coords=np.zeros((1, 2), int), patch_size=16, slide_id="s")
+    return Truth(path.parent).evidence(bag)
+
+
+def brackets(path: Path) -> Path:
+    path.write_text('{"type": "FeatureCollection", "features": ' + "[" * (1 << 22))
+    return path
+
+
+def corners(path: Path) -> Path:
+    """A scores file whose lists repeat one number, in Arrow's own shorthand."""
+    lists = pa.ListArray.from_arrays([0, 1 << 26], pa.array(np.zeros(1 << 26, np.float32)))
+    pq.write_table(pa.table({"pairs": lists}), path, compression="zstd")
+    return path
+
+
 def settings(path: Path, **spec: Any) -> Path:
     about = {"name": "attnmil", "in_dim": 4, "n_classes": 2, "params": {}, **spec}
     save_file({"w": torch.zeros(1)}, path, metadata={"xmil": json.dumps(about)})
@@ -204,6 +296,31 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str, Callable[[Path], Any]]] = {
         "s.safetensors",
         xmil.load_model,
     ),
+    "outputs": (lambda path: settings(path, n_classes=10**10), "s.safetensors", xmil.load_model),
+    "reference": (
+        lambda path: settings(path, n_classes=10**10, task="regression", reference=1.0),
+        "s.safetensors",
+        xmil.load_model,
+    ),
+    "nested views": (nested, "s.pt", xmil.load_model),
+    "nested views as features": (nested, "s.pt", xmil.read_bag),
+    "nested views of a training": (in_folder(nested, "last.ckpt"), "fold0", read_training),
+    "views": (views, "s.pt", xmil.load_model),
+    "views of an encoder": (views, "s.pt", read_encoder),
+    "shared tensors": (tensors, "s.safetensors", xmil.load_model),
+    "shared tensors of an encoder": (tensors, "s.safetensors", read_encoder),
+    "fill value": (filled, "s.h5", xmil.read_bag),
+    "empty store": (empty_store, "s.zarr", xmil.read_bag),
+    "gzip": (idx, "images-idx3-ubyte.gz", read_idx),
+    "strip": (tiff, "s.tif", open_slide),
+    "mask": (picture, "s.png", marks),
+    "brackets": (brackets, "s.geojson", marks),
+    "tissue": (
+        in_folder(picture, "s.png"),
+        "tissue",
+        lambda path: read_tissue(path, patient="s"),
+    ),
+    "interactions": (corners, "s.parquet", read_interactions),
     "npz": (npz, "s.npz", xmil.read_bag),
     "picture": (picture, "s.png", open_slide),
     "h5": (h5, "s.h5", xmil.read_bag),

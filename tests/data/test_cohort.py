@@ -58,6 +58,22 @@ def test_whole_number_labels_are_class_indices() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cells", "classes", "labels"),
+    [
+        (("1560670911513928.0", "3"), ["3", "1560670911513928"], [1, 0]),
+        (("01", "a"), ["01", "a"], [0, 1]),
+        (("-1.0", "-1", "1"), ["-1", "1"], [0, 0, 1]),
+    ],
+)
+def test_every_spelling_of_a_number_is_a_class(
+    cells: tuple[str, ...], classes: list[str], labels: list[int]
+) -> None:
+    cohort = xmil.Cohort({"slide_id": tuple("abc"[: len(cells)]), "label": cells})
+    assert cohort.classes("label") == classes
+    assert cohort.labels("label").tolist() == labels
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a,b\n1,2\n", "no column is named like one of slides.*Found: a, b. Name it with slide_column="),

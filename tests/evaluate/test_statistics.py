@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from xmil.core.errors import XmilError
+from xmil.evaluate import hazard_p, median_halves
 from xmil.evaluate.statistics import (
     best_method,
     bonferroni,
@@ -213,3 +216,37 @@ def test_bootstrap_edges():
     values = np.array([1.0, 2.0, 9.0])
     assert bootstrap({"median": lambda w: median(w, values)}, units="abc")["median"].estimate == 2.0
     assert unit_means([1.0, 2.0, 3.0], ["b", "a", "b"]).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_survival_is_tested_by_every_order_of_the_units(group):
+    """All orders of seven units: the score is the sum over events of x less its mean over those at risk."""
+    rng = np.random.default_rng(3)
+    times, events = np.array([1.0, 2, 2, 3, 4, 5, 6]), np.array([1, 1, 1, 0, 1, 1, 0], dtype=bool)
+    x = np.arange(7) % 2 == 0 if group else rng.normal(size=7) + 0.3 * times
+
+    def score(values):
+        return abs(sum(values[i] - values[times >= times[i]].mean() for i in np.flatnonzero(events)))
+
+    own = score(x.astype(float))
+    exact = np.mean([score(np.array(order, dtype=float)) >= own - 1e-9 for order in permutations(x)])
+    assert hazard_p(x, times, events, units=range(7)) == pytest.approx(exact, abs=0.02)
+    twice = [np.repeat(values, 2) for values in (x, times, events)]
+    again = hazard_p(*twice, units=np.repeat(range(7), 2).tolist())  # two slides of a patient are one patient
+    assert again == hazard_p(x, times, events, units=range(7))
+    assert np.isnan(hazard_p(x, times, np.zeros(7), units=range(7)))
+
+
+@pytest.mark.parametrize("slides", [1, 5])
+def test_survival_is_found_in_few_null_cohorts(slides):
+    """Of 100 cohorts of 20 patients at most 10 have p < 0.05."""
+    low = np.zeros(2)
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        own, times, events = rng.normal(size=20), rng.exponential(size=20), rng.random(20) < 0.7
+        units = np.repeat(range(20), slides)
+        x = own[units] + rng.normal(size=len(units))
+        p = hazard_p(x, times[units], events[units], units=units.tolist())
+        _, halves = median_halves(x, times[units], events[units], units=units.tolist())
+        low += np.array([p, halves]) < 0.05
+    assert (low <= 10).all()

@@ -7,7 +7,8 @@ Each input must be read, or refused by an error of ours in one line: within ten 
 memory, without a crash, and without starting a program or a connection. Inputs follow from their entry and
 number alone, so that another --first gives others; `distinct` counts those of a run by what they hold, since
 small inputs come again. With --ledger FOLDER a run goes on after the last input of those before, and counts
-theirs too. Those at fault are kept under --keep, to be put into tests/fuzz/corpus, which the tests replay.
+theirs too, once it has tried those at fault again; with --each N an entry that has so many distinct inputs
+rests. Those at fault are kept under --keep, to be put into tests/fuzz/corpus, which the tests replay.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ from tests.fuzz.entries import ENTRIES
 from tests.fuzz.hostile import Watch
 from tests.fuzz.mutations import spoil
 
-SECONDS, PEAK, CHUNK = 10, int(1.5e9), 50
+SECONDS, PEAK, CHUNK = 10, int(1.5e9), 500
 FASTEST = 1000  # inputs a second that one process may come to
+MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there: no disk needs to see the inputs
 WORD = 8  # bytes of the digest of an input
 Job = tuple[str, int, int, Path, Path]  # entry, first input, how many, folder to work in, the sound input
 
@@ -134,13 +136,13 @@ def sacrifice(job: Job, until: float) -> list[dict[str, Any]]:
         seen = _words(scratch / "seen")
         if (scratch / "result.json").exists():
             found.append(json.loads((scratch / "result.json").read_text()))
-            found[-1]["next"] = first + sum(found[-1]["tally"].values())
+            found[-1] |= {"first": first, "next": first + sum(found[-1]["tally"].values())}
             count = 0
         else:
             at = int((scratch / "at").read_text()) if (scratch / "at").exists() else first
             faults = [[at, f"the process died ({status})"]]
             tally = {"survived": at - first, "fault": 1}
-            found.append({"tally": tally, "faults": faults, "peak": 0, "next": at + 1})
+            found.append({"tally": tally, "faults": faults, "peak": 0, "first": first, "next": at + 1})
             first, count = at + 1, first + count - at - 1
         found[-1]["seen"] = seen
         shutil.rmtree(scratch, ignore_errors=True)
@@ -174,6 +176,7 @@ def fuzz(
     processes: int,
     seconds: float,
     first: int = 0,
+    each: int | None = None,
     ledger: Ledger | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Inputs of every entry by turns, until there are enough or the time is up: the counts as they grow."""
@@ -182,12 +185,16 @@ def fuzz(
     counts: dict[str, Any] = {"inputs": 0, "distinct": 0, "by entry": {name: Counter() for name in names}}
     counts |= {"distinct by entry": dict.fromkeys(names, 0), "peak": 0, "faults": []}
     seen: dict[str, set[bytes]] = {name: ledger.words(name) if ledger else set() for name in names}
-    first = ledger.next if ledger else first
+    starts = ledger.next if ledger else dict.fromkeys(names, first)
     if seconds < float("inf"):  # more are not reached, and would wait in memory
         inputs = min(inputs, int(FASTEST * seconds * processes) + len(names))
-    with tempfile.TemporaryDirectory() as folder:
+    share = -(-inputs // len(names))
+    todo = {name: min(share, each - len(seen[name])) if each else share for name in names}
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         goldens = _prepared(names, Path(folder))
-        jobs = _jobs(goldens, inputs, Path(folder), first)
+        again = [at for at in ledger.faults if at[0] in goldens] if ledger else []
+        jobs = [(name, at, 1, Path(folder) / f"{name}-{at}", goldens[name]) for name, at in again]
+        jobs += _jobs(goldens, todo, starts, Path(folder))
         with get_context("fork").Pool(processes) as pool:
             for parts in pool.imap_unordered(partial(sacrifice, until=until), jobs, chunksize=1):
                 for part in parts:
@@ -212,9 +219,22 @@ class Ledger:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
-    def next(self) -> int:
-        """The number of the first input that no entry has tried."""
-        return max((part["next"] for part in self.parts), default=0)
+    def faults(self) -> dict[tuple[str, int], str]:
+        """The inputs at fault by entry and number; one that was tried again and passed is none."""
+        found: dict[tuple[str, int], str] = {}
+        for part in self.parts:
+            name, first = part["entry"], part.get("first", part["next"] - sum(part["tally"].values()))
+            found = {k: w for k, w in found.items() if k[0] != name or not first <= k[1] < part["next"]}
+            found |= {(name, number): why for number, why in part["faults"]}
+        return found
+
+    @property
+    def next(self) -> dict[str, int]:
+        """The number of the first input of each entry that it has not tried."""
+        numbers: dict[str, int] = dict.fromkeys(ENTRIES, 0)
+        for part in self.parts:
+            numbers[part["entry"]] = max(part["next"], numbers.get(part["entry"], 0))
+        return numbers
 
     def words(self, entry: str) -> set[bytes]:
         """The digests of an entry's inputs so far."""
@@ -226,7 +246,7 @@ class Ledger:
         """Add what a part tried; a process that is killed loses the part it was at, and no more."""
         with (self.folder / f"{part['entry'].replace(' ', '_')}.digests").open("ab") as stream:
             stream.write(b"".join(new))
-        about = {key: part[key] for key in ("entry", "next", "tally", "faults")}
+        about = {key: part[key] for key in ("entry", "first", "next", "tally", "faults")}
         with (self.folder / "parts.jsonl").open("a") as stream:
             stream.write(json.dumps({"day": time.strftime("%Y-%m-%d"), **about}) + "\n")
 
@@ -241,7 +261,7 @@ class Ledger:
             "fewest": min(distinct.values(), default=0),
             "distinct by entry": distinct,
             "days": days,
-            "faults": [f"{part['entry']} {n}: {why}" for part in parts for n, why in part["faults"]],
+            "faults": [f"{name} {number}: {why}" for (name, number), why in self.faults.items()],
         }
 
 
@@ -285,11 +305,14 @@ def _sound(name: str, place: Path) -> Path:
     return path
 
 
-def _jobs(goldens: dict[str, Path], inputs: int, folder: Path, first: int) -> list[Job]:
-    each = -(-inputs // len(goldens))
-    chunk = min(CHUNK, each)
-    starts, sound = range(first, first + each, chunk), list(goldens.items())
-    return [(n, at, chunk, folder / f"{i}-{at}", p) for at in starts for i, (n, p) in enumerate(sound)]
+def _jobs(
+    goldens: dict[str, Path], todo: dict[str, int], starts: dict[str, int], folder: Path
+) -> Iterator[Job]:
+    """So many inputs of each entry, a chunk of each by turns."""
+    for done in range(0, max(todo.values()), CHUNK):
+        for i, (name, golden) in enumerate(goldens.items()):
+            if (count := min(CHUNK, todo[name] - done)) > 0:
+                yield name, starts[name] + done, count, folder / f"{i}-{done}", golden
 
 
 def main() -> None:
@@ -300,6 +323,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--each", type=int, help="enough distinct inputs of an entry")
     parser.add_argument("--entries", nargs="+", default=list(ENTRIES), choices=list(ENTRIES))
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
     parser.add_argument("--ledger", type=Path, help="a folder that remembers what was tried before")
@@ -309,7 +333,8 @@ def main() -> None:
     names = [name for name in args.entries if name not in left_out]
     begun = time.monotonic()
     ledger = Ledger(args.ledger) if args.ledger else None
-    options = {"inputs": args.inputs, "processes": args.processes, "first": args.first, "ledger": ledger}
+    options = {"inputs": args.inputs, "processes": args.processes, "first": args.first, "each": args.each}
+    options |= {"ledger": ledger}
     found: dict[str, Any] = {"faults": []}
     for found in fuzz(names, seconds=args.seconds, **options):
         found |= {"left out": left_out, "seconds": round(time.monotonic() - begun, 1)}

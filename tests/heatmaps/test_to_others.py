@@ -12,7 +12,7 @@ import pytest
 import xmil
 from xmil.core.bag import Patches
 from xmil.core.task import Target
-from xmil.heatmaps import Scale, why_one_colour
+from xmil.heatmaps import Scale, read_geojson, why_one_colour, write_geojson
 from xmil.heatmaps.exports import write_style
 from xmil.heatmaps.words import NOTE, figure_notes
 
@@ -33,10 +33,26 @@ def test_the_script_has_the_limits_and_colours_of_the_legend(tmp_path: Path) -> 
     assert r"def measurement = 'lrp:tumour\'s'" in text
     low, high = (float(re.search(rf"{end}: ([-\d.e]+)d", text)[1]) for end in ("low", "high"))
     assert (low, high) == (scale.low, scale.high)
-    table = np.array(eval(re.search(r"colours: (\[\[.*?\]\])", text)[1]))  # noqa: S307 - numbers that we wrote
+    table = [list(bytes.fromhex(colour)) for colour in re.search(r"colours: '([\da-f ]+)'", text)[1].split()]
     np.testing.assert_array_equal(table[0], scale.paint([scale.low])[0, :3])
     np.testing.assert_array_equal(table[-1], scale.paint([scale.high])[0, :3])
     np.testing.assert_allclose(table[16], scale.paint([0.0])[0, :3], atol=1)
+
+
+def test_the_script_is_groovy_and_names_the_measurements_of_the_tiles(tmp_path: Path) -> None:
+    lexer = pytest.importorskip("pygments.lexers.jvm", reason="pygments comes with the docs").GroovyLexer()
+    names = ["tumour's", "a \\ b", "$cost"]
+    several = [explained(np.linspace(-1, 2, 12).astype("float32"), target=Target(1, name=n)) for n in names]
+    write_geojson(tmp_path / "s1.geojson", several)
+    write_style(tmp_path / "s1.groovy", several, {e.column: Scale.of(e.scores, signed=True) for e in several})
+    tokens = list(lexer.get_tokens((tmp_path / "s1.groovy").read_text()))
+    assert [text for kind, text in tokens if "Error" in str(kind)] == []
+    code = "".join(text for kind, text in tokens if "String" not in str(kind) and "Comment" not in str(kind))
+    for pair in ("()", "[]", "{}"):
+        assert code.count(pair[0]) == code.count(pair[1])
+    texts = re.findall(r"'((?:[^'\\]|\\.)*)': \[low", (tmp_path / "s1.groovy").read_text())
+    measured = read_geojson(tmp_path / "s1.geojson").measurements
+    assert [re.sub(r"\\(.)", r"\1", text) for text in texts] == list(measured)
 
 
 def test_anndata_has_scores_places_and_accounts(tmp_path: Path) -> None:

@@ -263,3 +263,19 @@ def test_attention_that_no_number_holds_has_finite_values() -> None:
     e = xmil.explain(model, bag, method="shapley", permutations=32, precision=None)
     assert np.isfinite(e.scores).all()
     assert abs(e.audit.other) < 1e-6 * abs(e.output)
+
+
+@pytest.mark.parametrize("name", ["attnmil", "clam_mb", "addmil"])
+@pytest.mark.parametrize("width", [104.0, 2000.0])
+def test_samples_of_peaked_attention_are_right(name: str, width: float) -> None:
+    """Attention logits so far apart that weights vanish, in single precision and in double."""
+    model, bag = model_of(name), bag_of(6)
+    last = model.attention[6] if name == "addmil" else model.attention.w
+    with torch.no_grad():
+        a = model.attend(model.embed(bag.unsqueeze(0)))[0]
+        last.weight.mul_(width / float((a.amax(dim=0) - a.amin(dim=0)).max()))
+    truth = by_formula(value_of(model, bag), 6)
+    e = xmil.explain(model, bag, method="shapley", target=1, exact=False, precision=None, permutations=256)
+    assert e.stderr is not None
+    assert (np.abs(e.scores - truth) <= 4.5 * e.stderr + 1e-5).all()
+    assert float(e.scores.sum()) == pytest.approx(truth.sum(), abs=1e-4)

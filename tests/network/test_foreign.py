@@ -55,6 +55,15 @@ def test_hazards_are_steered_to_survival(returns: str | None) -> None:
         xmil.explain(Hazards(), X, returns=returns)
 
 
+def test_a_module_says_what_it_returns() -> None:
+    """So that a run can explain it, which has no argument for that."""
+    net = Hazards()
+    net.task, net.returns = "survival", "probability"  # type: ignore[assignment]
+    said = xmil.explain(net, X)
+    del net.returns
+    np.testing.assert_array_equal(said.scores, xmil.explain(net, X, returns="probability").scores)
+
+
 @pytest.mark.parametrize("method", ["lrp", "ig", "one_removed"])
 def test_hazards_are_explained_as_a_risk(method: str) -> None:
     net = Hazards()
@@ -187,6 +196,39 @@ def test_a_stateful_network_is_left_as_it_was(method: str) -> None:
     assert not any("random" in text for text in first.warnings)
 
 
+class Numbered(Base):
+    """Counts its passes in a Python number, and answers by it."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return self.pool(x) * self.passes
+
+
+class Drawn(Base):
+    """Draws from a generator of its own, which no seed of ours reaches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.generator = getattr(self, "generator", torch.Generator())
+        return self.pool(x + torch.randn(x.shape, generator=self.generator))
+
+
+class Broken(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(x) * float("nan")
+
+
+@pytest.mark.parametrize("method", ["lrp", "one_added"])
+@pytest.mark.parametrize(
+    ("kind", "fault"), [(Numbered, "stateful"), (Drawn, "stateful"), (Broken, "not finite")]
+)
+def test_what_no_seed_repeats_is_refused_by_its_name(kind: type[Base], fault: str, method: str) -> None:
+    """Not as a module that reads (1, n, d) and (n, d) apart, nor as one that a seed would hold still."""
+    with pytest.raises(UnsupportedError, match=fault):
+        xmil.explain(kind(), X, method=method, target=1)
+
+
 class Hooked(Base):
     """Keeps the gradients of its attention, as transformers that explain themselves do."""
 
@@ -258,8 +300,10 @@ def test_what_has_no_gradient_is_pointed_to_methods_that_compare(kind: str) -> N
                 return self.pool(x)
 
         net = torch.ao.quantization.quantize_dynamic(Bare(), {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(UnsupportedError, match="one_added, single, one_removed, shapley"):
-        xmil.explain(net, X, target=1)
+    for method in ("lrp", "ig", "gxi"):
+        with pytest.raises(UnsupportedError, match="one_added, single, one_removed, shapley"):
+            xmil.explain(net, X, target=1, method=method)
+    assert xmil.explain(net, X, target=1, method="one_added").scores.any()
     assert len(xmil.explain(net, X, method="one_removed", target=1).scores) == N
 
 

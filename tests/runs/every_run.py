@@ -12,7 +12,7 @@ from benchmarks.killed.commands import COMMANDS, prepare
 
 from tests.bench.runs import NET, OWN
 from xmil.cli._app import run
-from xmil.viewer.app import AnnotationFiles
+from xmil.viewer.annotations import AnnotationFiles
 
 EXPORTS = "qupath,asap,dicom,dicom-annotations,ome-zarr,spatialdata,geojson,scores,colours,csv,parquet"
 ONE = ["--quick", "--task", "standard", "--repetitions", "1", "--only"]
@@ -50,6 +50,9 @@ def make_runs(folder: Path) -> dict[str, Path]:
     for name, words in commands(data).items():
         runs[name] = folder / name
         assert run([*words, "--out", str(runs[name])]) in (0, 1), name  # 1: some slides failed
+    runs["exam"] = folder / "exam"
+    bench = [*commands(data)["bench"], "--out", str(runs["bench"])]
+    assert run([*bench, "--export", str(runs["exam"])]) == 0
     runs["viewed"] = data / "done_explain"
     document = {"type": "FeatureCollection", "features": []}
     AnnotationFiles(runs["viewed"]).write("s0", "ann", {"revision": 0, "document": document})

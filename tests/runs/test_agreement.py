@@ -86,7 +86,9 @@ def test_rows_and_summary_are_as_by_hand(run: Path, drawn: Path) -> None:
 
 def test_the_command_needs_no_model(run: Path, drawn: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["evaluate", str(run), "--annotations", str(drawn)]) == 0
-    assert "lrp" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "LRP " in table
+    assert "Attention " in table
     with (run / "agreement.csv").open(encoding="utf-8") as stream:
         assert len(list(csv.DictReader(stream))) == 6
     assert (run / "agreement_summary.csv").is_file()

@@ -65,6 +65,29 @@ def done(tmp_path_factory):
     return folder
 
 
+def test_annotations_are_compared_with_what_was_measured(tmp_path, capsys):
+    """A model and features in place of a run: its scores are measured first, then compared."""
+    folder = make_cohort(tmp_path, 3)
+    ring = [[0, 0], [500, 0], [500, 100], [0, 100], [0, 0]]  # the five patches that decide
+    polygon = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [ring]}, "properties": {}}
+    (folder / "drawn").mkdir()
+    for name in ("s0", "s1"):
+        (folder / "drawn" / f"{name}.geojson").write_text(json.dumps(polygon))
+    words = command(folder, "--annotations", f"{folder}/drawn", methods="lrp")
+    assert run([*words[:-1], f"{folder}/nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (folder / "out").exists()  # told before anything is measured
+    assert run(words) == 0
+    assert "Annotations against scores" in capsys.readouterr().out
+    with (folder / "out" / "agreement.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["slide_id"], row["method"]) for row in rows] == [("s0", "lrp"), ("s1", "lrp")]
+    assert [(float(row["auroc"]) > 0.95, float(row["pointing"]), row["marked"]) for row in rows] == [
+        (True, 1.0, "5")
+    ] * 2
+    assert (folder / "out" / "results.parquet").is_file()
+
+
 def test_files_and_tables(done, capsys):
     out = done / "out"
     names = {path.name for path in out.iterdir()}

@@ -6,7 +6,7 @@ from copy import copy
 from pathlib import Path
 
 import pytest
-from benchmarks.killed.__main__ import Study, Trial, plan
+from benchmarks.killed.__main__ import Ledger, Result, Study, Trial, plan
 
 import xmil
 from tests.training.cohorts import config_of, write_cohort
@@ -15,12 +15,12 @@ from xmil.storage import RunFolder
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return Study(tmp_path_factory.mktemp("killed"), ["explain", "export"], ["1"])
+    return Study(tmp_path_factory.mktemp("killed"), ["explain", "export", "view", "study"], ["1"])
 
 
 def test_the_points_of_a_run_are_counted(study: Study) -> None:
     assert study.left_out == {}
-    for (command, _), whole in study.whole.items():
+    for command, whole in ((name, study.whole[name, "1"]) for name in ("explain", "export")):
         assert study.points[command, "1"] >= 4 * len(whole), command  # made, half, whole, renamed
 
 
@@ -31,6 +31,24 @@ def test_kills_change_nothing(study: Study, command: str) -> None:
     for at in (2, last // 2, last - 1):
         result = study.judge(Trial(command, "1", at, everyone=bool(at % 2)))
         assert (result.killed, result.faults) == (True, [])
+
+
+@pytest.mark.parametrize("server", ["view", "study"])
+def test_a_killed_server_keeps_what_it_acknowledged(study: Study, server: str) -> None:
+    """A client draws or answers; the server dies while it writes, and is started again."""
+    result = study.judge(Trial(server, "1", study.points[server, "1"] // 2, everyone=True))
+    assert (result.killed, result.faults) == (True, [])
+    assert len(study.acknowledged) > 10
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", ["explain", "evaluate"])
+def test_a_driver_on_ray_that_is_killed_leaves_no_process(tmp_path: Path, command: str) -> None:
+    """The whole command, at one of its own points: Ray is gone with it, and the next call goes on."""
+    pytest.importorskip("ray")
+    study = Study(tmp_path, [command], ["ray"])
+    result = study.judge(Trial(command, "ray", 5, everyone=False))
+    assert (result.killed, result.faults) == (True, [])
 
 
 def test_what_kills_leave_behind_is_swept(tmp_path: Path) -> None:
@@ -70,4 +88,14 @@ def test_a_lost_file_would_be_found(study: Study) -> None:
     other = copy(study)
     other.whole = {**study.whole, ("export", "1"): {**study.whole["export", "1"], "more.txt": "0"}}
     assert other.judge(Trial("export", "1", 3, everyone=False)).faults
-    assert {trial.command for trial in plan(study.points, 9)} == {"explain", "export"}
+    assert {trial.command for trial in plan(study.points, 9)} == {"explain", "export", "view", "study"}
+
+
+def test_slices_of_kills_add_up(study: Study, tmp_path: Path) -> None:
+    first, ledger = plan(study.points, 4), Ledger(tmp_path / "ledger")
+    for trial in first:
+        ledger.note(Result(trial, True, []))
+    assert not set(plan(study.points, 4, done=Ledger(tmp_path / "ledger").trials)) & set(first)
+    assert ledger.summary()["kills"] == 4
+    ledger.note(Result(first[0], True, ["half a file"]))
+    assert len(ledger.summary()["faults"]) == 1

@@ -49,15 +49,23 @@ def test_every_damage_of_a_seeded_list_is_found(runs: dict[str, Path]) -> None:
 
 
 def test_untouched_runs_raise_no_alarm(runs: dict[str, Path], tmp_path: Path) -> None:
-    """As made, moved, and with their command repeated: each time every run."""
-    data = runs["viewed"].parent
-    for name, folder in runs.items():
+    """As made, copied elsewhere, with their command repeated, and copied with other times of files."""
+    data, checked = runs["viewed"].parent, []
+
+    def check(name: str, folder: Path) -> None:
         assert verify_run(open_run(folder)) == [], name
+        checked.append(name)
+
+    for name, folder in runs.items():
+        check(name, folder)
         shutil.copytree(folder, tmp_path / name)
-        assert verify_run(open_run(tmp_path / name)) == [], name
+        check(f"{name}, copied", tmp_path / name)
     for name, words in commands(data).items():
         assert run([*words, "--out", str(runs[name])]) in (0, 1), name
-        assert verify_run(open_run(runs[name])) == [], name
+        check(f"{name}, repeated", runs[name])
+        shutil.copytree(runs[name], tmp_path / "again" / name, copy_function=shutil.copyfile)
+        check(f"{name}, repeated and copied", tmp_path / "again" / name)
+    assert len(checked) >= 50
 
 
 def test_quick_compares_sizes(runs: dict[str, Path]) -> None:

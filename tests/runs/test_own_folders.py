@@ -135,6 +135,33 @@ def test_a_report_of_the_benchmark_is_not_written_into_another_run(
     assert all_files(cohort) == before
 
 
+EXPORTED = ["bench", "--suite", "evidence", "--task", "standard", "--repetitions", "1", "--quick", "--only"]
+
+
+@pytest.mark.parametrize("name", ["standard--attnmil--0.npz", "notes/mine.txt", "run.json"])
+def test_exported_bags_leave_a_folder_of_the_user_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = tmp_path / "exam" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert run([*EXPORTED, "--export", str(tmp_path / "exam"), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert name in told
+    assert "--export" in told
+    assert len(told.strip().splitlines()) == 1
+    assert all_files(tmp_path) == {f"exam/{name}": b"{}"}
+
+
+def test_exported_bags_are_not_written_into_another_run(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = all_files(cohort)
+    assert run([*EXPORTED, "--export", f"{cohort}/explained", "--out", str(tmp_path / "out")]) == 2
+    assert "xmil explain" in capsys.readouterr().err
+    assert all_files(cohort) == before
+
+
 def test_what_a_killed_run_leaves_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "slides").mkdir()
     for name in (".lock", ".run.json.abc.part", "slides/.s0.parquet.x.part"):

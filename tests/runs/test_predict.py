@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -294,6 +295,13 @@ def test_cases_seen_in_training_are_warned_of(
     asked = [*where[:-2], "--out", str(tmp_path / "explained")]
     assert run(["explain", models[0], *asked]) == 0
     assert f"10 of the {N} bags here were in the training" in capsys.readouterr().out
+    shutil.copytree(cohort / "features", tmp_path / "features")
+    for i in (0, N - 1):  # one of the test split, one of the training
+        (tmp_path / "features" / f"s{i}.h5").write_bytes(b"damaged")
+    for verb in ("predict", "explain"):  # both count the bags that have a result
+        place = ["--features", f"{tmp_path}/features", "--out", f"{tmp_path}/{verb}-some"]
+        assert run([verb, models[0], *place]) == 1
+        assert f"9 of the {N - 2} bags here were in the training" in capsys.readouterr().out
     (trained / "run.json").write_text('{"kind": "other"}')
     assert run(["predict", models[0], *where, "--out", str(tmp_path / "none")]) == 0
     assert "warning" not in capsys.readouterr().out

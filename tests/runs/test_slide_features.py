@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -94,24 +95,25 @@ def test_options_win_over_the_checkpoint(folder: Path) -> None:
     assert "resnet18" in done.warnings[0]  # not what it was trained on
 
 
-def test_patches_that_nobody_describes_are_said(folder: Path) -> None:
+def test_the_command_of_the_error_is_complete(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save("model.safetensors", in_dim=24)
-    heard: list[str] = []
-
-    class Heard(xmil.runs.Listener):
-        def warn(self, sentence: str) -> None:
-            heard.append(sentence)
-
-    explain(encoder=MEAN, listener=Heard())
-    assert "tile_size=" in heard[0]
+    asked = ["--model", "model.safetensors", "--slides", "slides", "--out", "run", "--methods", "gxi"]
+    code, _, err = run("explain", *asked, "--encoder", MEAN, capsys=capsys)
+    assert (code, Path("run").exists()) == (2, False)
+    command = err[err.index("xmil explain ") :].partition(";")[0]
+    assert command.split()[-4:] == ["--tile-size", "256", "--tile-mpp", "0.5"]
+    assert run(*shlex.split(command)[1:], capsys=capsys)[0] == 0
+    assert xmil.open_run("run").explanation("one").method == "gxi"
 
 
 @pytest.mark.parametrize(
     ("about", "options", "words"),
     [
-        ({}, {}, ["--encoder resnet18"]),  # the only one of this width
+        ({}, {}, ["--encoder resnet18", "--tile-size 256", "--tile-mpp 0.5"]),  # the one of this width
+        ({"encoder": "resnet18", "features": {"patch_px": 128}}, {}, ["--tile-mpp 0.5"]),
+        ({"encoder": "resnet18"}, {"tile_mpp": 0.5}, ["--tile-size 256"]),
         ({"encoder": "mine", "features": {"asked": "mine.py:build"}}, {}, ["--encoder mine.py:build"]),
-        ({"encoder": "resnet18", "features": {"weights": "ab" * 8}}, {}, ["weights=", "ab" * 8]),
+        ({"encoder": "resnet18", "features": {"weights": "ab" * 8}}, {}, ["--weights", "ab" * 8]),
         ({}, {"encoder": "resnet50"}, ["2048", "512", "resnet18"]),
         ({}, {"encoder": "resnet81"}, ["Unknown encoder 'resnet81'", "resnet18"]),
         ({}, {"encoder": "resnet18", "features": "slides"}, ["encoder=", "features="]),
@@ -143,5 +145,7 @@ def test_own_networks_are_tried_out_on_the_features(folder: Path) -> None:
         "    def forward(self, x):\n        return self.head(x.mean(dim=1))\n\n\n"
         "def build():\n    return Net()\n"
     )
-    done = xmil.explain_slides("nets.py:build", slides="slides", out="run", encoder=MEAN, device="cpu")
+    done = xmil.explain_slides(
+        "nets.py:build", slides="slides", out="run", encoder=MEAN, tile_size=128, tile_mpp=0.5
+    )
     assert list(done) == ["one", "two"]

@@ -247,9 +247,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("slide", "case", "said"),
     [
-        ("s2", "c2", "1 of the 1 bags here were in the training of a model"),
-        ("s2.svs", "c2", "1 of the 1 bags here were in the training of a model"),
-        ("s2", None, "1 of the 1 bags here were in the training of a model"),
+        ("s2", "c2", "1 of the 1 bag here was in the training of a model"),
+        ("s2.svs", "c2", "1 of the 1 bag here was in the training of a model"),
+        ("s2", None, "1 of the 1 bag here was in the training of a model"),
         ("s8", "c8", None),  # of the test split
         ("s0", "c0", None),  # took no part
         ("new", "new", None),

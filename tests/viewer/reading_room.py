@@ -90,7 +90,7 @@ _PICTURES: dict[int, npt.NDArray[np.uint8]] = {}
 
 def study_of(folder: Path, *, n: int = 12, readers: tuple[str, ...] = ("anna", "ben"), **plan: Any) -> Study:
     """A study of n cases; the plan's other settings are given."""
-    plan = {"readers": list(readers), "practice": 2, "washout_days": 0.0, **plan}
+    plan = {"readers": list(readers), "practice": 2, "washout_days": 0.0, "seed": 0, **plan}
     run, slides = write_cases(folder, n + (plan["practice"] if isinstance(plan["practice"], int) else 0))
     return make_study([run], slides=slides, plan=make_plan(plan), out=folder / "study")
 

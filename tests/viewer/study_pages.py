@@ -152,7 +152,8 @@ class AtThePage:
 def tissue_study(folder: Path, n: int, readers: list[Simulated], **plan: Any) -> Study:
     """A study of drawn tissue."""
     run, slides = write_cases(folder, n + 2, picture=draw_case, edge=TISSUE)
-    settings = {"readers": [reader.name for reader in readers], "practice": 2, "washout_days": 0.0, **plan}
+    settings = {"readers": [reader.name for reader in readers], "practice": 2, "washout_days": 0.0}
+    settings |= {"seed": 0, **plan}
     return make_study([run], slides=slides, plan=make_plan(settings), out=folder / "study")
 
 

@@ -14,10 +14,15 @@ import pytest
 from tests.viewer.asking import ask
 from tests.viewer.browser import open_slide, opened, port_of, served, wait_until, wait_until_quiet
 from tests.viewer.given_scores import grid, write_run
+from tests.viewer.make_inside import write_concepts
 from tests.viewer.make_run import Made
-from xmil.core.errors import InputError, WriteError
-from xmil.viewer.app import AnnotationFiles, ConflictError, create_app
+from xmil.core.errors import FileError, InputError, WriteError
+from xmil.runs.agreement import compare_annotations
+from xmil.storage import Run
+from xmil.viewer.annotations import AnnotationFiles, ConflictError, RunNames
+from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
+from xmil.viewer.static_copy import export
 
 JSON = {"content-type": "application/json"}
 BOX = {
@@ -70,6 +75,61 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="leads elsewhere"):
         AnnotationFiles(run).write("s", "ann", {"revision": 0, "document": document()})
     assert not list(outside.iterdir())
+
+
+def test_names_are_kept_with_the_run_for_all_readers(fresh: Made) -> None:
+    """A concept that is called something, and a class of one's own, are there on every other server."""
+    run = fresh.runs[0]
+    write_concepts(fresh)
+    (run / "insight" / "dictionary.npz").write_bytes(b"one")
+    app, other = (create_app(Collection(fresh.runs, slides=fresh.slides)) for _ in range(2))
+
+    def post(**names: Any) -> Any:
+        body = json.dumps(names).encode()
+        return ask(app, "/api/names-0.json", method="POST", headers=JSON, body=body)
+
+    assert post(concepts={"1": " dark nuclei "}).status == 200
+    assert post(classes={"Mitosis": [95, 120, 0]}).status == 200
+    found = {"classes": {"Mitosis": [95, 120, 0]}, "concepts": {"1": "dark nuclei"}}
+    assert post(concepts={"0": ""}).json == found
+    assert ask(other, "/api/names-0.json").json == found
+    assert ask(other, "/api/slides/0/slide.json").json["kinds"] == found["classes"]
+    concepts = ask(other, "/api/slides/0/concepts-0.json").json["concepts"]
+    assert [entry["name"] for entry in concepts] == [None, "dark nuclei"]
+    assert compare_annotations(Run(run), run / "annotations").rows == []  # not taken for annotations
+    export(Collection(fresh.runs, slides=fresh.slides), run / "copy", longest=64)
+    copied = json.loads((run / "copy" / "api" / "slides" / "0" / "concepts-0.json").read_text())
+    assert copied["concepts"] == concepts
+    (run / "insight" / "dictionary.npz").write_bytes(b"another")  # its concept 1 is another one
+    assert ask(other, "/api/names-0.json").json == {**found, "concepts": {}}
+    (run / "insight" / "dictionary.npz").write_bytes(b"one")
+    assert post(concepts={"1": ""}).json["concepts"] == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"classes": []}, {"classes": {"": [0, 0, 0]}}, {"classes": {"a": [0, 0]}},
+     {"classes": {"a": [0, 0, 256]}}, {"classes": {"a\n": [True, 0, 0]}}, {"concepts": {"x": "a"}},
+     {"concepts": {"1": 5}}, {"concepts": {"1": "a\u202e"}},
+     {"concepts": {"1": "a" * 61}}, {"concepts": {"1": "\ud800"}}],
+)  # fmt: skip
+def test_names_that_cannot_be_shown_are_refused(body: dict[str, Any], tmp_path: Path) -> None:
+    names = RunNames(run_of(tmp_path))
+    with pytest.raises(InputError):
+        names.write(body)
+    assert not (tmp_path / "annotations" / "names.json").exists()
+
+
+def test_a_damaged_file_of_names_is_not_written_over(tmp_path: Path) -> None:
+    names = RunNames(run_of(tmp_path))
+    names.write({"classes": {"Mitosis": [95, 120, 0]}})
+    path = tmp_path / "annotations" / "names.json"
+    for text in ('{"classes": [', '{"classes": 3}', '{"concepts": []}', '{"concepts": {"": 1}}'):
+        path.write_text(text)
+        assert names.read() == {"classes": {}, "concepts": {}}
+        with pytest.raises(FileError, match=r"names\.json"):
+            names.write({"classes": {"Other": [0, 0, 0]}})
+        assert path.read_text() == text
 
 
 @pytest.mark.parametrize(

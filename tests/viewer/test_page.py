@@ -75,7 +75,7 @@ def test_the_cohort_is_listed_sorted_filtered_and_searched(page: Any, made: Made
     page.get_by_role("searchbox").fill("SLIDE-0")
     expect_count(rows, 1)
     page.get_by_role("searchbox").fill("nothing")
-    expect_text(rows.first, "No slide fits")
+    expect_text(rows.first, "No slide matches")
     page.get_by_role("searchbox").fill("")
     rows.nth(1).locator("a").click()
     page.wait_for_function("() => window.xmil.view?.firstPaint")

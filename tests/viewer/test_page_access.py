@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.viewer.browser import expect_text, open_slide, opened, settle, wait_until_quiet
+from tests.viewer.browser import expect_count, expect_text, open_slide, opened, settle, wait_until_quiet
 
 PAGE = Path(__file__).parents[2] / "page"
 AXE = PAGE / "node_modules" / "axe-core" / "axe.min.js"
@@ -121,6 +121,22 @@ def test_fault_14_scales_and_minimap_leave_the_slide_free(browser: Any, url: str
             legend = page.locator(".colour-bar").bounding_box()
             assert legend["x"] >= 0
             assert legend["x"] + legend["width"] <= width
+
+
+def test_the_list_keeps_its_words_whole_on_a_small_laptop(browser: Any, url: str) -> None:
+    """At 1024 x 768 every column is in sight, and no label is broken within a word."""
+    lines = """(td) => {
+      const range = document.createRange();
+      range.selectNodeContents(td);
+      return range.getClientRects().length;
+    }"""
+    with opened(browser, url, viewport={"width": 1024, "height": 768}) as page:
+        expect_count(page.locator("img.small-map"), 3)
+        box = page.locator("table.slides").bounding_box()
+        assert box["x"] + box["width"] <= 1024
+        for name in ("Label", "Prediction"):
+            cells = page.locator(f"td[data-name={name}]").all()
+            assert [cell.evaluate(lines) for cell in cells] == [1, 1, 1]
 
 
 DEUTERANOPIA = [

@@ -138,6 +138,8 @@ def test_one_concepts_part_stands_in_place_of_the_scores(browser: Any, fresh: Ma
         page.keyboard.press("Enter")
         expect_text(page.locator("[data-concept='1']"), "dark nuclei")
         wait_until_quiet(page)
+        with opened(browser, page.url) as other:  # another reader's browser
+            other.locator(".pane-note", has_text="dark nuclei").wait_for()
         page.reload()
         page.locator(".pane-note", has_text="dark nuclei").wait_for()
         page.locator("select[name=target]").select_option("benign")

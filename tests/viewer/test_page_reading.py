@@ -25,7 +25,7 @@ from tests.viewer.make_run import Made
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
 from xmil.storage import interactions_file
-from xmil.viewer.app import AnnotationFiles
+from xmil.viewer.annotations import AnnotationFiles
 from xmil.viewer.collection import Collection
 
 EDGE = 256
@@ -139,8 +139,8 @@ def test_own_classes_are_offered_and_long_lists_are_searched(browser: Any, url: 
             "() => window.xmil.view.marks.annotations.some((note) => note.kind === 'Mitosis')"
         )
         wait_until_quiet(page)
-        page.reload()
-        page.wait_for_function("() => window.xmil.view?.firstPaint")
+    with opened(browser, url, reader="ben") as page:  # another browser, another slide
+        open_slide(page, url, 1)
         page.keyboard.press("5")
         assert "Mitosis" in page.locator("select[name=kind] option").all_inner_texts()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from tests.viewer.browser import (
     whisker,
 )
 from tests.viewer.given_scores import grid, write_run
-from xmil.heatmaps import SIGNED, Scale
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
 
@@ -63,7 +63,7 @@ def colour_of(page: Any, i: int) -> Any:
     return pixels(page)[round(y), round(x)]
 
 
-def test_the_cohort_has_one_scale_and_small_maps_its_colours(run: Path) -> None:
+def test_the_cohort_has_one_scale_and_small_maps_their_places_on_it(run: Path) -> None:
     app = create_app(Collection([run]))
     found = ask(app, "/api/scales-0.json").json
     assert found["slides"] == 2
@@ -74,8 +74,9 @@ def test_the_cohort_has_one_scale_and_small_maps_its_colours(run: Path) -> None:
     place = next(i for i, c in enumerate(columns) if (c["method"], c["target"]) == ("lrp", "tumour"))
     for key, times in ((0, 1.0), (1, 3.0)):
         small = np.asarray(Image.open(io.BytesIO(ask(app, f"/api/slides/{key}/small-0-{place}.png").body)))
-        wanted = Scale(-high, high, True, SIGNED).paint(times * tailed(int(times), 0.88))
-        np.testing.assert_allclose(small.reshape(N, 4)[:, :3], wanted[:, :3], atol=1)
+        share = np.clip(times * tailed(int(times), 0.88) / high, -1, 1)
+        np.testing.assert_allclose(small.reshape(N, 4)[:, 0], 127.5 * (1 + share), atol=0.51)
+        assert (small.reshape(N, 4)[:, 3] == 255).all()
     assert ask(app, "/api/scales-9.json").status == 404
 
 
@@ -99,6 +100,30 @@ def test_weak_scatter_is_told_from_the_strongest(browser: Any, run: Path) -> Non
         np.testing.assert_allclose(colour_of(page, WEAK), red_blue(scores[WEAK] / high), atol=4)
         page.locator("[data-clip=auto]").click()
         expect_text(page.locator(".bar-warning"), times)
+
+
+@pytest.mark.parametrize(
+    ("palette", "strongest"), [("rdbu", [178, 24, 43]), ("puor", [179, 88, 6]), ("prgn", [27, 120, 55])]
+)
+def test_list_and_wall_have_the_chosen_colours(
+    browser: Any, run: Path, palette: str, strongest: list[int]
+) -> None:
+    kept = json.dumps(json.dumps({"palette": palette}))
+    with served(Collection([run])) as url, opened(browser, url) as page:
+        page.evaluate(f"() => localStorage.setItem('xmil:display', {kept})")
+        page.reload()
+        page.wait_for_function("() => document.querySelectorAll('img.small-map')[1]?.naturalWidth > 0")
+        small = page.locator("img.small-map").nth(1)
+        ground = small.evaluate("(node) => getComputedStyle(node).backgroundColor")
+        assert ground == "rgba(0, 0, 0, 0)"  # white would be coloured as the strongest score
+        box = small.bounding_box()
+        x = box["x"] + (STRONG % COLUMNS + 0.5) * box["width"] / COLUMNS
+        y = box["y"] + (STRONG // COLUMNS + 0.5) * box["height"] / (N // COLUMNS)
+        np.testing.assert_allclose(pixels(page)[int(y), int(x)], strongest, atol=4)
+        page.locator(".to-wall").click()
+        frame = page.locator(f".wall-patch[data-key='1'][data-index='{STRONG}']").first
+        rgb = frame.evaluate("(node) => getComputedStyle(node).borderTopColor")
+        assert rgb == f"rgb({', '.join(map(str, strongest))})"
 
 
 def test_red_is_one_class_in_the_list_and_the_slide_has_its_colours(browser: Any, run: Path) -> None:

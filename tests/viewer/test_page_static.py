@@ -56,6 +56,11 @@ def test_a_served_copy_has_list_pictures_the_wall_and_a_policy(browser: Any, pla
         assert page.evaluate("() => window.xmil.view.display.clip") == "cohort"
 
 
+def test_a_copy_has_nothing_of_studies(copy: Path) -> None:
+    assert not [path for path in copy.rglob("*") if path.name.startswith("study")]
+    assert "study" not in (copy / "index.html").read_text(encoding="utf-8")
+
+
 def test_a_copy_opened_as_a_file_says_what_to_do(browser: Any, copy: Path) -> None:
     with opened(browser, (copy / "index.html").as_uri(), expect_errors=True) as page:
         expect_text(page.locator("#app"), "python -m http.server")

@@ -27,7 +27,7 @@ READERS = [
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.setenv("XMIL_SYNC", "0")
     run, slides = write_cases(tmp_path, 5, edge=TISSUE)
-    settings = {"readers": ["anna", "ben"], "practice": 1, "washout_days": 0.0, "repeats": 1}
+    settings = {"readers": ["anna", "ben"], "practice": 1, "washout_days": 0.0, "repeats": 1, "seed": 0}
     return make_study([run], slides=slides, plan=make_plan(settings), out=tmp_path / "study")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ ROUTES = [
     "/api/scales-0.json",
     "/api/wall-0-0.json",
     "/api/agreement-0.json",
+    "/api/names-0.json",
     "/api/slides/0/slide.json",
     "/api/slides/0/evidence-0.bin",
     "/api/slides/0/thumbnail.jpeg",
@@ -46,6 +48,7 @@ ROUTES = [
     "/api/slides/0/annotations-ann.json",
     "/tiles/0/9/0_0.jpeg",
 ]
+WRITABLE = re.compile("annotations-|names-")
 
 
 @pytest.fixture(scope="module")
@@ -254,10 +257,10 @@ def test_other_methods_are_refused(open_app: Any, method: str) -> None:
     for route in (*ROUTES, "/", "/api/slides/0/whatif"):
         refused = ask(open_app, route, method=method)
         allowed = {"POST"} if route.endswith("whatif") else {"GET", "HEAD"}
-        allowed |= {"POST"} if "annotations" in route else set()
+        allowed |= {"POST"} if WRITABLE.search(route) else set()
         assert refused.status == 405
         assert set(refused.headers["allow"].split(", ")) == allowed
-    for route in (route for route in ROUTES if "annotations" not in route):
+    for route in (route for route in ROUTES if not WRITABLE.search(route)):
         assert ask(open_app, route, method="POST", headers=JSON, body=b"{}").status == 405
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -277,6 +278,8 @@ def test_the_command_line_makes_and_reports_a_study(
     text = (out / "report" / "report.html").read_text(encoding="utf-8")
     assert "ben" in text
     assert "<script" not in text
+    assert re.search(r"Attention, after minus Attention, before", text)
+    assert not re.search(r"\b(lrp|attention)\b", text)
     assert (
         main(["study", "init", str(tmp_path), "--slides", str(slides), "--plan", str(plan), "--out", "x"])
         == 2

@@ -14,8 +14,19 @@ import numpy as np
 import pytest
 
 from tests.viewer.asking import Answer, ask
-from tests.viewer.reading_room import CLASSES, Simulated, answers_to, commit, read_all, study_of
-from xmil.viewer.study import Study, open_study
+from tests.viewer.given_scores import write_run
+from tests.viewer.reading_room import (
+    CLASSES,
+    Simulated,
+    answers_to,
+    commit,
+    read_all,
+    study_of,
+    write_cases,
+)
+from xmil.viewer.server import Rules
+from xmil.viewer.study import Study, make_study, open_study
+from xmil.viewer.study.plan import make_plan
 from xmil.viewer.study.site import COOKIE, create_study_app
 
 ARMS = [{"name": "secret-plain"}, {"name": "secret-shown", "method": "lrp", "prediction": True}]
@@ -52,7 +63,7 @@ def committed(study: Study, state: dict[str, Any], diagnosis: str = "tumour") ->
 
 
 def everything(app: Any, study: Study, reader: str) -> list[tuple[str, int, bytes]]:
-    """All that the server says to a reader now, whatever the reader asks for."""
+    """All that the server says to a reader now, headers and all, whatever the reader asks for."""
     n = len(study.deal(reader))
     targets = ["/api/state.json"]
     for number in range(n + 1):
@@ -66,7 +77,7 @@ def everything(app: Any, study: Study, reader: str) -> list[tuple[str, int, byte
         "/api/openapi.json",
     ]
     answers = [(target, get(app, study, target, reader)) for target in targets]
-    return [(target, answer.status, answer.body) for target, answer in answers]
+    return [(t, a.status, json.dumps(a.headers).encode() + a.body) for t, a in answers]
 
 
 def twist(study: Study, folder: Path) -> Study:
@@ -113,6 +124,80 @@ def test_a_reader_never_learns_arm_method_slide_or_label(study: Study) -> None:
     text = b"".join(seen)
     for secret in ("secret", "lrp", "attention", "case-0", "patient", "repeat", str(study.folder)):
         assert secret.encode() not in text, secret
+
+
+def test_what_is_wrong_with_a_file_tells_neither_slide_nor_arm(study: Study) -> None:
+    """Slides and evidence that are gone, damaged or of other methods: readers learn that, and no name."""
+    slides, evidence = study.slides, study.folder / "evidence" / "run"
+    whole = {path: path.read_bytes() for path in (*slides.iterdir(), *evidence.iterdir())}
+
+    def damage(how: str) -> None:
+        for path, content in whole.items():
+            path.unlink(missing_ok=True)
+            path.write_bytes(b"II*\0" + content[4:64] if how == "damaged" else content)
+            if how == "gone":
+                path.unlink()
+            elif how == "foreign" and path.parent == evidence:
+                write_run(study.folder, path.stem, {("ig", "cyst"): np.ones(48, np.float32)}, coords=None)
+                (study.folder / "slides" / path.name).rename(path)
+
+    seen = b""
+    while (state := get(create_study_app(study), study, "/api/state.json").json)["case"] is not None:
+        for how in ("gone", "damaged", "foreign"):
+            damage(how)
+            answers = everything(create_study_app(study), study, "anna")
+            seen += b"".join(body for _, status, body in answers if status != 404)
+            body = {**committed(study, state), "commit": False}
+            answer = post(create_study_app(study), study, body)
+            seen += answer.body
+            state["revision"] += answer.status == 200 or state["case"]["stage"] == "after"
+        damage("whole")
+        post(create_study_app(study), study, committed(study, state))
+    assert b"cannot be" in seen
+    for secret in ("secret", "lrp", "attention", "cyst", "case-0", "parquet", ".tif", str(study.folder)):
+        assert secret.encode() not in seen, secret
+
+
+def test_a_prediction_that_an_arm_does_not_show_is_not_sent_with_its_evidence(tmp_path: Path) -> None:
+    """Evidence for the predicted class: the same bytes whatever the prediction, where scores are the same."""
+    study = study_of(tmp_path, n=2, practice=0, arms=[{"name": "evidence", "method": "lrp"}])
+    folder = tmp_path / "other"
+    shutil.copytree(study.folder, folder)
+    about = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    for answer in (case["answers"]["run"] for case in about["cases"]):
+        answer["predicted"] = CLASSES[1 - CLASSES.index(answer["predicted"])]
+    (folder / "study.json").write_text(json.dumps(about), encoding="utf-8")
+    sent = []
+    for each in (study, open_study(folder)):
+        app = create_study_app(each)
+        state = post(app, each, committed(each, get(app, each, "/api/state.json").json)).json
+        assert state["case"]["info"]["sets"][0]["columns"][0]["target"] == "the model's answer"
+        sent.append(everything(app, each, "anna"))
+    assert sent[0] == sent[1]
+
+
+def test_the_order_cannot_be_worked_out_from_the_program(tmp_path: Path) -> None:
+    """Without a seed a secret one is drawn; a seed of the plan gives the same orders again."""
+    run, slides = write_cases(tmp_path, 12)
+    plans = [{"readers": ["anna"], "practice": 0}] * 2 + [{"readers": ["anna"], "practice": 0, "seed": 7}] * 2
+    studies = [
+        make_study([run], slides=slides, plan=make_plan(plan), out=tmp_path / f"study-{i}")
+        for i, plan in enumerate(plans)
+    ]
+    drawn, again, *named = [[study.case(r).slide for r in study.deal("anna")] for study in studies]
+    assert drawn != again
+    assert named[0] == named[1]
+    assert open_study(studies[0].folder).deal("anna") == studies[0].deal("anna")
+
+
+def test_over_the_network_nothing_is_sent_without_the_token(study: Study) -> None:
+    app = create_study_app(study, rules=Rules("0.0.0.0", "a-long-token"))  # noqa: S104  # not bound
+    assert {status for _, status, _ in everything(app, study, "anna")} == {401}
+    code = json.dumps({"code": study.codes["anna"]}).encode()
+    headers = {"content-type": "application/json"}
+    assert ask(app, "/api/enter", method="POST", headers=headers, body=code).status == 401
+    headers |= {"authorization": "Bearer a-long-token"}
+    assert ask(app, "/api/enter", method="POST", headers=headers, body=code).json["reader"] == "anna"
 
 
 def test_tissue_is_sent_for_the_open_case_and_the_one_just_answered(study: Study) -> None:

@@ -7,13 +7,14 @@ import { annotation, contentOf, originOf, readGeoJson, type Annotation, type Imp
 import type { Tool } from "./drawing";
 import { boxOf, patchesIn, type Point, type Polygon } from "./geometry";
 import { factLines, factsInside, sizeText } from "./measures";
-import { askKind, askReader, ownKinds, typedIn } from "./readers";
+import { askKind, askReader, typedIn } from "./readers";
 import { asReader, givenReader, type AnnotationStorage } from "./storage";
 import type { Evidence } from "../evidence/evidence";
 import type { Layout } from "../evidence/overlay";
 import type { Run, SlideInfo } from "../server/api";
 import type { PanelName } from "../slide/panels";
 import type { Bounds } from "../slide/viewport";
+import { ownKinds } from "../state/names";
 import type { SlideState, Store } from "../state/store";
 
 /** What the panel needs of the page. */
@@ -52,6 +53,11 @@ export class NotesPanel {
     return this.view.store.state.annotations;
   }
 
+  /** The classes that readers have added to those of the page. */
+  private get kinds(): ReturnType<typeof ownKinds> {
+    return ownKinds(this.view.run.name, this.view.info.kinds);
+  }
+
   private get focused(): string | null {
     return this.view.store.state.focused;
   }
@@ -72,7 +78,7 @@ export class NotesPanel {
   }
 
   private note(polygons: Polygon[], shape: Shape = "area"): Annotation {
-    return { ...annotation("", this.kind, polygons, shape), colour: colourOf(this.kind, ownKinds()) };
+    return { ...annotation("", this.kind, polygons, shape), colour: colourOf(this.kind, this.kinds) };
   }
 
   /** Does something under the reader's name, which is asked for before the first annotation. */
@@ -231,10 +237,10 @@ export class NotesPanel {
 
   /** The classes there are, and the way to one of one's own. */
   private kindSelect(label: string, kind: string, choose: (kind: string) => void, props: { name: string }): HTMLElement {
-    const names = [...new Set([...KINDS, ...ownKinds(), ...this.notes.map((note) => ({ name: note.kind })), { name: kind }].map(({ name }) => name))];
+    const names = [...new Set([...KINDS, ...this.kinds, ...this.notes.map((note) => ({ name: note.kind })), { name: kind }].map(({ name }) => name))];
     const options = [...names.map((name) => ({ value: `=${name}`, text: name })), { value: "new", text: "New class…" }];
     const change = async (value: string) => {
-      const chosen = value === "new" ? await askKind(this.view.element) : value.slice(1);
+      const chosen = value === "new" ? await askKind(this.view.element, this.view) : value.slice(1);
       if (chosen !== null) choose(chosen);
       this.refresh();
     };
@@ -358,7 +364,7 @@ export class NotesPanel {
       view.show("whatif");
       void view.whatif.apply(facts!.patches, action);
     };
-    const kind = this.kindSelect("Class of this annotation", note.kind, (v) => this.edit(note, { kind: v, colour: this.notes.find((other) => other.kind === v)?.colour ?? colourOf(v, ownKinds()) }), { name: "note-kind" });
+    const kind = this.kindSelect("Class of this annotation", note.kind, (v) => this.edit(note, { kind: v, colour: this.notes.find((other) => other.kind === v)?.colour ?? colourOf(v, this.kinds) }), { name: "note-kind" });
     const locked = Boolean(note.rest?.isLocked);
     const lock = el("input", { type: "checkbox", checked: locked, name: "locked", onchange: () => this.edit(note, { rest: { ...note.rest, isLocked: !locked } }) });
     const editing = view.store.state.tool === "vertices";

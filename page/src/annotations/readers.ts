@@ -1,8 +1,9 @@
-/** Who reads, and which classes they use: asked for when they are needed, kept in this browser. */
+/** Who reads, and which classes they use: asked for when they are needed. */
 
-import { KINDS, SPARE, type Rgb } from "../colours";
+import { KINDS, SPARE } from "../colours";
 import { button, el, openDialog } from "../dom";
-import { store, stored } from "../state/settings";
+import type { SlideInfo } from "../server/api";
+import { keepNames, ownKinds, type NamesHost } from "../state/names";
 import { WORDS } from "../words";
 import { asReader } from "./storage";
 
@@ -32,25 +33,17 @@ export function askReader(parent: HTMLElement, known: readonly string[]): Promis
   return askLine(parent, { title: "Who is reading?", text, label: "Name", refusal: "A name has 1 to 40 letters or digits; - and _ may be in it.", offers: known }, asReader);
 }
 
-export interface Kind {
-  name: string;
-  colour: Rgb;
-}
-
-const OWN = "xmil:kinds";
-
-/** The classes that readers have added in this browser. */
-export function ownKinds(): Kind[] {
-  const known = stored<Kind[]>(OWN);
-  return Array.isArray(known) ? known.filter((kind) => kind && typeof kind.name === "string" && Array.isArray(kind.colour)) : [];
-}
-
-/** Asks for a class of one's own; it is offered from then on. */
-export async function askKind(parent: HTMLElement): Promise<string | null> {
-  const about = { title: "New class", text: "It is offered in this browser from now on, and goes with the annotations into their files.", label: "Class", refusal: "A class needs a name." };
+/** Asks for a class of one's own; it is offered from then on, to all readers of the run. */
+export async function askKind(parent: HTMLElement, host: NamesHost & { readonly info: SlideInfo }): Promise<string | null> {
+  const where = host.run.live ? "with this run, to all its readers," : "in this browser";
+  const about = { title: "New class", text: `It is offered ${where} from now on, and goes with the annotations into their files.`, label: "Class", refusal: "A class needs a name." };
   const name = await askLine(parent, about, (text) => text.trim() || null);
-  const [own, all] = [ownKinds(), [...KINDS, ...ownKinds()]];
-  if (name !== null && !all.some((kind) => kind.name === name)) store(OWN, [...own, { name, colour: SPARE[own.length % SPARE.length] }]);
+  const own = ownKinds(host.run.name, host.info.kinds);
+  if (name !== null && ![...KINDS, ...own].some((kind) => kind.name === name)) {
+    const colour = SPARE[own.length % SPARE.length];
+    host.info.kinds = { ...host.info.kinds, [name]: colour };
+    await keepNames(host, 0, { classes: { [name]: colour } });
+  }
   return name;
 }
 

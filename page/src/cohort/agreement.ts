@@ -1,7 +1,7 @@
 /** What readers have drawn on the slides of a run against its evidence: overall, and slide by slide. */
 
 import { el, put, select } from "../dom";
-import { plural, WORDS } from "../words";
+import { methodName, plural, WORDS } from "../words";
 import type { Run } from "../server/api";
 import { getAgreement, type Agreement } from "../server/cohort";
 import { slideHash } from "../state/address";
@@ -37,9 +37,9 @@ export class AgreementView {
       const own = summary.filter((line) => `${line.method}\n${line.target}` === group);
       const cells = MEASURES.map(([name]) => own.find((line) => line.measure === name)!);
       const { method, target, chance } = own.find((line) => line.measure === "dice")!;
-      return [method, target, ...cells.map((line) => (line.low === null ? share(line.mean) : `${share(line.mean)} [${share(line.low)}, ${share(line.high)}]`)), share(chance), String(cells[0].cases)];
+      return [methodName(method), target, ...cells.map((line) => (line.low === null ? share(line.mean) : `${share(line.mean)} [${share(line.low)}, ${share(line.high)}]`)), share(chance), String(cells[0].cases)];
     });
-    const each = rows.map((row) => [link(row.slide_id), row.reader || "–", row.method, row.target, ...MEASURES.map(([name]) => share(row[name])), share(row.chance), `${row.marked} of ${row.patches}`]);
+    const each = rows.map((row) => [link(row.slide_id), row.reader || "–", methodName(row.method), row.target, ...MEASURES.map(([name]) => share(row[name])), share(row.chance), `${row.marked} of ${row.patches}`]);
     const titles = MEASURES.map(([, title]) => title);
     put(
       this.tables,

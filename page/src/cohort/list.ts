@@ -6,7 +6,7 @@ import { rowVerdict } from "../evidence/certificate";
 import { thumbnailUrl, type Run, type SlideRow } from "../server/api";
 import { getColumns, getScales, smallUrl, type CohortScale, type CohortScales, type ColumnName } from "../server/cohort";
 import { slideHash, type ViewState } from "../state/address";
-import { chooseColumn, cohortBar, columnChooser, columnOf, stateFor } from "./scale";
+import { chooseColumn, chosenPalette, cohortBar, columnChooser, columnOf, paletteFilter, stateFor } from "./scale";
 import { listedSlides, listHash, natural, PAGE, type ListState, type PageStore } from "../state/page";
 
 const COLUMNS: [keyof SlideRow, string][] = [["id", "Slide"], ["label", WORDS.label], ["predicted", WORDS.prediction], ["probability", "Probability"], ["correct", "Correct"], ["verdict", WORDS.faithfulness], ["n", "Patches"]];
@@ -52,7 +52,7 @@ export class Cohort {
     const column = columnOf(this.columns, this.page.state);
     if (this.scale === null || slide.n === null) return null;
     const { method, target } = this.columns[column];
-    const image = el("img", { loading: "lazy", alt: "", class: "small-map", title: `${methodName(method)}: evidence for ${target}` });
+    const image = el("img", { loading: "lazy", alt: "", class: "small-map", title: `${methodName(method)}: evidence for ${target}`, style: { filter: paletteFilter(chosenPalette(this.page.state)) } });
     image.onerror = () => image.remove();
     image.src = smallUrl(slide.key, 0, column);
     return image;
@@ -79,7 +79,7 @@ export class Cohort {
       this.drawEvidence(scales);
       this.refresh();
     };
-    put(this.evidence, columnChooser("Small maps", this.columns, column, choose), cohortBar(this.columns[column], this.scale), el("span", { class: "muted" }, "One scale for all slides"));
+    put(this.evidence, columnChooser("Small maps", this.columns, column, choose), cohortBar(chosenPalette(this.page.state), this.columns[column], this.scale), el("span", { class: "muted" }, "One scale for all slides"));
   }
 
   private drawConfusion(): void {
@@ -135,7 +135,7 @@ export class Cohort {
     put(this.body, ...rows.slice(0, this.state.length).map((slide) => this.row(slide)));
     this.more.hidden = rows.length <= this.state.length;
     this.counted.textContent = this.sentence(rows);
-    if (!rows.length) put(this.body, el("tr", {}, el("td", { colSpan: COLUMNS.length + 1, class: "muted none" }, "No slide fits.")));
+    if (!rows.length) put(this.body, el("tr", {}, el("td", { colSpan: COLUMNS.length + 1, class: "muted none" }, "No slide matches the search and filters.")));
   }
 
   private sentence(rows: SlideRow[]): string {
@@ -209,7 +209,7 @@ export function confusion(run: Run, chosen: { label: string; predicted: string }
     const count = known.filter((slide) => slide.label === label && slide.predicted === predicted).length;
     const on = chosen.label === label && chosen.predicted === predicted;
     const press = () => (on ? choose("", "") : choose(label, predicted));
-    const text = `${count} slides of ${label} predicted ${predicted}`;
+    const text = `${plural(count, "slide")} with label ${label}, predicted ${predicted}`;
     return el("td", { class: label === predicted ? "agree" : "" }, button(String(count), press, { ariaPressed: String(on), ariaLabel: text, title: text, disabled: !count, data: { label, predicted } }));
   };
   const head = el("tr", {}, el("th", { scope: "col" }, "Label \\ prediction"), ...classes.map((name) => el("th", { scope: "col" }, name)));

@@ -1,11 +1,13 @@
 /** What red means over the cohort: one chosen class, on one scale, in the list and on the wall. */
 
-import { el, select } from "../dom";
+import { PALETTES } from "../colours";
+import { el, select, svg } from "../dom";
 import { plainBar } from "../evidence/legend";
 import { FAR } from "../evidence/evidence";
 import type { CohortScale, ColumnName } from "../server/cohort";
 import type { ViewState } from "../state/address";
 import type { PageState, PageStore } from "../state/page";
+import { initialDisplay } from "../state/settings";
 import { formatNumber, methodName } from "../words";
 
 /** The column that was looked at last, else the last class of the first method. */
@@ -32,10 +34,27 @@ export function columnChooser(label: string, columns: readonly ColumnName[], col
   return el("label", { class: "field" }, el("span", {}, label), select("Evidence", options, String(column), choose, { name: "column" }));
 }
 
+/** The colours that were chosen last, for the list and the wall too. */
+export function chosenPalette({ carried }: PageState): string {
+  return carried?.display.palette ?? initialDisplay().palette;
+}
+
+/** A filter, in the page from then on, that gives small grey maps the colours of a palette. */
+export function paletteFilter(id: string): string {
+  const name = `small-map-${id}`;
+  if (!document.getElementById(name)) {
+    const { diverging } = PALETTES.find((palette) => palette.id === id) ?? PALETTES[0];
+    const channels = ["R", "G", "B"].map((letter, c) => svg(`feFunc${letter}`, { type: "table", tableValues: diverging.map((stop) => (stop[c] / 255).toFixed(4)).join(" ") }));
+    const filter = svg("filter", { id: name, "color-interpolation-filters": "sRGB" }, svg("feComponentTransfer", {}, ...channels));
+    document.body.append(svg("svg", { width: 0, height: 0, "aria-hidden": "true", class: "hidden-text" }, filter));
+  }
+  return `url(#${name})`;
+}
+
 /** The legend of all small maps and frames. */
-export function cohortBar({ ends }: ColumnName, { high, lowest, highest }: CohortScale): HTMLElement {
+export function cohortBar(palette: string, { ends }: ColumnName, { high, lowest, highest }: CohortScale): HTMLElement {
   const ticks = [`${lowest < -high ? "≤ " : ""}${formatNumber(-high)}`, "0", `${highest > high ? "≥ " : ""}${formatNumber(high)}`];
   const times = Math.max(-lowest, highest) / high;
   const warning = times > FAR ? el("div", { class: "bar-warning" }, `⚠ Strongest score: ${formatNumber(times, 2)} times this scale`) : null;
-  return el("div", { class: "colour-bar cohort-bar", role: "img", ariaLabel: `Colours: from ${ticks[0]} (${ends[0]}) to ${ticks[2]} (${ends[1]}), one scale for all slides` }, ...plainBar("rdbu", true, ends, ticks), warning);
+  return el("div", { class: "colour-bar cohort-bar", role: "img", ariaLabel: `Colours: from ${ticks[0]} (${ends[0]}) to ${ticks[2]} (${ends[1]}), one scale for all slides` }, ...plainBar(palette, true, ends, ticks), warning);
 }

@@ -3,7 +3,7 @@
 import { el, put, select } from "../dom";
 import { css, LAST, rgbTable } from "../colours";
 import { formatNumber, methodName, plural, WORDS } from "../words";
-import { chooseColumn, cohortBar, columnChooser, columnOf, stateFor } from "./scale";
+import { chooseColumn, chosenPalette, cohortBar, columnChooser, columnOf, stateFor } from "./scale";
 import { patchUrl, type Run } from "../server/api";
 import { getColumns, getScales, getWall, type CohortScales, type ColumnName, type Wall, type WallPatch } from "../server/cohort";
 import { slideHash } from "../state/address";
@@ -48,7 +48,7 @@ export class WallView {
       this.bar,
       runs.length > 1 && select(WORDS.run, runs, String(run), (v) => void this.choose(Number(v)), { name: "run" }),
       this.columns.length > 0 && columnChooser("Evidence", this.columns, column, choose),
-      scale && cohortBar(this.columns[column], scale),
+      scale && cohortBar(chosenPalette(this.page.state), this.columns[column], scale),
     );
   }
 
@@ -96,7 +96,7 @@ export class WallView {
     const column = this.columns[this.which.column];
     const state = { ...stateFor(column), panes: [{ run, method: wall.method, target: wall.target }], panel: "patch", picked: index };
     const limit = this.scales[wall.method]?.high ?? 1;
-    const borderColor = css(rgbTable("rdbu", true), (LAST / 2) * (1 + Math.max(-1, Math.min(1, score / limit))));
+    const borderColor = css(rgbTable(chosenPalette(this.page.state), true), (LAST / 2) * (1 + Math.max(-1, Math.min(1, score / limit))));
     const name = slide?.id ?? `slide ${key}`;
     const image = slide?.image ? el("img", { src: patchUrl(key, run, index), alt: "", loading: "lazy", width: 96, height: 96 }) : el("span", { class: "no-thumb" });
     const label = `Patch ${index} of ${name}, score ${formatNumber(score)}`;

@@ -7,7 +7,7 @@ import type { ChoiceHost, Layer, LayerData } from "./layers";
 import { Layout } from "./overlay";
 import { patchCanvas } from "./patches";
 import { getConcept, getConcepts, type Concept } from "../server/api";
-import { store, stored } from "../state/settings";
+import { conceptName, keepNames } from "../state/names";
 
 /** The concept that is chosen, else the strongest; null where the concepts are of another map. */
 function conceptOf(evidence: Evidence, data: LayerData, chosen: string): Concept | null {
@@ -18,19 +18,6 @@ function conceptOf(evidence: Evidence, data: LayerData, chosen: string): Concept
 
 function chosenIn({ concepts }: LayerData, chosen: string): Concept | null {
   return concepts?.concepts.find(({ concept }) => String(concept) === chosen) ?? concepts?.concepts[0] ?? null;
-}
-
-// Names that readers give: kept in this browser, for all slides of the run.
-
-const namesKey = (run: string): string => `xmil:concepts:${location.origin}:${run}`;
-
-function namesOf(run: string): Record<string, string> {
-  return stored<Record<string, string>>(namesKey(run)) ?? {};
-}
-
-function conceptName(run: string, concept: number): string {
-  const name = namesOf(run)[concept];
-  return typeof name === "string" && name ? name : `Concept ${concept}`;
 }
 
 export const conceptsLayer: Layer = {
@@ -52,11 +39,11 @@ export const conceptsLayer: Layer = {
     if (!data.concepts) return "Fetching the concepts…";
     const concept = conceptOf(evidence, data, chosen);
     if (!concept) return `The concepts are those of ${methodName(data.concepts.method)} for ${data.concepts.target}.`;
-    return `The map, its histogram and its patches show what of each score goes through ${conceptName(run, concept.concept)}: ${formatNumber(concept.sum)} of ${formatNumber(data.concepts.total)} over the slide. ${formatNumber(data.concepts.rest)} goes through no concept.`;
+    return `The map, its histogram and its patches show what of each score goes through ${conceptName(run, evidence.choice.run, concept)}: ${formatNumber(concept.sum)} of ${formatNumber(data.concepts.total)} over the slide. ${formatNumber(data.concepts.rest)} goes through no concept.`;
   },
   note(evidence, data, chosen, run) {
     const concept = conceptOf(evidence, data, chosen);
-    return concept && data.concept.has(concept.concept) ? `Only what goes through ${conceptName(run, concept.concept)}` : null;
+    return concept && data.concept.has(concept.concept) ? `Only what goes through ${conceptName(run, evidence.choice.run, concept)}` : null;
   },
   replace(evidence, data, chosen) {
     const concept = conceptOf(evidence, data, chosen);
@@ -65,7 +52,7 @@ export const conceptsLayer: Layer = {
   },
   chooser(evidence, data, chosen, host) {
     const current = conceptOf(evidence, data, chosen);
-    return current && data.concepts ? el("div", {}, list(evidence, data.concepts.concepts, current, host), nameField(current, host)) : null;
+    return current && data.concepts ? el("div", {}, list(evidence, data.concepts.concepts, current, host), nameField(evidence, current, host)) : null;
   },
 };
 
@@ -76,17 +63,19 @@ function list(evidence: Evidence, concepts: Concept[], current: Concept, { info,
     const { concept, sum, patch } = each;
     const row = button("", () => choose(String(concept)), { class: "concept", ariaPressed: String(each === current), data: { concept } });
     if (layout && info.image) row.append(patchCanvas(info, layout.x[patch], layout.y[patch], layout.edge, 48));
-    row.append(el("span", { class: "concept-name" }, conceptName(run.name, concept)), el("span", { class: "number" }, formatNumber(sum)));
+    row.append(el("span", { class: "concept-name" }, conceptName(run.name, evidence.choice.run, each)), el("span", { class: "number" }, formatNumber(sum)));
     return row;
   });
   return el("div", { class: "concept-list", role: "group", ariaLabel: "Concepts" }, ...rows);
 }
 
-function nameField({ concept }: Concept, { run, changed }: ChoiceHost): HTMLElement {
-  const input = el("input", { type: "text", name: "concept-name", value: namesOf(run.name)[concept] ?? "", placeholder: `Concept ${concept}`, maxLength: 60, ariaLabel: `Name of concept ${concept}` });
+function nameField(evidence: Evidence, current: Concept, host: ChoiceHost): HTMLElement {
+  const { concept } = current;
+  const [shown, unnamed] = [conceptName(host.run.name, evidence.choice.run, current), `Concept ${concept}`];
+  const input = el("input", { type: "text", name: "concept-name", value: shown === unnamed ? "" : shown, placeholder: unnamed, maxLength: 60, ariaLabel: `Name of concept ${concept}` });
   input.addEventListener("change", () => {
-    store(namesKey(run.name), { ...namesOf(run.name), [concept]: input.value.trim() });
-    changed();
+    current.name = input.value.trim() || null;
+    void keepNames(host, evidence.choice.run, { concepts: { [concept]: input.value.trim() } }).then(() => host.changed());
   });
   return el("label", { class: "row" }, "Name", input);
 }

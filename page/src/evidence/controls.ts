@@ -148,7 +148,7 @@ export class Controls {
       if (entry === undefined) return [label];
       const [data, chosen] = [layers.of(evidence.choice.run), entry.slice(layer.name.length + 1)];
       const choose = (value: string) => store.set({ layers: [...others, `${layer.name}:${value}`] });
-      const chooser = layer.chooser?.(evidence, data, chosen, { info, run, choose, changed: () => this.refreshNumbers() });
+      const chooser = layer.chooser?.(evidence, data, chosen, { info, run, say: this.view.say, choose, changed: () => this.refreshNumbers() });
       return [label, chooser ?? null, el("p", { class: "muted small" }, layer.legend(evidence, data, chosen, run.name, display))];
     });
     put(this.layers, el("h2", {}, "Layers"), ...rows);

@@ -5,7 +5,8 @@ import type { Layout, Transform } from "./overlay";
 import { decidingLayer, outlineLayer, pairsLayer, unsureLayer } from "./patch_layers";
 import { conceptsLayer } from "./concepts";
 import { insideLayer } from "./inside";
-import type { ConceptList, InsideMaps, PairSets, Run, SlideInfo } from "../server/api";
+import type { ConceptList, InsideMaps, PairSets, SlideInfo } from "../server/api";
+import type { NamesHost } from "../state/names";
 import type { Display } from "../state/settings";
 
 /** What is fetched for layers, by slide and run. */
@@ -53,9 +54,8 @@ export interface Layer {
 }
 
 /** What a chooser is drawn from. */
-export interface ChoiceHost {
+export interface ChoiceHost extends NamesHost {
   readonly info: SlideInfo;
-  readonly run: Pick<Run, "name">;
   choose(value: string): void;
   changed(): void;
 }

@@ -1,6 +1,7 @@
 /** Maps of what a what-if left: asked for by question, shown where that question is the present one. */
 
 import { withoutPatches, type Evidence, type LeftMaps } from "./evidence";
+import { methodName } from "../words";
 import { postExplain, type LeftScores, type Run, type Scores, type SlideInfo } from "../server/api";
 import type { SlideState, Store } from "../state/store";
 
@@ -57,7 +58,7 @@ export class LeftExplanations {
   /** Why no map of what is left can be made of this evidence; null where one can. */
   refusal({ choice, column }: Evidence): string | null {
     if (choice.minus) return "A difference of maps cannot be explained again; choose one map.";
-    return column.kind === "scores" ? null : `${choice.method} stands beside the scores; choose the scores themselves.`;
+    return column.kind === "scores" ? null : `${methodName(choice.method)} is not a map of scores; choose the scores themselves.`;
   }
 
   underWay(evidence: Evidence): Asking | null {

@@ -56,7 +56,7 @@ export function unsure(evidence: Evidence): Uint8Array | null {
 const RULES: Record<string, string> = {
   stable: "the method is not sure of the sign",
   "standard error": "the score is within three standard errors of zero",
-  spread: "the score is within one standard deviation of the models of zero",
+  spread: "the score is less than one standard deviation over the models away from zero",
 };
 
 export const unsureLayer: Layer = {

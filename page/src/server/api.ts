@@ -1,5 +1,6 @@
 /** What the server or the exported folder holds, and how it is fetched. */
 
+import type { Rgb } from "../colours";
 import type { CohortScales } from "./cohort";
 
 export interface SlideRow {
@@ -144,6 +145,8 @@ export interface SlideInfo {
   image: { width: number; height: number; tile_size: number; overlap: number; levels: number; finest?: number; bounds?: [number, number, number, number] } | null;
   mpp: number | null;
   magnification: number | null;
+  /** Classes of annotations that readers have added, with their colours. */
+  kinds?: Record<string, Rgb>;
   sets: EvidenceSet[];
 }
 
@@ -256,9 +259,10 @@ export interface InsideMaps {
   maps: InsideMap[];
 }
 
-/** A concept: what of the output goes through it, and its strongest patch on the slide. */
+/** A concept: its name where it has one, what of the output goes through it, and its strongest patch on the slide. */
 export interface Concept {
   concept: number;
+  name: string | null;
   sum: number;
   patch: number;
 }
@@ -342,6 +346,17 @@ export async function postNotes(key: number, reader: string, revision: number, d
   const response = await request(notesUrl(key, reader), { method: "POST", headers: { "Content-Type": "application/json" }, body, keepalive: new Blob([body]).size < OUTLIVING });
   if (response.status === 409) return { revision, conflict: (await response.json()) as StoredNotes };
   return { revision: ((await (await requireOk(response)).json()) as { revision: number }).revision, conflict: null };
+}
+
+/** Names of concepts by their numbers, and classes of annotations with their colours. */
+export interface Names {
+  classes: Record<string, Rgb>;
+  concepts: Record<string, string>;
+}
+
+/** Names something for all readers of a run. */
+export async function postNames(run: number, names: Partial<Names>): Promise<void> {
+  await requireOk(await request(`api/names-${run}.json`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(names) }));
 }
 
 export async function json<T>(url: string): Promise<T> {

@@ -34,7 +34,6 @@ from xmil.evaluate import choose_method
 from xmil.methods import METHODS, ZeroMapError, explain, explain_classes
 from xmil.models import MILModel
 from xmil.network import Network, frozen
-from xmil.storage import make_folder
 
 PACKAGE = Path(__file__).parents[1]
 EXPLAINING = (
@@ -248,7 +247,6 @@ class ForeignScores(MethodEntry):
 
 def export_exam(exam: Exam, folder: Path) -> Path:
     """Write what a foreign program needs: bags with checksums as .npz, and the weights beside them."""
-    make_folder(folder)
     stem = f"{exam.problem}--{exam.model_name.replace(':', '-')}--{exam.repetition}"
     path = folder / f"{stem}.npz"
     arrays = {

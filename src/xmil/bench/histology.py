@@ -20,6 +20,7 @@ import numpy.typing as npt
 from xmil.bench.digits import for_and_against
 from xmil.bench.problems import SPLITS, LabelledBag, ListedProblem, read_arrays, read_table
 from xmil.bench.tissue import HOLDS, MORE, STATISTICS, embedder
+from xmil.core.budget import open_picture
 from xmil.core.errors import FileError, InputError
 from xmil.core.text import parse_xml
 from xmil.data import read_bag
@@ -121,9 +122,7 @@ def _split(labels: Sequence[int], run: int) -> dict[str, Rows]:
 
 def cut(image: Path, centres: Floats, *, patch: int = PATCH) -> npt.NDArray[np.uint8]:
     """Squares around the centres (n, patch, patch, 3), reflected at the border."""
-    from PIL import Image
-
-    with Image.open(image) as opened:
+    with open_picture(image, width=7) as opened:
         pixels = np.asarray(opened.convert("RGB"))
     half = patch // 2
     padded = np.pad(pixels, ((half, half), (half, half), (0, 0)), mode="reflect")

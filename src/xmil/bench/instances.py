@@ -7,12 +7,14 @@ leaves on all its instances) acts on images if there are any and they were encod
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ from torch import Tensor
 from xmil.bench.digits import BAG_SIZE, DIGITS, Codes, DigitTask, draw_rows
 from xmil.bench.problems import SHARES, SPLITS, read_arrays
 from xmil.core.bag import FloatArray
+from xmil.core.budget import check_budget
 from xmil.core.errors import FileError, InputError, absent, check_names
 from xmil.core.registry import Registry
 
@@ -217,29 +220,39 @@ def mark_images(images: Images) -> Images:
 def read_idx(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
     """Read an IDX file of unsigned bytes, plain or gzipped."""
     try:
-        data = Path(path).read_bytes()
-        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        with open(path, "rb") as plain:
+            packed = plain.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else open(path, "rb") as stream:
+            shape = _idx_shape(stream, path)
+            expected = math.prod(shape)
+            check_budget(expected, "the images", path)
+            data = stream.read(expected + 1)
     except FileNotFoundError:
         raise FileError(absent(path)) from None
     except (OSError, EOFError, zlib.error) as error:
         raise FileError(f"{path}: cannot be read ({error}).") from None
-    if len(data) < 4 or data[:2] != b"\x00\x00":
-        raise FileError(f"{path}: not an IDX file (its first two bytes must be zero); download it again.")
-    if data[2] != UNSIGNED_BYTES:
+    if len(data) != expected:
+        less = f"only {len(data):,}" if len(data) < expected else "more"
         raise FileError(
-            f"{path}: an IDX file of type 0x{data[2]:02x}; only unsigned bytes (0x08) are images or labels."
-        )
-    start = 4 + 4 * data[3]
-    if len(data) < start:
-        raise FileError(f"{path}: cut off within the header; download it again.")
-    shape = tuple(int(n) for n in np.frombuffer(data, dtype=">u4", count=data[3], offset=4))
-    expected = int(np.prod(shape, dtype=np.int64))
-    if len(data) - start != expected:
-        raise FileError(
-            f"{path}: {shape} declares {expected:,} bytes, but {len(data) - start} follow the header; "
+            f"{path}: {shape} declares {expected:,} bytes, but {less} follow the header; "
             "the file is damaged, download it again."
         )
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+
+
+def _idx_shape(stream: IO[bytes] | gzip.GzipFile, path: str | PathLike[str]) -> tuple[int, ...]:
+    """Read the header of an IDX file: the length of each axis."""
+    head = stream.read(4)
+    if len(head) < 4 or head[:2] != b"\x00\x00":
+        raise FileError(f"{path}: not an IDX file (its first two bytes must be zero); download it again.")
+    if head[2] != UNSIGNED_BYTES:
+        raise FileError(
+            f"{path}: an IDX file of type 0x{head[2]:02x}; only unsigned bytes (0x08) are images or labels."
+        )
+    lengths = stream.read(4 * head[3])
+    if len(lengths) < 4 * head[3]:
+        raise FileError(f"{path}: cut off within the header; download it again.")
+    return tuple(int(n) for n in np.frombuffer(lengths, dtype=">u4"))
 
 
 @dataclass(frozen=True)

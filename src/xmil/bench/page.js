@@ -2,6 +2,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const colours = JSON.parse(document.getElementById("colours").textContent);
+const titles = JSON.parse(document.getElementById("names").textContent);
 const make = (tag, text, cls) => { const e = document.createElement(tag); if (text !== undefined) e.textContent = text; if (cls) e.className = cls; return e; };
 const number = (v, d = 3) => v === null || v === undefined ? "–" : v.toFixed(d);
 const colour = (m) => colours[m.split(/[:@]/)[0]] || "#0072B2";
@@ -35,7 +36,7 @@ function drawTable(suite, state) {
     names = [...names].sort((a, b) => state.down ? value(b) - value(a) : value(a) - value(b));
   }
   for (const name of names) {
-    const tr = make("tr", undefined, kindOf(suite, name)); tr.append(make("td", name));
+    const tr = make("tr", undefined, kindOf(suite, name)); tr.append(make("td", titles[name] ?? name));
     for (const c of suite.columns) {
       const cell = cellOf(c, name, state.measure);
       const td = make("td");
@@ -62,8 +63,8 @@ function drawPlot(suite, state, column) {
   const svg = document.createElementNS(NS, "svg"); svg.setAttribute("width", width); svg.setAttribute("height", names.length * step + 22);
   const add = (tag, set, text) => { const e = document.createElementNS(NS, tag); for (const k in set) e.setAttribute(k, set[k]); if (text !== undefined) e.textContent = text; svg.append(e); };
   names.forEach((m, i) => {
-    const y = i * step + 9, c = cells[i];
-    add("text", { x: left - 6, y: y + 3, "text-anchor": "end" }, m.length > 16 ? m.slice(0, 15) + "…" : m);
+    const y = i * step + 9, c = cells[i], title = titles[m] ?? m;
+    add("text", { x: left - 6, y: y + 3, "text-anchor": "end" }, title.length > 16 ? title.slice(0, 15) + "…" : title);
     add("line", { x1: left, x2: width - 8, y1: y, y2: y, stroke: "var(--line)" });
     if (c.low !== null) add("line", { x1: x(c.low), x2: x(c.high), y1: y, y2: y, stroke: colour(m), "stroke-width": 2 });
     add("circle", { cx: x(c.estimate), cy: y, r: 3.5, fill: colour(m) });
@@ -87,7 +88,7 @@ function drawCost(suite, into) {
   const table = make("table"), head = make("tr"); ["method", "forward passes", "ms a bag"].forEach((t) => head.append(make("th", t))); table.append(head);
   for (const m of methodsOf(suite)) {
     const rows = suite.columns.map((c) => rowOf(c, m)).filter(Boolean), tr = make("tr");
-    tr.append(make("td", m), make("td", number(mean(rows.map((r) => r.forward_passes)), 1)), make("td", number(1000 * mean(rows.map((r) => r.seconds_per_bag)), 2))); table.append(tr);
+    tr.append(make("td", titles[m] ?? m), make("td", number(mean(rows.map((r) => r.forward_passes)), 1)), make("td", number(1000 * mean(rows.map((r) => r.seconds_per_bag)), 2))); table.append(tr);
   }
   into.append(table, make("p", "All classes of a bag, mean over the columns; the time of the method over the time of one forward pass over the same bags, measured beside it. These two figures vary from run to run."));
 }

@@ -24,7 +24,9 @@ from xmil.bench.training import Fitted, learn
 from xmil.core.background import background_of
 from xmil.core.errors import InputError
 from xmil.models import MILModel
-from xmil.storage import RUN, RunFolder, provenance, read_run, start_manifest
+from xmil.storage import RUN, RunFolder, check_folder, provenance, read_run, start_manifest
+
+EXPORT = "bench --export"  # the kind of a folder of bags and models for programs elsewhere
 
 
 def ignore(text: str, done: int = 0, total: int = 0) -> None:
@@ -60,7 +62,11 @@ def measure(request: Request, out: Path, say: Say = ignore) -> tuple[bool, list[
 def export(request: Request, out: Path, folder: Path, say: Say = ignore) -> list[Path]:
     """Write the bags and models of the suites for programs elsewhere; train models that are missing."""
     models, plan, run = request.model_entries(), request.plan(), _folder(out, request)
-    with run.claim():
+    try:
+        check_folder(folder, EXPORT)
+    except InputError as error:
+        raise InputError(str(error).replace("out=", "export=")) from None
+    with RunFolder(folder, EXPORT, request.settings(), mixed=True).open({}), run.claim():
         if not (out / RUN).is_file():
             start_manifest(out, run.kind)
             run.write({})

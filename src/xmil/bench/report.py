@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from xmil.bench.folder import Folder, Unit
-from xmil.bench.verdicts import draws_of, learned_repetitions, summary_of
+from xmil.bench.verdicts import OURS, draws_of, learned_repetitions, row_title, summary_of
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import FileError, InputError
 from xmil.core.explanation import CARDS
@@ -100,7 +100,7 @@ def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
         "Means with 95 % intervals, bags and repetitions drawn with replacement; on tissue whole patients. "
         f"Fewer than {FEWEST} units have none. Green: the highest mean of a column, which may be no better "
         f"than the next: differences below {SMALLEST:g} count as none. The oracle and the rows that are "
-        "wrong on purpose (random, constant, lrp_flipped) cannot win. Click a heading to sort. Download: "
+        "wrong on purpose (Random, constant, lrp_flipped) cannot win. Click a heading to sort. Download: "
         '<a id="save" href="#" download="results.json">these '
         f"figures</a>{FILES if beside else ''}."
     )
@@ -113,10 +113,17 @@ def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
         *map(_suite, summary["suites"]),
         _across(summary["across"]) if summary["across"] else "",
         _json({name: method_colour(name) for name in CARDS}, "colours"),
+        _json({name: row_title(name) for name in _rows(summary)}, "names"),
         _json(slim(summary), "data"),
         tag("script", Html(script)),
         style=STYLE,
     )
+
+
+def _rows(summary: dict[str, Any]) -> list[str]:
+    """The rows of all columns."""
+    columns = [column for suite in summary["suites"] for column in suite["columns"]]
+    return list(dict.fromkeys(row["method"] for column in columns for row in column["rows"]))
 
 
 def slim(value: Any) -> Any:
@@ -177,7 +184,7 @@ def _suite(suite: dict[str, Any]) -> Html:
         _details("Plots", drawn["plot"], is_open=len(suite["columns"]) <= FEW),
         tag("h3", "Who leads"),
         *_verdicts(suite),
-        tag("h3", "Where lrp, the default, is behind"),
+        tag("h3", f"Where {row_title(OURS)}, the default, is behind"),
         bullets(suite["weak_spots"]) or tag("p", "In no column of this suite."),
         tag("h3", "The suite tested on itself"),
         _details(state, tag("ul", *lines), is_open=failed > 0),

@@ -20,9 +20,9 @@ from xmil.bench.folder import STACK_KEY, Unit
 from xmil.bench.models import all_setups
 from xmil.bench.suites import LEARNED
 from xmil.bench.training import Fitted
-from xmil.bench.verdicts import base_of, learned_repetitions, paper_cell, repetition_means
+from xmil.bench.verdicts import base_of, learned_repetitions, paper_cell, repetition_means, row_title
 from xmil.core.durable import write_atomically
-from xmil.core.explanation import CARDS, card_of
+from xmil.core.explanation import CARDS
 from xmil.core.text import csv_text, markdown_table, text_table
 from xmil.storage import make_folder
 
@@ -208,10 +208,7 @@ FORMATS = {"txt": as_text, "csv": as_csv, "md": as_markdown, "tex": as_latex}
 
 def title_of(method: str) -> str:
     """A method's name in tables."""
-    if method == AUROC:
-        return "Test AUROC"
-    base = base_of(method)
-    return card_of(base).short + method[len(base) :].replace(":", " ")
+    return "Test AUROC" if method == AUROC else row_title(method)
 
 
 def column_title(task: str, model: str) -> str:

@@ -22,6 +22,7 @@ import torch
 from xmil.bench.digits import BAG_SIZE, draw_kinds, draw_rows, for_and_against
 from xmil.bench.problems import SHARES, SPLITS, Block, Problem, read_arrays, read_table
 from xmil.core.bag import FloatArray
+from xmil.core.budget import open_picture
 from xmil.core.errors import FileError, InputError, absent, check_names
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -170,14 +171,14 @@ def _list_images(source: Path, patient: str) -> list[tuple[Path, str, str]]:
 
 
 def _embed_files(embed: Embed, paths: Sequence[Path]) -> FloatArray:
-    from PIL import Image, UnidentifiedImageError
-
     patches = []
     for path in paths:
         try:
-            with Image.open(path) as image:
+            with open_picture(path, width=7) as image:  # its pixels and a copy
                 patches.append(np.asarray(image.convert("RGB").resize((EDGE, EDGE))))
-        except (OSError, UnidentifiedImageError, ValueError) as error:
+        except FileError:
+            raise
+        except (OSError, ValueError, SyntaxError) as error:  # of Pillow, the last for a broken PNG
             raise FileError(f"{path}: not a readable image ({error}).") from None
     return embed(np.stack(patches))
 

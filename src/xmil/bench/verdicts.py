@@ -18,6 +18,7 @@ from xmil.bench.folder import Folder, Unit
 from xmil.bench.measures import Measure
 from xmil.bench.protocol import Protocol, paper_figure
 from xmil.bench.suites import LEARNED, SUITES
+from xmil.core.explanation import card_of
 from xmil.core.text import counted
 from xmil.evaluate.statistics import (
     ALPHA,
@@ -172,16 +173,20 @@ class Verdict:
     def sentence(self) -> str:
         """No more than the figures say."""
         if self.second is None or self.lead is None:
-            return f"{self.best} has {self.mean:.3f}; there is no other row to compare it with."
-        lead = f"{self.lead.estimate:.3f} above {self.second}"
+            return f"{row_title(self.best)} has {self.mean:.3f}; there is no other row to compare it with."
+        lead = f"{self.lead.estimate:.3f} above {row_title(self.second)}"
         sure = f"95 % paired interval {self.lead.low:+.3f} to {self.lead.high:+.3f}"
         if not self.lead.exists:
             sure = why_no_interval(self.units, self.unit) or "no interval: too few values"
-        level = f"not told apart from {', '.join(self.level)}" if self.level else "ahead of every other row"
+        level = "ahead of every other row"
+        if self.level:
+            level = f"not told apart from {', '.join(map(row_title, self.level))}"
         tests = (
             f"paired t-tests over {counted(self.n, self.unit)}, Holm; differences from {self.smallest:g} on"
         )
-        return f"{self.best} has the best mean, {self.mean:.3f}, {lead} ({sure}); {level} ({tests})."
+        return (
+            f"{row_title(self.best)} has the best mean, {self.mean:.3f}, {lead} ({sure}); {level} ({tests})."
+        )
 
 
 def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence[int]) -> Verdict | None:
@@ -358,9 +363,9 @@ def checks(columns: Sequence[Column]) -> list[Check]:
         for name in CONTROLS:
             if best is not None and name in draws.methods:
                 gap = upward(draws.difference(best, name, measure.name), measure)
-                detail = f"{best} less {name}: {gap} by {measure.title}"
+                detail = f"{row_title(best)} less {row_title(name)}: {gap} by {measure.title}"
                 behind = bool(gap.low > 0 if gap.exists else gap.estimate > 0)
-                controls.append(Check(f"{name} is behind the best: {c.where}", behind, detail))
+                controls.append(Check(f"{row_title(name)} is behind the best: {c.where}", behind, detail))
         for method, place in places(draws, measure).items():
             shares.setdefault(method, []).append(place / sum(m != ORACLE for m in draws.methods))
     mean = {method: float(np.mean(values)) for method, values in shares.items()}
@@ -368,10 +373,10 @@ def checks(columns: Sequence[Column]) -> list[Check]:
     if wrong and honest:
         wrong.sort(key=CONTROLS.index)
         worst = max(honest, key=mean.__getitem__)
-        listing = ", ".join(f"{m} {mean[m]:.2f}" for m in [worst, *wrong])
+        listing = ", ".join(f"{row_title(m)} {mean[m]:.2f}" for m in [worst, *wrong])
         last = min(mean[m] for m in wrong) > mean[worst]
         detail = f"mean places (1 is last): {listing}"
-        controls.append(Check(f"{', '.join(wrong)} come last overall", last, detail))
+        controls.append(Check(f"{', '.join(map(row_title, wrong))} come last overall", last, detail))
     return oracles + controls
 
 
@@ -435,7 +440,9 @@ def weak_spots(columns: Sequence[Column]) -> list[str]:
             continue
         gap = upward(c.draws.difference(best, OURS, measure.name), measure)
         if best != OURS and gap.is_above(SMALLEST):
-            sentences.append(f"{c.where}: {best} is ahead of {OURS} by {gap} in {measure.title}.")
+            sentences.append(
+                f"{c.where}: {row_title(best)} is ahead of {row_title(OURS)} by {gap} in {measure.title}."
+            )
     return sentences
 
 
@@ -455,6 +462,16 @@ def paper_cell(unit: Unit, row: str) -> float | None:
 def base_of(method: str) -> str:
     """A method's name without preset and output."""
     return method.partition("@")[0].partition(":")[0]
+
+
+def row_title(method: str) -> str:
+    """A row as readers know it, with its preset and output.
+
+    >>> row_title("lrp:paper"), row_title("one_removed")
+    ('LRP paper', 'One removed')
+    """
+    base = base_of(method)
+    return card_of(base).short + method[len(base) :].replace(":", " ")
 
 
 def _bounds(interval: Interval) -> dict[str, float | None]:

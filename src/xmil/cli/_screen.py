@@ -132,7 +132,7 @@ def command_line(*words: object) -> str:
     return shlex.join(map(str, words))
 
 
-OTHERS = ("tissue", "patient")  # parameters of commands without a request
+OTHERS = ("tissue", "patient", "export")  # parameters of commands without a request
 FAILURES = 20  # on the screen; failures.csv has them all
 _SHOWN = 200  # rows of a folder's table
 _COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encoder", "patch edge", "mpp")

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 from xmil.cli._command import command
 from xmil.cli._screen import Screen, as_flags, command_line, costs_said, finished
 from xmil.core.errors import InputError, XmilError
-from xmil.core.request import options
 from xmil.core.text import counted
 from xmil.runs import Listener
 from xmil.runs.requests import ExplainRequest
@@ -170,21 +169,7 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
 
 def run_command(request: ExplainRequest, name: str) -> str:
     """The command that explains the slide with the same options, into a folder of its own."""
-    words: list[Any] = [word for model in request.model for word in ("--model", model)]
-    words += [] if request.features is None else ["--features", request.features]
-    for one in fields(request):
-        value, about = getattr(request, one.name), options(ExplainRequest)[one.name]
-        if one.name in ("model", "features", "out", "slides", "restart", *WORKERS) or value == one.default:
-            continue
-        flag = about.flag or f"--{one.name.replace('_', '-')}"
-        if isinstance(value, bool):
-            words.append(flag if value else f"--no-{one.name.replace('_', '-')}")
-        elif isinstance(value, Mapping):
-            each = [(f"{method}.{key}", v) for method, own in value.items() for key, v in own.items()]
-            texts = [f"{place}={v if isinstance(v, str) else json.dumps(v)}" for place, v in each]
-            words += [word for text in texts for word in (flag, text)]
-        elif value:
-            words += [flag, ",".join(value) if isinstance(value, tuple) else value]
+    words = request.words("out", "slides", "restart", *WORKERS)
     return command_line("xmil", "explain", *words, "--out", run_folder(name))
 
 

@@ -258,9 +258,17 @@ def next_command(results: list[Result], options: dict[str, Any]) -> str:
     if patches := [result for result in folders if result.get("facts", {}).get("instances")]:
         return embedding(Path(patches[0]["path"]), slides[0]["path"] if slides else None)
     if slides and models:
-        encoder = () if models[0]["facts"].get("encoder") else ("--encoder", "ENCODER")
-        inputs = ("--model", models[0]["path"], "--slides", slides[0]["path"])
-        return command_line("xmil", "explain", *inputs, *encoder, "--out", "run")
+        from xmil.runs.slide_features import unrecorded
+
+        facts = models[0]["facts"]
+        flags = {
+            "encoder": ("--encoder", "ENCODER"),
+            "tile_size": ("--tile-size", "PIXELS"),
+            "tile_mpp": ("--tile-mpp", "MICRONS"),
+        }
+        unknown = [flags[name] for name in unrecorded({**facts, **(facts.get("features") or {})})]
+        words = ["--model", models[0]["path"], "--slides", slides[0]["path"], *sum(unknown, ())]
+        return command_line("xmil", "explain", *words, "--out", "run")
     return command_line("xmil", "tile", slides[0]["path"], "--out", "tiles") if slides else ""
 
 

@@ -42,8 +42,11 @@ def split(
     if stratify is not None:
         check_labels(table, stratify)
     name = column or ("fold" if folds is not None else "split")
-    if name in table.columns and not overwrite:
-        raise InputError(f"{cohort}: has a column {name!r} already; pass --overwrite, or --column another.")
+    written = table.names.get(name, name)  # as the table calls it
+    if (name in table.columns or name in table.names.values()) and not overwrite:
+        raise InputError(
+            f"{cohort}: has a column {written!r} already; pass --overwrite, or --column another."
+        )
     if folds is not None:
         done = split_folds(table, folds, stratify=stratify, seed=seed, column=name, sites=sites)
     else:
@@ -58,7 +61,7 @@ def split(
     target = out or cohort
     if target.is_dir():
         raise InputError(f"{target}: is a folder; name the table to write with --out.")
-    done.save(target)
+    done.save_column(name, target)
     cases = done.cases
     sides: dict[str, list[int]] = {}  # rows of each side; of those on none under an empty name
     for row, cell in enumerate(done.column(name)):
@@ -68,9 +71,9 @@ def split(
         for side, rows in sorted(sides.items())
     }
     if as_json:
-        print(json.dumps({"out": str(target), "column": name, "sides": counts}, indent=2))
+        print(json.dumps({"out": str(target), "column": written, "sides": counts}, indent=2))
         return
-    print(f"{target}: wrote {name!r}, split by case ({len(set(cases))} cases, none on two sides)")
+    print(f"{target}: wrote {written!r}, split by case ({len(set(cases))} cases, none on two sides)")
     empty = counts.pop("", None)
     for side, count in counts.items():
         labels = Counter(map(done.column(stratify).__getitem__, sides[side])) if stratify else {}

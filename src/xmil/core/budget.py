@@ -11,8 +11,10 @@ import math
 import os
 import re
 import stat
+import warnings
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -75,6 +77,22 @@ def check_archive(path: Path_) -> int:
         total = sum(member.file_size for member in archive.infolist())
     check_budget(total, "the archive", path)
     return total
+
+
+@contextmanager
+def open_picture(path: Path_, *, width: int) -> Iterator[Any]:
+    """Open a picture by Pillow, once its pixels, of `width` bytes each, stay within the budget."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of bombs and of cut-off files: their errors stay
+        try:
+            opened = Image.open(path)
+        except Image.DecompressionBombError:
+            raise FileError(f"{path}: too large for a plain picture; convert it to a tiled TIFF.") from None
+        with opened as picture:
+            check_budget(width * picture.width * picture.height, "the picture", path)
+            yield picture
 
 
 def read_arrays(path: Path_, *, width: int = 0) -> dict[str, Any]:

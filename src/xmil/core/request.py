@@ -7,6 +7,7 @@ the command line from its options; run.json keeps it, and workers receive it as 
 from __future__ import annotations
 
 import inspect
+import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -129,6 +130,35 @@ class Request:
     def as_dict(self) -> dict[str, Any]:
         """The request in plain types, as run.json keeps it."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    def words(self, *leave_out: str) -> list[str]:
+        """The options that are not at their defaults, as words of a command line.
+
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Draw(Request):
+        ...     run: Path = option("Folder.")
+        ...     clip: float | None = option("Scale.", None)
+        ...     shown: tuple[str, ...] = option("Slides.", (), flag="--names")
+        >>> Draw(run=Path("my run"), shown=("a", "b")).words()
+        ['--run', 'my run', '--names', 'a,b']
+        """
+        defaults, types, words = {f.name: f.default for f in fields(self)}, field_types(type(self)), []
+        for name in sorted(options(type(self)), key=lambda name: defaults[name] is not MISSING):
+            value, about = getattr(self, name), options(type(self))[name]
+            if name in leave_out or value is None or value == () or value == defaults[name]:
+                continue
+            flag = about.flag or f"--{name.replace('_', '-')}"
+            if isinstance(value, bool):
+                words.append(flag if value else f"--no-{name.replace('_', '-')}")
+            elif isinstance(value, Mapping):
+                each = [(f"{method}.{key}", v) for method, own in value.items() for key, v in own.items()]
+                texts = [f"{place}={v if isinstance(v, str) else json.dumps(v)}" for place, v in each]
+                words += [word for text in texts for word in (flag, text)]
+            elif isinstance(value, tuple) and types[name] != tuple[str, ...]:
+                words += [word for one in value for word in (flag, str(one))]
+            else:
+                words += [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+        return words
 
     def settings(self) -> dict[str, Any]:
         """The values that decide results."""

@@ -235,8 +235,9 @@ class Task:
             raise bad_parameter("relative", owner, "left out", spec.relative)
         if spec.reference is not None and not self.takes_reference:
             raise bad_parameter("reference", owner, "left out", spec.reference)
-        values = references(spec.reference, n)
-        if len(values) != n or not all(map(math.isfinite, values)):
+        values = references(spec.reference, 1)  # not n times: n may be what a file claims
+        is_listed = isinstance(spec.reference, Sequence)
+        if (is_listed and len(values) != n) or not all(map(math.isfinite, values)):
             must = "a finite number" + (f", or {n} of them" if n > 1 else "")
             raise bad_parameter("reference", spec.name, must, spec.reference)
         bins = spec.time_bins

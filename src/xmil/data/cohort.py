@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -53,6 +53,7 @@ class Cohort:
     columns: Mapping[str, Cells]
     path: Path | None = None
     inferred: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)  # of columns in the file, where they have others
 
     def __post_init__(self) -> None:
         slides = self.column(SLIDE)
@@ -83,7 +84,7 @@ class Cohort:
     @property
     def taken(self) -> str:
         """Which columns were taken for those used here; empty where they have our names."""
-        return ", ".join(note for note in self.inferred if " from the column " in note)
+        return ", ".join(_taken(self.names))
 
     @property
     def cases(self) -> list[str]:
@@ -109,13 +110,13 @@ class Cohort:
             return sorted(texts)
         if min(numbers) >= 0 and max(numbers) < 1000:
             return [str(index) for index in range(max(numbers) + 1)]
-        return sorted(texts, key=float)
+        return [str(number) for number in sorted(set(numbers))]
 
     def labels(self, name: str) -> IntArray:
         """Class indices (n,), -1 where the cell is empty."""
         index = {text: i for i, text in enumerate(self.classes(name))}
-        cells = [
-            cell if cell is None or (n := _as_integer(cell)) is None else str(n) for cell in self.column(name)
+        cells = [  # 01 and 1.0 are class 1, unless other cells are no numbers
+            cell if cell is None or cell in index else str(_as_integer(cell)) for cell in self.column(name)
         ]
         return np.array([-1 if cell is None else index[cell] for cell in cells], dtype=np.int64)
 
@@ -175,18 +176,13 @@ class Cohort:
 
     def save(self, path: StrPath) -> None:
         """Write the table as CSV, or as Parquet where the name says so; whole or not at all."""
-        if Path(path).suffix.lower() == ".parquet":
-            write_atomically(path, self._write_parquet)
-        else:
-            write_text(path, csv_text(list(self.columns), zip(*self.columns.values(), strict=True)))
+        _write_table(self.columns, Path(path), {SLIDE, CASE, SPLIT, PATH})
 
-    def _write_parquet(self, path: str) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        ids = (SLIDE, CASE, SPLIT, PATH)
-        table = {key: list(cells) if key in ids else typed(cells) for key, cells in self.columns.items()}
-        pq.write_table(pa.table(table), path)
+    def save_column(self, name: str, path: StrPath) -> None:
+        """Write the table as the cohort's file has it, with one column of the cohort added or replaced."""
+        own = read_table(self.path) if self.path is not None and self.path.is_file() else dict(self.columns)
+        table = {**own, self.names.get(name, name): self.column(name)}
+        _write_table(table, Path(path), {SLIDE, CASE, SPLIT, PATH, *self.names.values()})
 
     @property
     def _name(self) -> str:
@@ -228,7 +224,7 @@ def cohort_of(table: Table, path: Path, slide_column: str | None = None) -> Coho
     """A cohort from a table, with the columns under the names used here."""
     if slide_column is not None and slide_column not in table:
         raise FileError(f"{path}: {unknown_name('column', slide_column, table)}")
-    columns, notes = _renamed(table, slide_column)
+    columns, names = _renamed(table, slide_column)
     if SLIDE not in columns:
         by_case = CASE in columns and SPLIT in columns
         paper = " A split by case, as the paper has it, needs metadata= as well." if by_case else ""
@@ -236,17 +232,20 @@ def cohort_of(table: Table, path: Path, slide_column: str | None = None) -> Coho
             f"{path}: no column is named like one of slides ('slide_id', 'filename', 'image', ...). Found: "
             f"{', '.join(table)}. Name it with slide_column=.{paper}"
         )
-    if CASE not in columns:
-        notes.append("no case_id: each slide is a case of its own")
-    return Cohort(columns, path, tuple(notes))
+    alone = () if CASE in columns else ("no case_id: each slide is a case of its own",)
+    return Cohort(columns, path, (*_taken(names), *alone), names)
 
 
-def _renamed(table: Table, slide_column: str | None = None) -> tuple[Table, list[str]]:
-    """The table with columns of slides, cases and splits under our names, and notes on which they were.
+def _taken(names: Mapping[str, str]) -> list[str]:
+    return [f"{name} from the column {alias!r}" for name, alias in names.items()]
+
+
+def _renamed(table: Table, slide_column: str | None = None) -> tuple[Table, dict[str, str]]:
+    """The table with columns of slides, cases and splits under our names, and the names they had.
 
     Names count without case and punctuation. A column of slides that others named may hold paths.
     """
-    columns, notes = dict(table), []
+    columns, names = dict(table), dict[str, str]()
     plain = {name: "".join(letter for letter in name.lower() if letter.isalnum()) for name in table}
     for name, others in _ALIASES.items():
         named = [key for other in others for key in table if plain[key] == other]
@@ -257,8 +256,8 @@ def _renamed(table: Table, slide_column: str | None = None) -> tuple[Table, list
         if name == SLIDE:
             cells = tuple(cell and PureWindowsPath(cell).name for cell in cells)  # of either kind of slash
         columns = {name: cells, **{key: cells for key, cells in columns.items() if key != name}}
-        notes.append(f"{name} from the column {alias!r}")
-    return columns, notes
+        names[name] = alias
+    return columns, names
 
 
 def _as_integer(cell: str) -> int | None:
@@ -292,6 +291,21 @@ def read_table(path: Path) -> Table:
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         why = str(error).splitlines()[0].rstrip(".")
         raise FileError(f"{path}: not a readable Parquet file ({why}); write or copy it again.") from None
+
+
+def _write_table(table: Mapping[str, Cells], path: Path, texts: Collection[str]) -> None:
+    """Write a table as CSV or Parquet; the columns of `texts` stay text there, others get a type."""
+    if path.suffix.lower() != ".parquet":
+        return write_text(path, csv_text(list(table), zip(*table.values(), strict=True)))
+
+    def write(temporary: str) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        cells = {key: list(cells) if key in texts else typed(cells) for key, cells in table.items()}
+        pq.write_table(pa.table(cells), temporary)
+
+    return write_atomically(path, write)
 
 
 def typed(cells: Cells) -> list[Any]:

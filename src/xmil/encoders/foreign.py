@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xmil.core.budget import check_budget
 from xmil.core.errors import CheckpointError, FileError, InputError, absent
 from xmil.core.pickles import check_torch_file
 from xmil.encoders.encoder import Transform
@@ -114,6 +115,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
     tensors = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(f"{path}: holds no weights; give a state dict.")
+    nbytes = sum(value.numel() * value.element_size() for value in tensors.values())
+    check_budget(nbytes, "the weights", path)
     while prefix := next((p for p in PREFIXES if all(key.startswith(p) for key in tensors)), None):
         tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
     return tensors

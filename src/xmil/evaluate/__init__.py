@@ -97,7 +97,7 @@ if TYPE_CHECKING:
         statistics_csv,
         summarise,
     )
-    from xmil.evaluate.survival import SurvivalCurve, concordance, median_halves
+    from xmil.evaluate.survival import SurvivalCurve, concordance, hazard_p, median_halves
     from xmil.evaluate.verdict import Judge, Verdict, judge, judge_cohort
 
 _NAMES = {
@@ -114,7 +114,7 @@ _NAMES = {
     "class_metrics draw_calibration draw_figures draw_roc draw_survival draw_values "
     "prediction_columns r_squared risk_metrics value_metrics write_predictions",
     "report": "FORMATS as_text draw_certificate draw_summary statistics_csv summarise",
-    "survival": "SurvivalCurve concordance median_halves",
+    "survival": "SurvivalCurve concordance hazard_p median_halves",
     "verdict": "KINDS Judge Verdict judge judge_cohort",
 }
 _HOME = {name: f"xmil.evaluate.{module}" for module, names in _NAMES.items() for name in names.split()}
@@ -127,7 +127,8 @@ __all__ = [
     "c_index", "calibration_bins", "calibration_error", "choose", "choose_method", "class_metrics",
     "concordance", "correlation", "covered_by_polygons", "draw_calibration", "draw_certificate",
     "draw_figures", "draw_roc", "draw_summary", "draw_survival", "draw_values", "evaluate_slide",
-    "explain", "explain_classes", "flip", "flip_order", "judge", "judge_cohort", "marked_by_geojson",
+    "explain", "explain_classes", "flip", "flip_order", "hazard_p", "judge", "judge_cohort",
+    "marked_by_geojson",
     "marked_by_mask", "measure_bag", "median_halves", "minimal_set", "necessity", "pointing_game",
     "prediction_columns", "r_squared", "random_band", "random_draws", "randomisation", "ranks",
     "read_polygons", "redrawn", "relevance_mass", "risk_metrics", "score_bag", "score_evidence",

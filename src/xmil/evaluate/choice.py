@@ -23,14 +23,14 @@ from xmil.evaluate.curves import Bags, Flips
 from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_means
 from xmil.evaluate.verdict import FEWEST, FEWEST_CASES, MOST, SMALLEST, Judge
 from xmil.methods import explain as explain_by
-from xmil.methods import list_methods, seeds
+from xmil.methods import explain_targets, list_methods, seeds
 from xmil.network import ForwardFunction, as_bag, as_model
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Floats = npt.NDArray[np.float64]
-AUTO = "auto"
+AUTO, ALL = "auto", "all"
 CONTEXTS = {"contexts": 24, "keep": None}  # sub-bags of all sizes
 AFFORDABLE = 1024  # patches of the median bag up to which sub-bags are a candidate
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {  # the first stays unless another is better
@@ -263,23 +263,24 @@ def explain(
     (3, 'lrp', True)
     """
     how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average}
-    options: dict[str, Any] = {"target": target, "output": output, "device": device, "check": check, **how}
+    options: dict[str, Any] = {"output": output, "device": device, "check": check, **how}
+    targets = None if isinstance(target, str) and target == ALL else [target]
     if method != AUTO:
         if like is not None:
             raise InputError("like= is for method='auto', which chooses the method by these bags.")
-        found: Explanation | list[Explanation] = explain_by(model, bag, method=method, **options, **params)
-        return found
+        found = explain_targets(model, bag, targets, method=method, **options, **params)
+        return found if targets is None else found[0]
     model, bag = as_model(model), as_bag(bag)
-    own = target if like is None and target != "all" else None
+    own = target if like is None and targets is not None else None
     choice = choose_method(model, [bag] if like is None else like, target=own, **how)
-    found = explain_by(model, bag, method=choice.method, **options, **{**choice.params, **params})
+    options |= {**choice.params, **params}
     notes = (f"{choice.sentence[:-1]}; {LITTLE}.",) if like is None else ()
     about = {"chosen_by": AUTO, "chosen_on": len(choice.bags)}
-    each = [
+    found = [
         replace(e, params={**e.params, **about}, warnings=(*e.warnings, *notes))
-        for e in (found if isinstance(found, list) else [found])
+        for e in explain_targets(model, bag, targets, method=choice.method, **options)
     ]
-    return each if isinstance(found, list) else each[0]
+    return found if targets is None else found[0]
 
 
 def explain_classes(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> list[Explanation]:

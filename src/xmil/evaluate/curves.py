@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from os import PathLike
 from typing import Any, Unpack
 
@@ -77,6 +78,12 @@ class Curve:
         return f"Curve({kind}, {self.steps} steps, aupc={self.aupc:.6g}, flipped={self.flipped})"
 
 
+@cache
+def _warn_once(line: str) -> None:
+    """Say a line on a network the first time: a cohort opens the same one for each bag."""
+    logger.warning("%s", line)
+
+
 class Flips:
     """Curves of one model, bag and target: the instances are embedded once for all of them.
 
@@ -104,7 +111,7 @@ class Flips:
         self.bag: str | None = getattr(bag, "slide_id", None)
         self.mode = mode
         for line in self.network.trial_warnings:
-            logger.warning("%s", line)
+            _warn_once(line)
         with frozen(self.network.module), torch.no_grad():
             self._parts = open_subsets(self.network, x)
         n_outputs, task = self._parts.full.shape[-1], TASKS[self.network.task]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import Bag
-from xmil.core.budget import check_budget, read_arrays
+from xmil.core.budget import open_picture, read_arrays
 from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
 from xmil.evaluate.statistics import auroc
 from xmil.heatmaps import opened
@@ -209,11 +209,8 @@ def _instance_values(path: Path, n: int) -> Floats:
 
 
 def _read_mask(path: Path) -> npt.NDArray[np.float64]:
-    from PIL import Image
-
     try:
-        with Image.open(path) as picture:
-            check_budget(picture.width * picture.height * 32, "the mask", path)
+        with open_picture(path, width=32) as picture:
             image = np.asarray(picture.convert("RGB") if picture.mode in ("P", "CMYK") else picture)
     except XmilError:
         raise

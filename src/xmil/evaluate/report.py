@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +56,7 @@ PART_LOOKS = (  # greys: red and blue are evidence for and against
 DASHES = ((5, 1), (3, 1, 1, 1), (1, 1), (8, 2), (4, 2, 1, 2, 1, 2))
 LINES = (*STYLES, *((0, dashes) for dashes in DASHES))
 INK = "#111111"
+LETTERS = 105  # of a line above a certificate
 EXPLAINED = {
     "probability": "probability of the predicted class",
     "value": "value minus reference",
@@ -206,9 +208,7 @@ def draw_summary(rows: Sequence[Row], summary: Summary, path: Path) -> None:
         groups = {m: [r for r in measured if (r["method"], r["mode"]) == (m, mode)] for m in summary.methods}
         _draw_curves(axes[0, i], groups, summary.units)
         _draw_boxes(axes[1, i], groups)
-        axes[0, i].set_title(
-            f"instances {'removed' if mode == 'remove' else 'masked with zeros'}", fontsize=11
-        )
+        axes[0, i].set_title(f"patches {'removed' if mode == 'remove' else 'masked with zeros'}", fontsize=11)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)), frameon=False)
     figure.suptitle(f"{summary.counts}; lower is more faithful", fontsize=11)
@@ -234,8 +234,8 @@ def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
     _label_curves(left, f"probability of class {target}" if kind == "probability" else EXPLAINED[kind])
     _legend_below(left, "method (AUPC, verdict)")
     _draw_audits(right, result)
-    title = f"{slide_id}: {len(result.explanations[0])} instances\n{result.headline.sentence}"
-    figure.suptitle(title, fontsize=10, wrap=True)
+    lines = [f"{slide_id}: {counted(len(result.explanations[0]), 'patch')}"]
+    figure.suptitle("\n".join(lines + wrap(result.headline.sentence, LETTERS)), fontsize=10)
     write_figure(figure, path)
 
 
@@ -294,7 +294,7 @@ def _draw_boxes(axis: Axes, groups: dict[str, list[Row]]) -> None:
 def _draw_audits(axis: Axes, result: SlideResult) -> None:
     """Draw the shares of each audited output side by side."""
     audited = [e for e in result.explanations if e.audit is not None]
-    axis.set_title("where the explained output went", fontsize=10)
+    axis.set_title("where the output comes from", fontsize=10)
     if not audited:
         words = "no method here accounts for the output"
         axis.text(0.5, 0.5, words, ha="center", va="center", transform=axis.transAxes)
@@ -322,7 +322,7 @@ def _legend_below(axis: Axes, title: str | None = None) -> None:
 
 
 def _label_curves(axis: Axes, ylabel: str) -> None:
-    axis.set(xlabel="instances dropped, most relevant first (%)", ylabel=ylabel, xlim=(0, 100))
+    axis.set(xlabel="patches taken out, strongest evidence first (%)", ylabel=ylabel, xlim=(0, 100))
     _limit(axis, [value for line in axis.get_lines() for value in np.asarray(line.get_ydata())])
     axis.grid(alpha=0.3)
 

@@ -490,12 +490,17 @@ def scale = scales[measurement]
 getDetectionObjects().each {{ tile ->
     def value = tile.measurements[measurement]
     if (value == null || Double.isNaN(value as double)) return
-    def place = ((value - scale.low) / ((scale.high - scale.low) ?: 1)) * (scale.colours.size() - 1)
-    place = Math.max(0, Math.min(scale.colours.size() - 1, place as double))
-    int below = Math.floor(place) as int
-    int above = Math.min(below + 1, scale.colours.size() - 1)
-    def (low, high) = [scale.colours[below], scale.colours[above]]
-    def mix = (0..2).collect {{ k -> Math.round(low[k] + (place - below) * (high[k] - low[k])) as int }}
+    def colours = scale.colours.split(' ')  // as web pages write them
+    double place = (value - scale.low) / ((scale.high - scale.low) ?: 1) * (colours.size() - 1)
+    place = Math.max(0d, Math.min(colours.size() - 1d, place))
+    int below = (int) Math.floor(place)
+    int low = Integer.parseInt(colours[below], 16)
+    int high = Integer.parseInt(colours[Math.min(below + 1, colours.size() - 1)], 16)
+    def mix = [16, 8, 0].collect {{ bits ->
+        int from = (low >> bits) & 255
+        int to = (high >> bits) & 255
+        (int) Math.round(from + (place - below) * (to - from))
+    }}
     tile.setColor(mix[0], mix[1], mix[2])
 }}
 fireHierarchyUpdate()
@@ -507,8 +512,9 @@ def write_style(path: Path, explanations: Sequence[Explanation], scales: Mapping
     entries = []
     for e in explanations:
         scale = scales[e.column]
-        table = scale.paint(np.linspace(scale.low, scale.high, STOPS))[:, :3].tolist()
-        about = f"[low: {scale.low!r}d, high: {scale.high!r}d, colours: {table}]"
+        table = scale.paint(np.linspace(scale.low, scale.high, STOPS))[:, :3].astype(np.uint8)
+        colours = table.tobytes().hex(" ", 3)  # one text: lists of numbers would fill a method of the JVM
+        about = f"[low: {scale.low!r}d, high: {scale.high!r}d, colours: '{colours}']"
         entries.append(f"    {_groovy(e.column)}: {about},")
     first = explanations[0]
     words = {"slide": (first.bag or "the slide").replace("\n", " "), "first": _groovy(first.column)}

@@ -43,7 +43,9 @@ nav a { margin-right: 1rem; color: inherit; }
 # After a page's own style: a phone shows it without scrolling sideways.
 PHONE = """
 @media (max-width: 40rem) { table { display: block; overflow-x: auto; } th, td { padding: .25rem .4rem; }
-  th, td, .words td:first-child, .figures td { white-space: normal; overflow-wrap: anywhere; } }
+  th, td, td:not(:first-child), .figures td { white-space: normal; overflow-wrap: break-word; }
+  .words th, .words td, .words td:first-child { white-space: normal; overflow-wrap: anywhere; }
+  .words th, .words td { min-width: 2.4em; } }
 """
 
 

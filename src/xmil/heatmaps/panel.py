@@ -32,6 +32,7 @@ from xmil.slides.slide import Box, Slide
 DPI = 200
 FORMATS = ("png", "pdf", "svg")
 GREY, INK = "#555555", "#111111"
+WARNING = "#8F3A00"  # as in the viewer
 SMALLEST = 0.62  # share of the size asked for; text that still does not fit is cut short
 NARROWEST = 30  # units that a column's words need
 EDGE, ACROSS, FRAME = 224, 8, 5  # pixels of a patch, patches in a row, pixels of colour around each
@@ -78,7 +79,7 @@ class PanelColumn:
     scale: Scale | None = None
     ends: tuple[str, str] = ("", "")
     lines: tuple[Lines, ...] = ()  # over each of the images
-    note: str = ""  # below the colour bar
+    note: str = ""  # a warning below the colour bar
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ class Sheet:
         lines = wrap(column.note, max(1, int(letters)))  # in one line while it fits made smaller
         for k, line in enumerate(lines):
             lower = words + round((1.25 + 1.2 * k) * u)
-            self.text(line, 0.85, centre, lower, width=wide, ha="center", color=GREY)
+            self.text(line, 0.85, centre, lower, width=wide, ha="center", color=WARNING)
         return len(lines)
 
 

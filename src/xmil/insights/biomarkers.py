@@ -27,7 +27,7 @@ import numpy.typing as npt
 from xmil.core.bag import FloatArray, IntArray
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
-from xmil.evaluate import SurvivalCurve, marked_by_geojson, median_halves
+from xmil.evaluate import SurvivalCurve, hazard_p, marked_by_geojson, median_halves
 from xmil.evaluate.statistics import Interval, bootstrap, rank_correlation, spearman, unit_means
 
 MICRON = 1e-3  # millimetres
@@ -233,7 +233,10 @@ def read_number(cell: Any) -> float:
 
 @dataclass(frozen=True)
 class SurvivalSplit:
-    """Hazard ratio per standard deviation with its 95 % interval, and a log-rank test at the median."""
+    """Hazard ratio per standard deviation with its 95 % interval, its score test, and one of the halves.
+
+    Both p-values are of permutations of cases (`hazard_p`).
+    """
 
     hazard_ratio: Interval
     cox_p: float
@@ -248,6 +251,7 @@ def survival_of(
     events: npt.ArrayLike,
     *,
     cases: Sequence[str] | None,
+    seed: int = 0,
 ) -> SurvivalSplit:
     """Cox regression on one biomarker (lifelines), and a log-rank test of its halves.
 
@@ -273,8 +277,9 @@ def survival_of(
     ratio = Interval(
         *(float(row[key]) for key in ("exp(coef)", "exp(coef) lower 95%", "exp(coef) upper 95%"))
     )
-    _, log_rank_p = median_halves(x, t, e, units=range(len(x)))
-    return SurvivalSplit(ratio, float(row["p"]), log_rank_p, len(x), int(e.sum()))
+    halves = x > np.median(x)
+    cox_p, log_rank_p = (hazard_p(own, t, e, units=range(len(x)), seed=seed) for own in (x, halves))
+    return SurvivalSplit(ratio, cox_p, log_rank_p, len(x), int(e.sum()))
 
 
 def survival_curves(

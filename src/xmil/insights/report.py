@@ -387,7 +387,7 @@ def _figures(a: Association) -> tuple[str, str, str, str]:
 def _biomarkers(findings: Findings) -> Html:
     if not findings.biomarkers:
         return Html()
-    has_p = any("p of it" in row for row in findings.biomarkers.values())
+    has_p = any("permutation p" in row for row in findings.biomarkers.values())
     return join([
         tag("h2", "Biomarkers from the maps"),
         tag(

@@ -298,12 +298,12 @@ def _write_biomarkers(cohort: _Cohort) -> dict[str, dict[str, str]]:
                 row[f"Spearman with {cause}"] = str(interval)
         if cohort.outcome is not None:
             try:
-                split = survival_of(values, *cohort.outcome, cases=cohort.cases)
+                split = survival_of(values, *cohort.outcome, cases=cohort.cases, seed=run.request.seed)
             except XmilError:
                 row["hazard ratio per SD"] = "not estimated"
             else:
                 row["hazard ratio per SD"] = str(split.hazard_ratio)
-                row |= {"p of it": f"{split.cox_p:.2g}", "log-rank p": f"{split.log_rank_p:.2g}"}
+                row |= {"permutation p": f"{split.cox_p:.2g}", "log-rank p": f"{split.log_rank_p:.2g}"}
         table[name] = row
     header = list(dict.fromkeys(key for row in table.values() for key in row))
     rows = [(name, *(row.get(key) for key in header)) for name, row in table.items()]

@@ -1,6 +1,6 @@
 """Layer-wise relevance propagation on operations: works on any module, patches none."""
 
-from xmil.lrp.engine import HOOKS, Engine, Relevance, Trace, hooked, innermost_module, record, trace
+from xmil.lrp.engine import COMPARE, HOOKS, Engine, Relevance, Trace, hooked, innermost_module, record, trace
 from xmil.lrp.marks import part_of_bag
 from xmil.lrp.operations import (
     FUNCTION_RULES,
@@ -16,6 +16,7 @@ from xmil.lrp.values import Flow, fetch, scaled_gradient, with_gradient_of
 from xmil.lrp import replay, rules  # isort: skip  # registers the rules, which need the names above
 
 __all__ = [
+    "COMPARE",
     "FUNCTION_RULES",
     "HOOKS",
     "RULES",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
 from os import PathLike
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,42 +44,17 @@ from xmil.network import (
     open_network,
 )
 
-ALL, PREDICTED = "all", "predicted"
+PREDICTED = "predicted"  # the target of that name, as None is
 PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
 RECORDED = ("call", "company_from", "baseline_digest")  # in `e.params`; they change nothing when passed
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 
 
-@overload
 def explain(
-    model: nn.Module | str | PathLike[str], bag: Bags, *, target: Literal["all"], **options: Any
-) -> list[Explanation]: ...
-
-
-@overload
-def explain(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> Explanation: ...
-
-
-def explain(
-    model: nn.Module | str | PathLike[str],
-    bag: Bags,
-    *,
-    method: str = "lrp",
-    target: Any = None,
-    output: str | None = None,
-    forward: ForwardFunction | None = None,
-    returns: str | None = None,
-    average: int | None = None,
-    device: str | None = None,
-    check: bool = True,
-    **params: Any,
-) -> Explanation | list[Explanation]:
-    """One score per instance for one target, by a named method; parameters as for `xmil.explain`."""
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
-    how["check"] = check
-    targets = None if isinstance(target, str) and target == ALL else [_named_target(target)]
-    found = explain_targets(model, bag, targets, method=method, output=output, **how, **params)
-    return found if targets is None else found[0]
+    model: nn.Module | str | PathLike[str], bag: Bags, *, target: Any = None, **options: Any
+) -> Explanation:
+    """One score per instance for one target, by a named method; options as for `xmil.explain`."""
+    return explain_targets(model, bag, [target], **options)[0]
 
 
 def explain_classes(
@@ -102,11 +77,6 @@ def explain_classes(
     how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
     how["check"] = check
     return explain_targets(model, bag, None, method=method, output=output, **how, **params)
-
-
-def _named_target(target: Any) -> Any:
-    """The target as users of the command line name it: "predicted" is None."""
-    return None if isinstance(target, str) and target == PREDICTED else target
 
 
 def one_method(method: Any, params: dict[str, Any]) -> str:
@@ -141,9 +111,6 @@ def explain_targets(
     *,
     method: str = "lrp",
     output: str | None = None,
-    forward: ForwardFunction | None = None,
-    returns: str | None = None,
-    average: int | None = None,
     device: str | None = None,
     check: bool = True,
     **params: Any,
@@ -151,11 +118,10 @@ def explain_targets(
     """An explanation for each target, or each class, from one forward pass if the method allows it."""
     if device is not None:
         model, bag = as_model(model), as_bag(bag)
-        how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "output": output}
-        how["check"] = check
         with on_device(model, device) as place:
             bag = bag.to(place) if isinstance(bag, Tensor) else bag
-            return explain_targets(model, bag, targets, method=method, **how, **params)
+            return explain_targets(model, bag, targets, method=method, output=output, check=check, **params)
+    call = {name: params.pop(name, None) for name in ("forward", "returns", "average")}
     method = one_method(method, params)
     entry = METHODS[method]
     if "baseline_digest" in params and isinstance(params.get("baseline"), str):
@@ -166,13 +132,15 @@ def explain_targets(
     if output is not None and output not in kinds:
         raise unknown_name(f"output of {method}", output, kinds)
     bag = as_bag(bag)
-    network, x = open_network(model, bag, forward=forward, returns=returns, average=average)
+    network, x = open_network(model, bag, **call)
     if (reason := entry.supports(network)) is not None:
         able = [name for name in METHODS if METHODS[name].supports(network) is None]
         raise UnsupportedError(
             f"The method {method!r} cannot explain {network.name}: {reason}. "
             f"Those that can: {', '.join(able)}."
         )
+    if targets is not None:
+        targets = [None if isinstance(target, str) and target == PREDICTED else target for target in targets]
     question = Question(targets, output, network, default=entry.outputs[0])
     size = x.numel() * x.element_size() if x.device.type == "cpu" else 0
     with reused_memory(size), frozen(network.module), torch.inference_mode(False), torch.enable_grad():

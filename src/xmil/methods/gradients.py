@@ -11,6 +11,7 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
+from xmil.lrp import COMPARE
 from xmil.methods.method import (
     Attribution,
     Attributions,
@@ -26,8 +27,9 @@ STEPS = 50  # of integrated gradients, by default
 WARNED_GAP, ROUNDING = 0.05, 1e-3  # of the change to account for, and of the output
 ALL_ZERO = (
     "Every score is zero: the output has no gradient at these instances, as behind a threshold or with "
-    "rounded weights. Compare with method='single' or 'one_removed'."
+    "rounded weights. Compare with method='one_added' or 'single'."
 )
+NO_DERIVATIVE = "WarnNotImplemented"  # torch's name for a step that it cannot differentiate, as in int8
 INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
 
 
@@ -128,8 +130,8 @@ def integrated_gradients(
     centre = find_baseline(baseline, strength, network=network, x=x, method="ig")
     start = torch.zeros_like(x) if centre is None else centre.shift.expand_as(x).contiguous()
     with torch.enable_grad():
-        probe = network(x.detach().requires_grad_(True))
-    _check_gradient(network, probe)
+        probe = network(leaf := x.detach().requires_grad_(True))
+    _check_gradient(network, probe, leaf)
     logits = probe.detach()
     del probe  # and its graph
     with torch.no_grad():
@@ -156,7 +158,7 @@ def _from_gradients(network: Network, x: Tensor, question: Question, score: Scor
     x = x.detach().requires_grad_(True)
     with torch.enable_grad():
         logits = network(x)
-        _check_gradient(network, logits)
+        _check_gradient(network, logits, x)
         outputs = question.outputs(logits)
         scores = _scores(logits, x, outputs, score)
     logits = logits.detach()
@@ -168,8 +170,19 @@ def _from_gradients(network: Network, x: Tensor, question: Question, score: Scor
     return Attributions(logits, attributions)
 
 
-def _check_gradient(network: Network, logits: Tensor) -> None:
-    if not logits.requires_grad:
-        raise UnsupportedError(
-            f"The output of {network.name} has no gradient: it is constant, or computed under no_grad."
-        )
+def _check_gradient(network: Network, logits: Tensor, x: Tensor) -> None:
+    """Refuse logits that no gradient leads from to the bag."""
+    steps = [] if logits.grad_fn is None else [logits.grad_fn]
+    seen = set(steps)
+    while steps:
+        step = steps.pop()
+        if getattr(step, "variable", None) is x:
+            return
+        inputs = () if step.name().endswith(NO_DERIVATIVE) else step.next_functions
+        new = {each for each, _ in inputs if each is not None} - seen
+        seen |= new
+        steps += new
+    raise UnsupportedError(
+        f"The output of {network.name} has no gradient at the bag: it is constant, computed under no_grad or "
+        f"in int8. Use {COMPARE}"
+    )

@@ -255,6 +255,9 @@ def open_network(model: Any, bag: Any, **options: Unpack[CallOptions]) -> tuple[
     x = as_tensor(bag, network)
     network.companions = Companions.of(bag, x.shape[1])
     returns, average = options.get("returns"), options.get("average")
+    if returns is None and network.model is None:
+        returns = getattr(network.module, "returns", None)
+        returns = returns if isinstance(returns, str) else None
     if returns is not None and returns not in RETURNS:
         raise unknown_name("kind of output for returns", returns, RETURNS)
     if average is not None and (isinstance(average, bool) or not isinstance(average, int) or average < 1):

@@ -56,10 +56,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROUNDING = 1e-5  # of the logits: what rounding on parallel devices may change between two passes
-MASK_ROUNDING = 1e-3  # of the logits: between a masked bag and the bag of what the mask keeps
+LOW_PRECISION = 1e-3  # of the logits: what rounding in low precision, or another order of sums, may change
 FEW_INSTANCES = 64  # on which the two shapes of a bag are compared
 OTHER_SIZE = 61  # instances of a second bag, if there are many: no usual width of a layer
 MOST_WIDTHS, MOST_INSTANCES = 6, 256  # how many widths and instances are tried to explain a failed call
+IN_A_RUN = " (in a run, build a module whose forward does so)"  # after advice to pass forward=
 T = TypeVar("T")
 
 
@@ -98,7 +99,7 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
         if fewer is not None and fewer.shape[1] == n - 1:
             raise InputError(
                 f"{network.name} returned a number for each instance, not logits of the bag; pass forward= "
-                "to join them, such as forward=lambda net, x: net(x).mean(dim=1)."
+                f"to join them, such as forward=lambda net, x: net(x).mean(dim=1){IN_A_RUN}."
             )
     if network.changed_buffers:
         names = ", ".join(network.changed_buffers[:3])
@@ -110,7 +111,7 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
     if network.forward is None and (flag := training_flag(network.module)) is not None:
         network.trial_warnings += (
             f"{network.name}.forward has {flag}=True by default, and is explained with that; if it should "
-            f"not train here, pass forward=lambda net, x: net(x, {flag}=False).",
+            f"not train here, pass forward=lambda net, x: net(x, {flag}=False){IN_A_RUN}.",
         )
     _check_mask(network, x)
     _check_optional_companions(network, x)
@@ -118,7 +119,7 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
         network.trial_warnings += (
             f"{network.name} returns log-probabilities (log_softmax), in which evidence for one class counts "
             "against the others; to explain the logits in front of it, pass forward=lambda net, x: ... that "
-            "returns them.",
+            f"returns them{IN_A_RUN}.",
         )
     _settle_probabilities(network, logits, watch, returns)
     _settle_randomness(network, x, logits, average)
@@ -268,12 +269,15 @@ def _check_batch(network: Network, x: Tensor, other: CallStyle) -> None:
     if n < 2 or plain is None:  # a bag of one instance is read alike
         return
     batch = _seeded_logits(network, part, rows)
-    same = batch is None or batch.shape != plain.shape or relative_difference(batch, plain) <= ROUNDING * 10
+    if batch is None or not bool(torch.isfinite(batch).all()) or _differs_by_itself(network, part, rows):
+        return  # what is wrong with it is said later
+    same = batch.shape != plain.shape or relative_difference(batch, plain) <= ROUNDING * 10
     is_width = any(n in parameter.shape for parameter in _held_tensors(network.module))
     if not same and not (is_width and _raw_of_another_size(twin, part) is None):
         raise InputError(
             f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one "
-            "it was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])."
+            "it was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])"
+            f"{IN_A_RUN}."
         )
 
 
@@ -293,12 +297,12 @@ def _check_mask(network: Network, x: Tensor) -> None:
     ]
     outputs = [out for out in masked if out is not None and bool(torch.isfinite(out).all())]
     same = [out for out in outputs if out.shape == (without.shape if without is not None else None)]
-    if without is None or not same or any(relative_difference(without, out) <= MASK_ROUNDING for out in same):
+    if without is None or not same or any(relative_difference(without, out) <= LOW_PRECISION for out in same):
         return
     size = min(float((without - out).abs().max()) for out in same)
     start = ", ".join(["lambda net, x", *(["*", *style.names] if style.names else [])])
     ways = f"forward={start}: {style.text}, or {style.full_mask(name, 'mask').text} with mask = "
-    ways += "torch.zeros(x.shape[:2], dtype=torch.bool), or torch.ones if True keeps an instance"
+    ways += "torch.zeros(x.shape[:2], dtype=torch.bool), or torch.ones if True keeps an instance" + IN_A_RUN
     text = f"{network.name} gives another output with {name}=None than with a full mask (by {size:.3g})"
     if style.passes_none:
         raise InputError(f"{text}; say which it was trained with: {ways}.")
@@ -338,7 +342,7 @@ def _settle_mask(network: Network, x: Tensor) -> bool:
             raise InputError(
                 f"{network.name} takes a mask, and its output depends on whether True keeps an instance or "
                 f"leaves it out, which no trial call shows; pass forward=lambda net, x: {style.text} with "
-                "ones = torch.ones(x.shape[:2], dtype=torch.bool), or zeros in their place."
+                f"ones = torch.ones(x.shape[:2], dtype=torch.bool), or zeros in their place{IN_A_RUN}."
             )
     network.call_style = style.with_mask(make=FULL_MASKS[fitting[0]], word=fitting[0])
     return True
@@ -354,7 +358,7 @@ def _mask_keeps(network: Network, with_mask: Callable[..., CallStyle], x: Tensor
     masked = _seeded_logits(network, x)
     network.call_style = with_mask(make=FULL_MASKS[full], word=full)
     alone = _seeded_logits(network, x[:, part], part.unsqueeze(0))
-    return masked is not None and alone is not None and relative_difference(alone, masked) <= MASK_ROUNDING
+    return masked is not None and alone is not None and relative_difference(alone, masked) <= LOW_PRECISION
 
 
 # What the module needs and returns.
@@ -378,7 +382,8 @@ def _check_optional_companions(network: Network, x: Tensor) -> None:
         name, to = next(iter(names.items()))
         raise InputError(
             f"The output of {network.name} depends on {name!r}, which is optional, and the bag has it; say "
-            f"which: forward=lambda net, x, *, {to}: net(x, {name}={to}), or forward=lambda net, x: net(x)."
+            f"which: forward=lambda net, x, *, {to}: net(x, {name}={to}), or forward=lambda net, x: net(x)"
+            f"{IN_A_RUN}."
         )
 
 
@@ -410,12 +415,13 @@ def _settle_probabilities(
         if network.returns_hazards and task != "survival":
             raise InputError(
                 f"{name} returned hazards and the survival function that follows from them; set the module's "
-                "attribute task = 'survival' and say returns='probability'."
+                "attributes task = 'survival' and returns = 'probability'."
             )
         reason = "made by a sigmoid or softmax" if watch.is_probability(output) else "adding up to 1"
         raise InputError(
             f"{name} returned what look like probabilities (within [0, 1], {reason}); say "
-            "returns='probability', or returns='logit' if they are logits."
+            "returns='probability', or returns='logit' if they are logits (an argument, or an attribute of "
+            "the module)."
         )
 
 
@@ -446,6 +452,12 @@ def _settle_randomness(network: Network, x: Tensor, first: Tensor, average: int 
             "torch.backends.mha.set_fastpath_enabled(False).",
         )
         return
+    if (drift := _differs_by_itself(network, x)) is not None:
+        raise UnsupportedError(
+            f"{network.name} is stateful: two passes over this bag differ by {drift:.3g} in an output of "
+            f"{float(first.abs().max()):.3g}, also from the same seed, as with a counter or a generator of "
+            "its own. Let its output depend on the bag alone."
+        )
     network.draws = network.params["average"] = average or 1
     shown = (
         "these scores are of one draw with a fixed seed; average=K takes the mean output of K draws"
@@ -456,6 +468,14 @@ def _settle_randomness(network: Network, x: Tensor, first: Tensor, average: int 
         f"{network.name} is random in eval mode: two passes over this bag differ by {size:.3g} in an output "
         f"of {float(first.abs().max()):.3g}; {shown}.",
     )
+
+
+def _differs_by_itself(network: Network, x: Tensor, rows: Tensor | None = None) -> float | None:
+    """By how much two passes from one seed differ, if that is more than rounding in low precision."""
+    first, second = _seeded_logits(network, x, rows), _seeded_logits(network, x, rows)
+    if first is None or second is None or not relative_difference(first, second) > LOW_PRECISION:
+        return None
+    return float((first - second).abs().max())
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
@@ -522,7 +542,7 @@ def call_error(network: Network, x: Tensor, failures: Sequence[Failure]) -> Xmil
             return error
     styles = [style for style, _ in failures]
     reasons = "; ".join(f"{style.text} raised {first_line(failure)}" for style, failure in failures[:2])
-    advice = "; pass forward=lambda net, x: ... that calls it and returns logits (1, c)"
+    advice = f"; pass forward=lambda net, x: ... that calls it and returns logits (1, c){IN_A_RUN}"
     advice = advice if network.forward is None else ""
     return (
         first(MissingCompanionError)

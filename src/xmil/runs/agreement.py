@@ -15,6 +15,7 @@ import numpy as np
 
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError, XmilError, absent
+from xmil.core.explanation import card_of
 from xmil.core.text import counted, csv_text, shorten, text_table
 from xmil.evaluate.marks import covered_by_polygons, read_polygons, score_regions
 from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p
@@ -54,9 +55,8 @@ class Agreement:
             }
             cells = [_interval(own[measure]) for measure in MEASURES]
             first = own["dice"]
-            lines.append(
-                [method, target, *cells, f"{first['chance']:.2f}", str(first["n"]), str(first["cases"])]
-            )
+            counts = [f"{first['chance']:.2f}", str(first["n"]), str(first["cases"])]
+            lines.append([card_of(method).title, target, *cells, *counts])
         return text_table(lines)
 
 

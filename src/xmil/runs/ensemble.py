@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from xmil.core.background import USER, Background
 from xmil.core.bag import Bag, FloatArray
@@ -37,7 +37,7 @@ from xmil.methods import METHODS
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files, in_folder
-from xmil.network import declared_names, declared_references, find_device, open_network
+from xmil.network import declared_names, declared_references, find_device, first_line, open_network
 from xmil.network.network import frozen
 from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
 from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
@@ -396,6 +396,10 @@ def model_paths(model: StrPath | Sequence[StrPath]) -> tuple[Source, ...]:
             )
         elif is_function_name(str(path)):
             sources.append(Builder(str(path)))
+        elif Path(path).suffix == ".py" and Path(path).is_file():
+            raise InputError(
+                f"{path}: Python code; name the function that builds the model, as {path}:build."
+            )
         else:
             sources += checkpoint_files(Path(path))
     return tuple(sources)
@@ -534,7 +538,13 @@ def build_own(source: Builder | Loaded, files: ModelFiles) -> MILModel:
     if isinstance(source, Loaded):
         own = copy.copy(source.model)  # attributes that are set here are not set there
     else:
-        built = load_function(name, kind="model")()
+        function = load_function(name, kind="model")
+        try:
+            built = function()
+        except Exception as error:  # whatever a user's function raises
+            raise InputError(
+                f"The model {name!r} could not be built: {first_line(error)}. It is called without arguments."
+            ) from error
         if not isinstance(built, nn.Module):
             raise InputError(
                 f"The model {name!r} must give a torch.nn.Module. Got {type(built).__name__} instead."
@@ -565,10 +575,21 @@ def state_digest(model: nn.Module) -> str:
     """A digest of a network's weights: a run goes on only with the same."""
     digest = sha256()
     for key, value in model.state_dict().items():
-        array = value.detach().cpu().contiguous()
-        digest.update(f"{key} {array.dtype} {tuple(array.shape)}".encode())
-        digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b"")
+        _digest_value(digest, key, value)
     return digest.hexdigest()
+
+
+def _digest_value(digest: Any, key: str, value: Any) -> None:
+    """Take in a value of a state: tensors, those packed in tuples by quantised layers, and plain facts."""
+    if isinstance(value, Tensor):
+        array = (value.dequantize() if value.is_quantized else value).detach().cpu().contiguous()
+        digest.update(f"{key} {value.dtype} {tuple(array.shape)}".encode())
+        digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b"")
+    elif isinstance(value, tuple | list):
+        for i, each in enumerate(value):
+            _digest_value(digest, f"{key}.{i}", each)
+    else:
+        digest.update(f"{key} {value}".encode())
 
 
 def _sizes(own: nn.Module, name: str, files: ModelFiles) -> tuple[int, int]:

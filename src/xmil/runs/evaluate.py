@@ -99,8 +99,9 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     if not TASKS[net.task].decides:
         listener.say(f"A {net.task} model predicts no class, so every slide counts.")
     request.check_apart(out)
-    if request.truth is not None and not request.truth.is_dir():
-        raise InputError(absent(request.truth, "folder"))
+    for folder in (request.truth, request.annotations):
+        if folder is not None and not folder.is_dir():
+            raise InputError(absent(folder, "folder"))
     cases, missing = task_cases(request, net.spec, labels=decided_labels, say=listener.say)
     models = with_background(models, request, settings.methods, out=out, say=listener.say)
     truth = None

@@ -125,6 +125,10 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     if run.outliers:
         who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
         listener.say(f"{who} out from the others: {join_names(run.outliers)} (summary/outliers.csv)")
+    if warned := {slide: row["warnings"] for slide, row in tally.rows.items() if row.get("warnings")}:
+        slide, text = next(iter(warned.items()))
+        share = f"{len(warned)} of {counted(len(tally.rows), 'slide')} carry a warning (slides.csv)"
+        listener.say(f"{share}; {slide}: {text}")
     listener.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
     if (line := run.others(cases, before)) is not None:
         listener.say(line)

@@ -296,17 +296,22 @@ def training_overlap_warning(models: Sequence[object], cases: Sequence[Case]) ->
     alike = [case for case in cases if case.case_id not in case.slides and case.case_id in owners]
     if trained_on:
         return (
-            f"{len(trained_on)} of the {len(cases)} bags here were in the training of a model: the results "
-            "look better than they are. Those of held-out cases are in the predictions.csv of the training "
-            "run."
+            f"{_of(trained_on, cases, 'was', 'were')} in the training of a model: the results look better "
+            "than they are. Those of held-out cases are in the predictions.csv of the training run."
         )
     if alike:
         return (
-            f"{len(alike)} of the {len(cases)} bags here are of cases with the case_id of a case in the "
-            "training of a model, though from other slides: if they are the same patients, the results look "
-            "better than they are."
+            f"{_of(alike, cases, 'is', 'are')} of cases with the case_id of a case in the training of a "
+            "model, though from other slides: if they are the same patients, the results look better than "
+            "they are."
         )
     return None
+
+
+def _of(some: Sequence[Case], cases: Sequence[Case], singular: str, plural: str) -> str:
+    """How many of the bags, with the verb that goes with them."""
+    verb = singular if len(some) == 1 else plural
+    return f"{len(some)} of the {counted(len(cases), 'bag')} here {verb}"
 
 
 def training_slides(model: Path) -> dict[str, str]:

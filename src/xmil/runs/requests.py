@@ -286,11 +286,11 @@ class ExplainRequest(CohortRequest):
     weights: Path | None = option("Weights of the encoder instead of the published ones.", None, panel=SLIDES)
     random: bool = option("Use an untrained encoder, for testing.", False, panel=SLIDES)
     tile_mpp: float | None = option(
-        "Microns per pixel of a patch; by default what the model was trained on, else 0.5.",
+        "Microns per pixel of a patch, if the model does not record those it was trained on.",
         None, panel=SLIDES, least=0,
     )  # fmt: skip
     tile_size: int | None = option(
-        "Patch size in pixels; by default what the model was trained on, else 256.", None, panel=SLIDES,
+        "Patch size in pixels, if the model does not record the one it was trained on.", None, panel=SLIDES,
         least=8,
     )  # fmt: skip
     methods: tuple[str, ...] = option(

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xmil.core.errors import InputError
 from xmil.core.request import Verb
@@ -35,7 +35,7 @@ MARK = f"{TILES}/run.json"  # of a folder whose slides are tiled, and not explai
 
 @dataclass(frozen=True)
 class Recipe:
-    """How features are made of slides; `assumed` is what neither the model nor the request says."""
+    """How features are made of slides."""
 
     encoder: str
     weights: Path | None
@@ -44,7 +44,6 @@ class Recipe:
     size: int
     stain_norm: bool
     precision: str
-    assumed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,6 @@ def make_features(request: ExplainRequest, specs: Sequence[ModelSpec], out: Path
     check_folder(out, "explain", marks=(MARK,))
     recipe = choose_recipe(request, specs)
     listing = listed_slides(request, listener)
-    if recipe.assumed is not None:
-        listener.warn(recipe.assumed)
     slides = tuple(listing.slides.values())
     shared: dict[str, Any] = {
         name: getattr(request, name) for name in ("engine", "workers", "restart", "follow_links")
@@ -130,67 +127,73 @@ def listed_slides(request: ExplainRequest, listener: Listener) -> SlideListing:
 
 def choose_recipe(request: ExplainRequest, specs: Sequence[ModelSpec]) -> Recipe:
     """How the features are to be made: as the request says, else as those the model was trained on."""
-    facts: dict[str, Any] = {}
-    for spec in specs:
-        facts |= {"encoder": spec.encoder, **(spec.features or {})} if not facts else {}
-    asked = facts.get("asked") or facts.get("encoder")
-    encoder = request.encoder or (known_encoder(str(asked)) if asked else None)
+    facts = feature_facts(specs[0]) if specs else {}
+    encoder: Any = request.encoder
     width = specs[0].in_dim if specs else None
-    if encoder is None:
-        raise InputError(_without_encoder(request, asked, width))
-    random = request.random or (request.encoder is None and facts.get("weights") == "random")
-    check_encoder(encoder, weights=request.weights, random=random)
-    if width is not None and WIDTHS.get(encoder, width) != width:
-        raise InputError(
-            f"The encoder {encoder!r} gives {WIDTHS[encoder]} numbers per patch, but the model reads "
-            f"{width}; give the encoder it was trained on{_of_width(width)} as encoder=."
-        )
-    digest = facts.get("weights") if request.encoder is None else None
-    if digest not in (None, "random") and request.weights is None:
-        raise InputError(
-            f"The model was trained on features of {encoder!r} with weights of its own (sha256 {digest}...); "
-            "give their file as weights=."
-        )
-    unsaid = [
-        words
-        for name, words, value in (
-            ("patch_px", "256 px", request.tile_size),
-            ("mpp", "0.5 µm/px", request.tile_mpp),
-        )
-        if value is None and facts.get(name) is None
-    ]
-    assumed = (
-        f"The model does not say how its patches were cut; they are taken as {' at '.join(unsaid)}: if its "
-        "training had others, give tile_size= and tile_mpp=."
-    )
-    return Recipe(
-        encoder,
-        request.weights,
-        random,
-        request.tile_mpp or float(facts.get("mpp") or 0.5),
-        request.tile_size or int(facts.get("patch_px") or 256),
-        bool(facts.get("stain_norm")),
-        "float32" if facts.get("precision") == "float32" else "auto",
-        assumed if unsaid else None,
-    )
+    random = request.random or (encoder is None and facts.get("weights") == "random")
+    digest = facts.get("weights") if encoder is None and not random else None
+    encoder = encoder or known_encoder(str(facts.get("encoder", "")))
+    size: Any = request.tile_size or facts.get("patch_px")
+    mpp: Any = request.tile_mpp or facts.get("mpp")
+    missing = unrecorded({**facts, "encoder": encoder, "patch_px": size, "mpp": mpp}, width)
+    if digest is not None and request.weights is None:
+        missing["weights"] = Unrecorded(f"the file of the encoder's weights (sha256 {digest}...)", "WEIGHTS")
+    if encoder is not None:
+        check_encoder(encoder, weights=request.weights, random=random or "weights" in missing)
+        if width is not None and WIDTHS.get(encoder, width) != width:
+            raise InputError(
+                f"The encoder {encoder!r} gives {WIDTHS[encoder]} numbers per patch, but the model reads "
+                f"{width}; give the encoder it was trained on{_of_width(width)} as encoder=."
+            )
+    elif facts.get("encoder"):
+        what = f"an encoder that a file may choose (it has {facts['encoder']!r})"
+        missing["encoder"] = Unrecorded(what, str(facts["encoder"]))
+    if missing:
+        raise InputError(_say_missing(request, missing))
+    precision = "float32" if facts.get("precision") == "float32" else "auto"
+    stain_norm = bool(facts.get("stain_norm"))
+    return Recipe(encoder, request.weights, random, float(mpp), int(size), stain_norm, precision)
 
 
-def _without_encoder(request: ExplainRequest, asked: Any, width: int | None) -> str:
-    """The sentence for an encoder that nobody names, with the command that does."""
-    words = ["xmil", "explain", *(word for model in request.model for word in ("--model", str(model)))]
+def feature_facts(spec: ModelSpec) -> dict[str, Any]:
+    """What a model's spec says of the features it was trained on; the encoder as the user called it."""
+    facts = {"encoder": spec.encoder, **(spec.features or {})}
+    return {**facts, "encoder": facts.get("asked") or facts["encoder"]}
+
+
+class Unrecorded(NamedTuple):
+    """A thing that a checkpoint does not say: in words, and a value for the command line."""
+
+    words: str
+    example: str
+
+
+def unrecorded(facts: Mapping[str, Any], width: int | None = None) -> dict[str, Unrecorded]:
+    """What a model does not say of its features, by the parameter that says it."""
     fitting = [name for name, wide in WIDTHS.items() if wide == width]
-    encoder = asked or (fitting[0] if len(fitting) == 1 else "ENCODER")
-    words += ["--slides", str(request.slides), "--encoder", str(encoder)]
-    words += ["--out", str(request.out)] if request.out is not None else []
-    model = request.model[0] if isinstance(request.model[0], str | Path) else "The model"
-    which = (
-        f"its features came from {asked!r}, which is not among the encoders that a file may choose"
-        if asked
-        else "does not say which encoder made its features"
-    )
+    every = {
+        "encoder": ("encoder", f"the encoder of its features{_of_width(width)}", (*fitting, "ENCODER")[0]),
+        "tile_size": ("patch_px", "the size of its patches", "256"),
+        "tile_mpp": ("mpp", "their microns per pixel", "0.5"),
+    }
+    return {
+        name: Unrecorded(words, example)
+        for name, (fact, words, example) in every.items()
+        if facts.get(fact) is None
+    }
+
+
+def _say_missing(request: ExplainRequest, missing: Mapping[str, Unrecorded]) -> str:
+    """The sentence for what neither the model nor the request says, with the command that says it."""
+    is_named = all(isinstance(model, str | Path) for model in request.model)
+    request = request if is_named else replace(request, model=("MODEL",))
+    words = ["xmil", "explain", *request.words(*missing)]
+    words += [word for name in missing for word in (f"--{name.replace('_', '-')}", missing[name].example)]
+    *first, last = [one.words for one in missing.values()]
+    what = f"{', '.join(first)} and {last}" if first else last
     return (
-        f"{model}: {which}. Name the one it was trained on{_of_width(width)}: {shlex.join(words)}; or give "
-        "its features as features=."
+        f"{request.model[0] if is_named else 'The model'} does not record {what}. Give those of its "
+        f"training, such as: {shlex.join(words)}; or its features as features=."
     )
 
 

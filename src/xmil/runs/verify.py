@@ -33,6 +33,7 @@ from xmil.storage import (
     RUN,
     SLIDES,
     Run,
+    command_of,
     compare_files,
     is_as_written,
     list_files,
@@ -106,8 +107,8 @@ def _unknown_files(run: Run) -> Iterator[str]:
         )
     if manifest is not None and manifest.begun:
         yield (
-            f"`xmil {manifest.begun[:40]}` did not come to its end; repeat the command to go on. Until then "
-            "files without an entry are not faults."
+            f"{command_of(manifest.begun[:40])} did not come to its end; repeat the command to go on. Until "
+            "then files without an entry are not faults."
         )
     if manifest is not None and manifest.sized:
         yield (

@@ -330,12 +330,17 @@ def check_run(folder: Path) -> None:
         raise InputError(f"{folder}: not a run (no {RUN} and no slides/); give the folder of `xmil explain`.")
 
 
+def command_of(kind: object) -> str:
+    """The command that makes runs of a kind; pictures and exports lie in folders of one kind."""
+    return "`xmil heatmap` or `xmil export`" if kind == "heatmap" else f"`xmil {kind}`"
+
+
 def check_explained(run: Run) -> None:
     """Refuse a run of a command that explains nothing, by what its run.json says of its kind."""
     kind = run.about.get("kind")
     if kind not in (None, *EXPLAINED) and not run.files:
         raise InputError(
-            f"{run.path}: a run of `xmil {kind}`, which holds no explanations; give the folder of "
+            f"{run.path}: a run of {command_of(kind)}, which holds no explanations; give the folder of "
             "`xmil explain`."
         )
 
@@ -627,13 +632,14 @@ def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
     """
     about = read_run(folder)
     if about is not None and about["kind"] != kind:
-        holds = f"a run of `xmil {about['kind']}`" if about["kind"] else f"a {RUN} that is not of a run"
+        holds = f"a run of {command_of(about['kind'])}" if about["kind"] else f"a {RUN} that is not of a run"
         raise InputError(f"{folder}: holds {holds}; choose another out=.")
     if about is not None or any((folder / mark).is_file() for mark in marks):
         return
     if (other := _first_file(folder)) is not None:
         raise InputError(
-            f"{folder}: holds {other}, which is not of a run of `xmil {kind}`; choose a new or empty out=."
+            f"{folder}: holds {other}, which is not of a run of {command_of(kind)}; choose a new or empty "
+            "out=."
         )
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial, wraps
 from hashlib import sha256
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from typing import Any
-from unicodedata import category, is_normalized, normalize
 
 import anyio
 from starlette.applications import Starlette
@@ -23,11 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil._version import __version__
-from xmil.core.durable import write_text
-from xmil.core.errors import InputError, WriteError, XmilError
-from xmil.core.journal import lock, opened
-from xmil.core.text import is_plain, parse_json
-from xmil.storage import read_json, sweep_folder
+from xmil.core.errors import InputError, XmilError
+from xmil.core.text import parse_json
+from xmil.viewer.annotations import READER, AnnotationFiles, ConflictError
 from xmil.viewer.cache import to_json
 from xmil.viewer.cohort import CohortIndex, CohortWall
 from xmil.viewer.collection import Collection, MissingError
@@ -58,7 +54,13 @@ LEFT = {
     "required": ["run", "keep", "method", "targets"],
 }
 NOTES = {"type": "object", "properties": {"revision": NUMBER}, "required": ["revision", "document"]}
-BODIES = {"whatif": QUESTION, "explain": LEFT, "annotations-{reader}.json": NOTES}  # by end of address
+NAMES = {"type": "object", "properties": {"classes": {"type": "object"}, "concepts": {"type": "object"}}}
+BODIES = {  # by end of address
+    "whatif": QUESTION,
+    "explain": LEFT,
+    "annotations-{reader}.json": NOTES,
+    "names-{run}.json": NAMES,
+}
 
 
 class PageSite:
@@ -149,7 +151,8 @@ class Site(PageSite):
     def _list_routes(self) -> list[Route]:
         """All addresses there are."""
         shown, slide, get, draw = self.collection, "/api/slides/{key:int}", self._get, self._draw
-        notes, by_number = f"{slide}/annotations-{{reader}}.json", self._by_number
+        notes, names = f"{slide}/annotations-{{reader}}.json", "/api/names-{run:int}.json"
+        by_number = self._by_number
         routes = [
             Route("/", self.page, include_in_schema=False),
             get("/api/run.json", self.overview),
@@ -158,6 +161,8 @@ class Site(PageSite):
             get("/api/scales-{run:int}.json", self.wall.scales),
             get("/api/wall-{run:int}-{column:int}.json", self.wall.wall),
             get("/api/agreement-{run:int}.json", self.agreement),
+            get(names, self.names),
+            Route(names, self.name, methods=["POST"]),
             draw(f"{slide}/small-{{run:int}}-{{column:int}}.png", self.wall.small),
             get(f"{slide}/slide.json", shown.describe),
             get(f"{slide}/evidence-{{run:int}}.bin", shown.scores),
@@ -183,6 +188,12 @@ class Site(PageSite):
     async def store(self, request: Request) -> Response:
         """Store a reader's annotations, or answer 409 with those that are there."""
         return await self.answer(request, self._by_number(self.annotations.write), self._reading)
+
+    async def name(self, request: Request) -> Response:
+        """Name concepts, or add classes of annotations, for all readers of a run."""
+        return await self.answer(
+            request, lambda run, body: self.collection.run(run).names.write(body), self._reading
+        )
 
     async def ask(self, request: Request) -> Response:
         """Predict without some patches, or from some alone."""
@@ -227,6 +238,10 @@ class Site(PageSite):
         found = compare_annotations(shown, place)
         reasons = {slide: reason.replace(str(place.parent), "") for slide, reason in found.left_out.items()}
         return {"rows": found.rows, "summary": found.summary, "left_out": reasons}
+
+    def names(self, run: int) -> dict[str, Any]:
+        """What readers call a run's concepts, and the classes of annotations they have added."""
+        return self.collection.run(run).names.read()
 
     def decide(self, key: int, run: int) -> dict[str, Any]:
         """The smallest set of patches found whose removal changes the prediction."""
@@ -331,113 +346,3 @@ def _tagged(request: Request, content: bytes, kind: str) -> Response:
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"etag": tag})
     return Response(content, media_type=kind, headers={"etag": tag})
-
-
-FOLDER = "annotations"
-READER = r"[\p{L}\p{M}\p{N}_-]{1,40}"  # as JavaScript and OpenAPI write what `is_reader` checks
-MOST = 100_000  # annotations of one reader on one slide
-DEEPEST = 64  # brackets within brackets; those of GeoJSON are a dozen
-
-
-class ConflictError(XmilError):
-    """Another window or reader has written since; `stored` is what is there now."""
-
-    def __init__(self, stored: dict[str, Any]) -> None:
-        super().__init__("The annotations were changed elsewhere since they were read.")
-        self.stored = stored
-
-
-def is_reader(name: str) -> bool:
-    """Whether a name can be a reader's: letters of any script, digits, - and _; never a path.
-
-    >>> [is_reader(name) for name in ("anna", "Zoë-2", "\u9ec4\u6653\u660e", "a b", "../x", "")]
-    [True, True, True, False, False, False]
-    """
-    letters = all(category(letter)[0] in "LMN" or letter in "-_" for letter in name)
-    return 1 <= len(name) <= 40 and letters and is_normalized("NFC", name)
-
-
-def _text_of(document: dict[str, Any]) -> str:
-    """A document as it is stored; refused where it could not be read and sent again."""
-    try:
-        level: list[Any] = [document]
-        for _ in range(DEEPEST):
-            level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
-            level = [inner for inner in level if isinstance(inner, dict | list)]
-        if level:
-            raise ValueError(f"they are nested more than {DEEPEST} deep")
-        json.dumps(document, allow_nan=False, ensure_ascii=False).encode()
-    except ValueError as error:  # nan, half a character of UTF-16
-        raise InputError(f"The annotations cannot be kept ({error}).") from None
-    return json.dumps(document) + "\n"
-
-
-class AnnotationFiles:
-    """The annotations of a run's folder; read-only if the folder is."""
-
-    def __init__(self, run: Path) -> None:
-        self._folder = run / FOLDER
-        self._lock = Lock()
-        if self._folder.is_dir() and not self._folder.is_symlink():
-            for left in self._folder.glob("*/.*.part"):  # of servers that were killed
-                with suppress(XmilError), self._alone(left.parent):
-                    pass
-
-    def read(self, slide: str, reader: str) -> dict[str, Any]:
-        """What a reader has drawn on a slide, with its revision, and who else has."""
-        path = self._path(slide, reader)
-        stored = read_json(path) if path.is_file() and not path.is_symlink() else {}
-        head = stored["xmil"] if isinstance(stored.get("xmil"), dict) else {}
-        names = (normalize("NFC", file.stem) for file in path.parent.glob("*.geojson"))
-        readers = sorted(name for name in names if is_reader(name))
-        place = self._folder if self._folder.is_dir() else self._folder.parent
-        return {
-            "revision": head["revision"] if isinstance(head.get("revision"), int) else 0,
-            "features": stored.get("features") if isinstance(stored.get("features"), list) else [],
-            "origin": head.get("origin"),
-            "readers": readers,
-            "writable": os.access(place, os.W_OK),
-        }
-
-    def write(self, slide: str, reader: str, body: Any) -> dict[str, Any]:
-        """Store a reader's annotations if they were drawn over what is there; give the new revision."""
-        path = self._path(slide, reader)
-        body = body if isinstance(body, dict) else {}
-        document, base = body.get("document"), body.get("revision")
-        if not isinstance(document, dict) or not isinstance(document.get("features"), list):
-            raise InputError('The body must be {"revision": 0, "document": {"features": [...]}}.')
-        if isinstance(base, bool) or not isinstance(base, int) or base < 0:
-            raise InputError("The revision must be a number from 0 up.")
-        if len(document["features"]) > MOST:
-            raise InputError(f"A reader can keep {MOST:,} annotations on a slide; export them in parts.")
-        head = document.get("xmil")
-        about = {"slide": slide, "reader": reader, "revision": base + 1}
-        document = {**document, "xmil": {**(head if isinstance(head, dict) else {}), **about}}
-        text = _text_of(document)
-        with self._lock, self._alone(path.parent):
-            stored = self.read(slide, reader)
-            if base != stored["revision"]:
-                raise ConflictError(stored)
-            write_text(path, text)
-        return {"revision": base + 1}
-
-    @contextmanager
-    def _alone(self, folder: Path) -> Iterator[None]:
-        """Make the folder and keep other servers out; what killed ones left half written is removed."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with opened(folder / ".lock", os.O_RDWR | os.O_CREAT) as handle:
-                lock(handle)
-                sweep_folder(folder)
-                yield
-        except OSError as error:
-            reason = error.strerror
-            raise WriteError(f"Annotations cannot be kept in the run's folder ({reason}).") from None
-
-    def _path(self, slide: str, reader: str) -> Path:
-        if not is_reader(reader):
-            raise InputError("A reader's name has 1 to 40 letters, digits, '-' or '_'.")
-        folder = self._folder / slide
-        if not is_plain(slide) or self._folder.is_symlink() or folder.is_symlink():
-            raise InputError("Annotations of this slide cannot be kept: its name or folder leads elsewhere.")
-        return folder / f"{reader}.geojson"

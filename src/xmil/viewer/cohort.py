@@ -183,17 +183,17 @@ class CohortWall:
         return {"slides": slides, "scales": scales}
 
     def small(self, key: int, run: int, column: int) -> bytes:
-        """A slide's scores as a small PNG in the colours of the cohort; no scores are transparent."""
+        """A slide's scores as a small grey PNG on the cohort's scale, from 0 to 255; the page colours it."""
         path = self._collection.run(run).find("explanations", self._collection.slide(key))
         method, target = self._name_column(run, column)
-        ends = self.scales(run)["scales"].get(method) or {"low": -1.0, "high": 1.0}
+        ends = self.scales(run)["scales"].get(method) or {"high": 1.0}
 
         def draw() -> bytes:
             evidence = self._collection.evidence(key, run)
             scores = evidence.find(method, target)
             if scores is None:
                 raise MissingError(f"This slide has no scores of {method} for {target}.")
-            return _picture(evidence, scores, ends["low"], ends["high"])
+            return _picture(evidence, scores, ends["high"])
 
         known = (key, run, method, target, ends["high"], stamp(path) if path else None)
         return self._small.fetch(known, draw)
@@ -241,10 +241,8 @@ class CohortWall:
         return {"method": method, "target": target, "slides": slides, "groups": entries}
 
 
-def _picture(evidence: Evidence, scores: npt.NDArray[np.float32], low: float, high: float) -> bytes:
-    """One pixel is the mean of the patches whose centres fall into it; one clear pixel without places."""
-    from xmil.heatmaps import SIGNED, Scale
-
+def _picture(evidence: Evidence, scores: npt.NDArray[np.float32], high: float) -> bytes:
+    """One pixel is the mean of the patches whose centres fall into it; clear where there are none."""
     pixels = np.zeros((1, 1, 4), dtype=np.uint8)
     if evidence.coords is not None and evidence.n:
         edge = evidence.patch_size or 1
@@ -256,9 +254,7 @@ def _picture(evidence: Evidence, scores: npt.NDArray[np.float32], low: float, hi
         cell = (places[:, 1] // pixel).astype(np.int64) * width + (places[:, 0] // pixel).astype(np.int64)
         counts = np.bincount(cell, minlength=width * height)
         mean = np.bincount(cell, weights=scores, minlength=width * height) / np.maximum(counts, 1)
-        painted = Scale(low, high, True, SIGNED).paint(mean)
-        pixels = np.zeros((height * width, 4), dtype=np.uint8)
-        pixels[:, :3] = painted[:, :3]
-        pixels[:, 3] = np.where(counts > 0, 255, 0)
-        pixels = pixels.reshape(height, width, 4)
+        grey = np.round(127.5 * (1 + np.clip(mean / (high or 1.0), -1, 1)))
+        shades = np.stack([grey, grey, grey, np.where(counts > 0, 255, 0)], axis=1)
+        pixels = shades.astype(np.uint8).reshape(height, width, 4)
     return encode(pixels, "PNG")

@@ -30,6 +30,7 @@ from xmil.storage import (
     read_rows,
     read_run,
 )
+from xmil.viewer.annotations import RunNames
 from xmil.viewer.cache import Files
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.layers import (
@@ -54,7 +55,7 @@ class ShownRun(Run):
     def __init__(self, folder: Path, *, follow_links: bool = False) -> None:
         check_run(folder)
         super().__init__(folder, follow_links=follow_links)
-        self.name = folder.resolve().name
+        self.name, self.names = folder.resolve().name, RunNames(folder)
         self._files: dict[Any, Files[Any]] = {
             _read_about: Files(_read_about, limit=1, patience=PATIENCE),
             read_rows: Files(read_rows, limit=4, patience=PATIENCE),
@@ -262,7 +263,7 @@ class Collection:
 
     def concepts(self, key: int, number: int) -> dict[str, Any]:
         """The concepts of `xmil insight` with their relevance in a slide."""
-        return concepts_layer(self.concept_maps(key, number))
+        return concepts_layer(self.concept_maps(key, number), self.run(number).names.read()["concepts"])
 
     def concept_maps(self, key: int, number: int) -> ConceptMaps:
         """The parts of a slide's scores that go through concepts."""
@@ -352,6 +353,7 @@ class Collection:
             "image": image and image["image"],
             "mpp": next((mpp for mpp in (self._mpp(slide_id), *(s["mpp"] for s in sets)) if mpp), None),
             "magnification": image and image["magnification"],
+            "kinds": self.runs[0].names.read()["classes"],
             "sets": sets,
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def fitting_maps(maps: ConceptMaps, evidence: Evidence, slide_id: str) -> Concep
     return maps
 
 
-def concepts_layer(maps: ConceptMaps) -> dict[str, Any]:
+def concepts_layer(maps: ConceptMaps, names: Mapping[str, str]) -> dict[str, Any]:
     """The concepts, those with most relevance first, and what of the scores goes through none."""
     sums = maps.values.sum(axis=0, dtype=np.float64)
     order = np.argsort(-np.abs(maps.values).sum(axis=0), kind="stable")
@@ -179,7 +179,12 @@ def concepts_layer(maps: ConceptMaps) -> dict[str, Any]:
         "method": maps.method,
         "target": maps.target,
         "concepts": [
-            {"concept": k, "sum": float(sums[k]), "patch": int(np.abs(maps.values[:, k]).argmax())}
+            {
+                "concept": k,
+                "name": names.get(str(k)),
+                "sum": float(sums[k]),
+                "patch": int(np.abs(maps.values[:, k]).argmax()),
+            }
             for k in active
         ],
         "total": total,

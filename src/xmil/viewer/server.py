@@ -284,7 +284,7 @@ def _refuse(scope: Scope, status: int, sentence: str) -> Response:
     headers = {}
     if status == 405:
         path = str(scope["path"])
-        reads = "GET, HEAD, POST" if "/annotations-" in path else "GET, HEAD"
+        reads = "GET, HEAD, POST" if "/annotations-" in path or "/names-" in path else "GET, HEAD"
         headers["allow"] = "POST" if path.endswith(("/whatif", "/explain")) else reads
     if Headers(scope=scope).get("accept", "").startswith("text/html"):
         page = f"<!doctype html><meta charset=utf-8><title>xmil</title><h1>xmil</h1><p>{escape(sentence)}</p>"

@@ -57,7 +57,7 @@ def export(
     """
     if longest is not None and longest < 1:
         raise InputError(f"The longest edge of exported pictures must be at least 1 px. Got {longest}.")
-    files = page_files(page)
+    files = {name: file for name, file in page_files(page).items() if not file.name.startswith("study")}
     if not files:
         raise InputError(NOT_BUILT)
     _prepare(folder, sorted({name.split("/")[0] for name in files} | {"api", "tiles"}))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
 
-from xmil.core.budget import check_budget
-from xmil.core.errors import FileError, XmilError
+from xmil.core.budget import open_picture
+from xmil.core.errors import XmilError
 from xmil.slides.backends import UnreadableSlideError
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
@@ -30,25 +29,18 @@ class PictureSlide(Slide):
 
 def open_(path: Path) -> Slide:
     """Open by Pillow; pictures above its limit for a bomb are refused."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import UnidentifiedImageError
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of bombs and of cut-off files: their errors stay
-            with Image.open(path) as picture:
-                kind = str(picture.format)
-                if picture.mode not in MODES:
-                    raise UnreadableSlideError(
-                        f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB"
-                    )
-                check_budget(7 * picture.width * picture.height, "the picture", path)  # pixels and colours
-                pixels = np.empty((picture.height, picture.width, 3), dtype=np.uint8)
-                for top in range(0, picture.height, STRIP):
-                    bottom = min(top + STRIP, picture.height)
-                    strip = picture.crop((0, top, picture.width, bottom)).convert("RGBA")
-                    pixels[top:bottom] = on_white(np.asarray(strip))
-    except Image.DecompressionBombError:
-        raise FileError(f"{path}: too large for a plain picture; convert it to a tiled TIFF.") from None
+        with open_picture(path, width=7) as picture:  # pixels and colours
+            kind = str(picture.format)
+            if picture.mode not in MODES:
+                raise UnreadableSlideError(f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB")
+            pixels = np.empty((picture.height, picture.width, 3), dtype=np.uint8)
+            for top in range(0, picture.height, STRIP):
+                bottom = min(top + STRIP, picture.height)
+                strip = picture.crop((0, top, picture.width, bottom)).convert("RGBA")
+                pixels[top:bottom] = on_white(np.asarray(strip))
     except UnidentifiedImageError:
         raise UnreadableSlideError("Pillow does not know the format") from None
     except XmilError:

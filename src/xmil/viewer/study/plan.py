@@ -137,11 +137,12 @@ class Plan(Section):
     `cases` and `practice` are numbers, drawn evenly from the labels, or names of slides; 0 cases are all that
     are left. `crossover`: every case under every arm, in as many periods as there are arms, `washout_days`
     apart; `split`: every case once, the arms dealt evenly. `repeats` are cases of the first period that come
-    again in it, under the same arm. `reveal` says when the label is shown after the last answer.
+    again in it, under the same arm. `reveal` says when the label is shown after the last answer. Who knows
+    the `seed` could work out orders, labels and arms: without one, a secret one is drawn.
     """
 
     title: str = "Reading study"
-    seed: int = 0
+    seed: Count | None = None
     readers: tuple[str, ...]
     cases: Count | tuple[str, ...] = 0
     practice: Count | tuple[str, ...] = 2

@@ -31,7 +31,7 @@ from xmil.core.errors import FileError, InputError, WriteError, XmilError, absen
 from xmil.core.journal import lock, opened
 from xmil.core.text import counted, csv_text, is_plain, shorten, small_number
 from xmil.evaluate.marks import parse_polygons
-from xmil.storage import Run, explained_run, read_json, read_rows, write_json
+from xmil.storage import Run, explained_run, read_json, read_rows, sweep_folder, write_json
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.layers import Evidence, read_evidence
 from xmil.viewer.study.plan import AFTER, BEFORE, Arm, Plan, make_plan
@@ -102,6 +102,7 @@ class Study:
             if stored["layout"] != LAYOUT:
                 raise FileError(f"{folder / STUDY}: of layout {stored['layout']}; update xmil.")
             self.plan = make_plan(stored["plan"], source=str(folder / STUDY))
+            self._seed = int(stored["plan"]["seed"])
             self.classes = tuple(map(str, stored["classes"]))
             self.slides = Path(stored["slides"])
             self.runs = tuple(map(str, stored["runs"]))
@@ -157,7 +158,7 @@ class Study:
     @cached_property
     def _groups(self) -> list[int]:
         """The group of each case: those of a label, and right or wrong, are dealt evenly."""
-        rng = np.random.default_rng([self.plan.seed, 1])
+        rng = np.random.default_rng([self._seed, 1])
         strata: dict[tuple[str, bool], list[int]] = {}
         for i, case in enumerate(self.cases):
             strata.setdefault((case.label, case.answers[self.runs[0]].is_right(case.label)), []).append(i)
@@ -175,7 +176,7 @@ class Study:
             (i, i % arms, 0, PRACTICE) for i in range(len(self.practice))
         ]
         for period in range(plan.periods):
-            rng = np.random.default_rng([plan.seed, drawn, period])
+            rng = np.random.default_rng([self._seed, drawn, period])
             order = [(i, CASE) for i in rng.permutation(len(self.cases)).tolist()]
             if period == 0 and plan.repeats:
                 half = len(order) // 2
@@ -255,7 +256,7 @@ class Study:
             raise InputError(
                 'The body must be {"revision": 0, "number": 0, "stage": "before", "answers": {}}.'
             )
-        with self._locks[reader], self._alone():
+        with self._locks[reader], self.alone():
             stored = self.stored(reader)
             if body.get("revision") != stored["revision"]:
                 raise StaleError({"revision": stored["revision"]})
@@ -305,12 +306,13 @@ class Study:
             raise InputError("Mark the region that decides before you commit.")
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other servers of the study out while one reads and writes."""
+    def alone(self) -> Iterator[None]:
+        """Keep other servers of the study out; what killed ones left half written is removed."""
         try:
             (self.folder / READERS).mkdir(exist_ok=True)
             with opened(self.folder / READERS / ".lock", os.O_RDWR | os.O_CREAT) as handle:
                 lock(handle)
+                sweep_folder(self.folder / READERS)
                 yield
         except OSError as error:
             raise WriteError(f"Answers cannot be kept in the study's folder ({error.strerror}).") from None
@@ -388,6 +390,8 @@ def make_study(
     first = next(iter(explained.values()))
     classes = first.class_names or _labels(first)
     plan = plan.with_classes(classes)
+    if plan.seed is None:
+        plan = plan.model_copy(update={"seed": secrets.randbits(53)})
     known = _known_cases(explained, classes, Pictures(pictures), say)
     practice, cases = _choose(plan, known)
     if plan.repeats > len(cases) // 2:
@@ -472,7 +476,7 @@ def _answer(row: Mapping[str, str], classes: Sequence[str]) -> Answer:
 
 def _choose(plan: Plan, known: Mapping[str, Case]) -> tuple[list[Case], list[Case]]:
     """The practice cases and the cases: those that are named, or drawn evenly from the labels."""
-    rng = np.random.default_rng([plan.seed, 0])
+    rng = np.random.default_rng([plan.seed or 0, 0])
     left = dict(known)
     chosen: dict[str, list[Case]] = {}
     wanted = {"practice": plan.practice, "cases": plan.cases}

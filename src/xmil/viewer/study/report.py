@@ -10,6 +10,7 @@ import numpy as np
 
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError
+from xmil.core.explanation import card_of
 from xmil.core.text import counted, csv_text
 from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval
 from xmil.heatmaps.pages import Html, bullets, join, page, table, tag
@@ -20,7 +21,7 @@ from xmil.viewer.study.readings import Study
 REPORT = "report"
 NO_VALUE = "-"
 STYLE = """
-svg.plot { width: 100%; max-width: 46rem; height: auto; }
+svg.plot { width: 100%; max-width: 38rem; height: auto; }
 svg.plot text { fill: currentColor; font-size: 13px; }
 svg.plot .axis { stroke: var(--line); } svg.plot .range { stroke: var(--dim); stroke-width: 2; }
 svg.plot .dim { fill: var(--dim); } svg.plot circle { fill: currentColor; }
@@ -123,16 +124,17 @@ def _in_short(findings: Findings) -> Iterator[Html]:
             if before and after and test:
                 yield join(
                     [
-                        tag("b", arm.name), ": ", _percent(before.value.estimate), " right on tissue alone, ",
-                        _percent(after.value.estimate), f" afterwards ({_judged(test)}).",
+                        tag("b", _title(arm.name)), ": ", _percent(before.value.estimate),
+                        " right on tissue alone, ", _percent(after.value.estimate),
+                        f" afterwards ({_judged(test)}).",
                     ]
                 )  # fmt: skip
             pulled = findings.find("over-reliance", arm.name, AFTER)
             if pulled is not None:
                 yield join(
                     [
-                        tag("b", arm.name), ": where the model was wrong and the reader right, the reader "
-                        f"followed it in {_interval(pulled.value)} of {counted(pulled.n, 'reading')}.",
+                        tag("b", _title(arm.name)), ": where the model was wrong and the reader right, the "
+                        f"reader followed it in {_interval(pulled.value)} of {counted(pulled.n, 'reading')}.",
                     ]
                 )  # fmt: skip
     for test in findings.tests:
@@ -141,7 +143,7 @@ def _in_short(findings: Findings) -> Iterator[Html]:
             if value is not None:
                 yield join(
                     [
-                        tag("b", test.first), " against readers' regions: AUROC ",
+                        tag("b", _title(test.first)), " against readers' regions: AUROC ",
                         _interval(value.value, plain=True),
                         f" ({'above' if test.difference.estimate > 0 else 'below'} chance, ",
                         f"p = {_p(test.p_holm)}).",
@@ -149,11 +151,20 @@ def _in_short(findings: Findings) -> Iterator[Html]:
                 )  # fmt: skip
 
 
+def _title(name: str) -> str:
+    """An arm or a method as readers know it: the run before it and the stage behind it stay."""
+    run, colon, rest = name.rpartition(": ")
+    method, comma, stage = rest.partition(", ")
+    return run + colon + card_of(method).title + comma + stage
+
+
 def _judged(test: Test) -> str:
     if not np.isfinite(test.p_holm):
         return "too few patients to test"
     sure = test.p_holm < ALPHA and abs(test.difference.estimate) >= SMALLEST
-    return f"{'a change' if sure else 'no clear change'}: {_signed(test.difference)}, p = {_p(test.p_holm)}"
+    points = Interval(*(100 * bound for bound in _bounds(test.difference)))
+    change = "a change" if sure else "no clear change"
+    return f"{change}: {_signed(points)} percentage points, p = {_p(test.p_holm)}"
 
 
 def _signed(value: Interval) -> str:
@@ -192,7 +203,8 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
 
 def _plot(study: Study, estimates: Sequence[Estimate]) -> Html:
     """Accuracies with their intervals, a line each; hollow before, filled after."""
-    height, left, width = 30 * len(estimates) + 34, 260, 420
+    names = [_place(study, e.arm, e.stage) for e in estimates]
+    height, left, width = 30 * len(estimates) + 34, 24 + 7 * max(map(len, names), default=0), 300
 
     def at(share: float) -> str:
         return f"{left + width * share:.1f}"
@@ -204,7 +216,7 @@ def _plot(study: Study, estimates: Sequence[Estimate]) -> Html:
         parts.append(tag("text", f"{100 * tick:.0f} %", kind="dim", x=at(tick), y=str(height - 6), **words))
     for i, e in enumerate(estimates):
         y, value = str(22 + 30 * i), e.value
-        parts.append(tag("text", _place(study, e.arm, e.stage), x="0", y=str(26 + 30 * i)))
+        parts.append(tag("text", names[i], x="0", y=str(26 + 30 * i)))
         if np.isfinite(value.low):
             parts.append(tag("line", kind="range", x1=at(value.low), x2=at(value.high), y1=y, y2=y))
         look = "hollow" if e.stage == BEFORE else ""
@@ -222,7 +234,7 @@ def _reliance(findings: Findings) -> Iterator[Html]:
                 findings.find(m, arm.name, AFTER, reader) for m in ("over-reliance", "correction")
             )
             if pulled or saved:
-                named = arm.name if reader == ALL else tag("span", reader, kind="small")
+                named = _title(arm.name) if reader == ALL else tag("span", reader, kind="small")
                 cells = [cell for one in (pulled, saved) for cell in ((one.n if one else 0), _share(one))]
                 rows.append([named, *cells])
     yield tag("h2", "Reliance on the model")
@@ -261,7 +273,7 @@ def _agreement(findings: Findings) -> Iterator[Html]:
 def _regions(findings: Findings) -> Iterator[Html]:
     rows = []
     for e in (e for e in findings.estimates if e.measure == "region auroc"):
-        named = e.arm if e.reader == ALL else tag("span", e.reader, kind="small")
+        named = _title(e.arm) if e.reader == ALL else tag("span", e.reader, kind="small")
         others = [
             findings.find(f"region {m}", e.arm, BEFORE, e.reader) for m in ("dice", "pointing", "chance")
         ]
@@ -309,7 +321,7 @@ def _tests(findings: Findings) -> Iterator[Html]:
     )
     rows, marked = [], []
     for t in findings.tests:
-        comparison = f"{t.first} minus {t.second}"
+        comparison = f"{_title(t.first)} minus {_title(t.second)}"
         rows.append([t.measure, comparison, _signed(t.difference), _p(t.p), _p(t.p_holm), t.patients])
         marked.append(False)
     yield table(
@@ -322,8 +334,8 @@ def _made(findings: Findings, lines: Sequence[tuple[str, int, int]]) -> Iterator
     yield tag("h2", "How it was made")
     yield table([[r, done, of] for r, done, of in lines], head=["reader", "readings done", "of"])
     arms = [
-        join([tag("b", arm.name), ": ", "tissue alone" if not arm.shows else ", ".join(
-            [*([f"{arm.method} of {study.run_of(arm)} for {arm.target}"] if arm.method else []),
+        join([tag("b", _title(arm.name)), ": ", "tissue alone" if not arm.shows else ", ".join(
+            [*([f"{_title(arm.method)} of {study.run_of(arm)} for {arm.target}"] if arm.method else []),
              *(["the model's prediction"] if arm.prediction else [])])])
         for arm in study.plan.arms
     ]  # fmt: skip
@@ -345,7 +357,8 @@ def _made(findings: Findings, lines: Sequence[tuple[str, int, int]]) -> Iterator
 
 def _place(study: Study, arm: str, stage: str) -> str:
     """An arm, and which of its stages where it has two."""
-    return f"{arm}, {stage}" if any(each.name == arm and each.shows for each in study.plan.arms) else arm
+    has_two = any(each.name == arm and each.shows for each in study.plan.arms)
+    return f"{_title(arm)}, {stage}" if has_two else _title(arm)
 
 
 def _percent(share: float) -> str:

@@ -7,9 +7,12 @@ arm, prediction, label, evidence or the slide's name leaves the server.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil._version import __version__
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, WriteError, XmilError
 from xmil.core.task import TASKS
 from xmil.viewer.app import PageSite, guard
 from xmil.viewer.deepzoom import Pictures
@@ -28,6 +31,30 @@ from xmil.viewer.study.readings import PRACTICE, BlindedError, Reading, StaleErr
 
 COOKIE = "xmil-study"
 METHOD = "evidence"  # what every method is called on the page
+UNTOLD = "the model's answer"  # the target of evidence for a prediction that the arm does not show
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SealedError(XmilError):
+    """Something is wrong with a case, told without the names of files, arms and slides."""
+
+
+def _sealed(work: Callable[P, T]) -> Callable[P, T]:
+    """Keep from readers what an error would tell; whoever runs the study finds it in the log."""
+
+    @wraps(work)
+    def sealed(*given: P.args, **named: P.kwargs) -> T:
+        try:
+            return work(*given, **named)
+        except (BlindedError, StaleError, WriteError, SealedError):
+            raise
+        except XmilError as error:
+            logger.error("%s", error)
+            raise SealedError("This case cannot be shown now; tell whoever runs the study.") from None
+
+    return sealed
 
 
 class StudySite(PageSite):
@@ -70,7 +97,9 @@ class StudySite(PageSite):
 
         response = await self.answer(request, check, self._reading)
         if codes[0]:
-            response.set_cookie(COOKIE, codes[0], httponly=True, samesite="strict", max_age=180 * 86400)
+            secure = request.url.scheme == "https"
+            about: dict[str, Any] = {"httponly": True, "samesite": "strict", "secure": secure}
+            response.set_cookie(COOKIE, codes[0], max_age=180 * 86400, **about)
         else:
             response.delete_cookie(COOKIE)
         return response
@@ -81,13 +110,16 @@ class StudySite(PageSite):
 
     def _store(self, reader: str | None, body: Any) -> dict[str, Any]:
         name = _known(reader)
-        stored = self.study.stored(name)
-        here = self.study.place(stored)
+        here = self._place(name)
         stored = self.study.answer(name, body)
         state = self.state(name)
         if here is not None and here != self.study.place(stored):
             state["label"] = self._label(*here)
         return state
+
+    @_sealed
+    def _place(self, reader: str) -> tuple[Reading, str] | None:
+        return self.study.place(self.study.stored(reader))
 
     def _label(self, reading: Reading, stage: str) -> str | None:
         """The label, once the last stage of a case is over, where the plan shows it."""
@@ -96,6 +128,7 @@ class StudySite(PageSite):
         shown = reveal == "always" or (reveal == "practice" and reading.kind == PRACTICE)
         return self.study.case(reading).label if stage == last and shown else None
 
+    @_sealed
     def state(self, reader: str | None) -> dict[str, Any]:
         """Where a reader is: the worklist with its progress, and the case that is open."""
         about: dict[str, Any] = {"title": self.study.plan.title, "version": __version__, "reader": reader}
@@ -165,7 +198,8 @@ class StudySite(PageSite):
         evidence = study.evidence(case, study.run_of(arm))
         column = evidence.columns[study.column(case, arm)]
         task = TASKS["classification"]
-        ends = task.short_ends(column["target"]) if column["signed"] else ("low", "high")
+        target = column["target"] if arm.prediction or arm.target != "predicted" else UNTOLD
+        ends = task.short_ends(target) if column["signed"] else ("low", "high")
         shown: dict[str, Any] = {
             "name": METHOD,
             "beside": None,
@@ -173,7 +207,7 @@ class StudySite(PageSite):
             "method": METHOD,
             "output": None,
         }
-        shown |= {"target": column["target"], "signed": column["signed"], "ends": ends}
+        shown |= {"target": target, "signed": column["signed"], "ends": ends}
         return {
             "run": 0,
             "n": evidence.n,
@@ -193,6 +227,7 @@ class StudySite(PageSite):
             "concepts": False,
         }
 
+    @_sealed
     def evidence(self, reader: str | None, number: int) -> bytes:
         """The scores of the open case, once its first answer is committed; as the viewer sends them."""
         _, reading, stage = self.study.current(_known(reader), number)
@@ -202,6 +237,7 @@ class StudySite(PageSite):
         evidence = self.study.evidence(case, self.study.run_of(arm))
         return evidence.as_bytes(self.study.column(case, arm))
 
+    @_sealed
     def tile(self, reader: str | None, number: int, level: int, column: int, row: int) -> bytes:
         """A Deep Zoom tile of the open case, or of the one just answered."""
         reading = self.study.reading_in_sight(_known(reader), number)
@@ -223,6 +259,8 @@ def create_study_app(
 ) -> ASGIApp:
     """The study behind the viewer's guard; `slides` is where they are now, if not where they were."""
     site = StudySite(study, slides, follow_links=follow_links)
+    with suppress(XmilError), study.alone():  # sweeps after a killed server; a study may also be read-only
+        pass
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> Any:

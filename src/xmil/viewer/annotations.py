@@ -1,0 +1,220 @@
+"""What readers add to a run: annotations, a file for each slide and reader, and names that all share.
+
+annotations/SLIDE/READER.geojson    what a reader has drawn on a slide
+annotations/names.json              what readers call concepts, and the classes they have added
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from unicodedata import category, is_normalized, normalize
+
+from xmil.core.durable import write_text
+from xmil.core.errors import FileError, InputError, WriteError, XmilError
+from xmil.core.journal import lock, opened
+from xmil.core.text import is_plain
+from xmil.storage import read_json, sweep_folder
+from xmil.viewer.cache import Files
+
+FOLDER, NAMES = "annotations", "names.json"
+READER = r"[\p{L}\p{M}\p{N}_-]{1,40}"  # as JavaScript and OpenAPI write what `is_reader` checks
+MOST = 100_000  # annotations of one reader on one slide
+DEEPEST = 64  # brackets within brackets; those of GeoJSON are a dozen
+
+
+class ConflictError(XmilError):
+    """Another window or reader has written since; `stored` is what is there now."""
+
+    def __init__(self, stored: dict[str, Any]) -> None:
+        super().__init__("The annotations were changed elsewhere since they were read.")
+        self.stored = stored
+
+
+def is_reader(name: str) -> bool:
+    """Whether a name can be a reader's: letters of any script, digits, - and _; never a path.
+
+    >>> [is_reader(name) for name in ("anna", "Zoë-2", "\u9ec4\u6653\u660e", "a b", "../x", "")]
+    [True, True, True, False, False, False]
+    """
+    letters = all(category(letter)[0] in "LMN" or letter in "-_" for letter in name)
+    return 1 <= len(name) <= 40 and letters and is_normalized("NFC", name)
+
+
+def _text_of(document: dict[str, Any]) -> str:
+    """A document as it is stored; refused where it could not be read and sent again."""
+    try:
+        level: list[Any] = [document]
+        for _ in range(DEEPEST):
+            level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+            level = [inner for inner in level if isinstance(inner, dict | list)]
+        if level:
+            raise ValueError(f"they are nested more than {DEEPEST} deep")
+        json.dumps(document, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:  # nan, half a character of UTF-16
+        raise InputError(f"The annotations cannot be kept ({error}).") from None
+    return json.dumps(document) + "\n"
+
+
+class AnnotationFiles:
+    """The annotations of a run's folder; read-only if the folder is."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / FOLDER
+        self._lock = Lock()
+        if self._folder.is_dir() and not self._folder.is_symlink():
+            for left in self._folder.glob("*/.*.part"):  # of servers that were killed
+                with suppress(XmilError), _alone(left.parent):
+                    pass
+
+    def read(self, slide: str, reader: str) -> dict[str, Any]:
+        """What a reader has drawn on a slide, with its revision, and who else has."""
+        path = self._path(slide, reader)
+        stored = read_json(path) if path.is_file() and not path.is_symlink() else {}
+        head = stored["xmil"] if isinstance(stored.get("xmil"), dict) else {}
+        names = (normalize("NFC", file.stem) for file in path.parent.glob("*.geojson"))
+        readers = sorted(name for name in names if is_reader(name))
+        place = self._folder if self._folder.is_dir() else self._folder.parent
+        return {
+            "revision": head["revision"] if isinstance(head.get("revision"), int) else 0,
+            "features": stored.get("features") if isinstance(stored.get("features"), list) else [],
+            "origin": head.get("origin"),
+            "readers": readers,
+            "writable": os.access(place, os.W_OK),
+        }
+
+    def write(self, slide: str, reader: str, body: Any) -> dict[str, Any]:
+        """Store a reader's annotations if they were drawn over what is there; give the new revision."""
+        path = self._path(slide, reader)
+        body = body if isinstance(body, dict) else {}
+        document, base = body.get("document"), body.get("revision")
+        if not isinstance(document, dict) or not isinstance(document.get("features"), list):
+            raise InputError('The body must be {"revision": 0, "document": {"features": [...]}}.')
+        if isinstance(base, bool) or not isinstance(base, int) or base < 0:
+            raise InputError("The revision must be a number from 0 up.")
+        if len(document["features"]) > MOST:
+            raise InputError(f"A reader can keep {MOST:,} annotations on a slide; export them in parts.")
+        head = document.get("xmil")
+        about = {"slide": slide, "reader": reader, "revision": base + 1}
+        document = {**document, "xmil": {**(head if isinstance(head, dict) else {}), **about}}
+        text = _text_of(document)
+        with self._lock, _alone(path.parent):
+            stored = self.read(slide, reader)
+            if base != stored["revision"]:
+                raise ConflictError(stored)
+            write_text(path, text)
+        return {"revision": base + 1}
+
+    def _path(self, slide: str, reader: str) -> Path:
+        if not is_reader(reader):
+            raise InputError("A reader's name has 1 to 40 letters, digits, '-' or '_'.")
+        folder = self._folder / slide
+        if not is_plain(slide) or self._folder.is_symlink() or folder.is_symlink():
+            raise InputError("Annotations of this slide cannot be kept: its name or folder leads elsewhere.")
+        return folder / f"{reader}.geojson"
+
+
+MOST_NAMES, LONGEST = 1000, 60  # names of a kind, and the letters of one
+
+
+class RunNames:
+    """What readers call a run's concepts, and the classes they have added; the last word counts.
+
+    Names of concepts belong to the dictionary that `xmil insight` found them with: another one begins anew.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / FOLDER / NAMES
+        self._dictionary = run / "insight" / "dictionary.npz"
+        self._digests = Files(lambda path: sha256(path.read_bytes()).hexdigest()[:16], limit=1)
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """The names there are; none where the file cannot be read."""
+        try:
+            stored = self._stored()
+        except XmilError:
+            stored = {"classes": {}, "concepts": {}}
+        return {"classes": stored["classes"], "concepts": stored["concepts"].get(self._digest(), {})}
+
+    def write(self, body: Any) -> dict[str, dict[str, Any]]:
+        """Add names to those that are there; an empty one is taken away. Give all names."""
+        body = body if isinstance(body, dict) else {}
+        classes, concepts = (body.get(kind, {}) for kind in ("classes", "concepts"))
+        if not isinstance(classes, dict) or not isinstance(concepts, dict) or not (classes or concepts):
+            raise InputError(
+                'The body must be {"classes": {"Mitosis": [95, 120, 0]}} or {"concepts": {"3": "Gland"}}.'
+            )
+        classes = {_name(name): _colour(colour) for name, colour in classes.items()}
+        concepts = {_number(number): _name(name, empty=True) for number, name in concepts.items()}
+        if self._path.parent.is_symlink():
+            raise InputError("Names cannot be kept: the run's folder of annotations leads elsewhere.")
+        with _alone(self._path.parent):
+            stored = self._stored()
+            known = {**stored["concepts"].get(self._digest(), {}), **concepts}
+            stored["classes"] |= classes
+            stored["concepts"][self._digest()] = {number: name for number, name in known.items() if name}
+            if max(len(stored["classes"]), len(known)) > MOST_NAMES:
+                raise InputError(f"A run can have {MOST_NAMES:,} names of a kind.")
+            write_text(self._path, json.dumps(stored) + "\n")
+        return self.read()
+
+    def _stored(self) -> dict[str, dict[str, Any]]:
+        there = self._path.is_file() and not self._path.is_symlink()
+        stored = read_json(self._path) if there else {}
+        kinds = {kind: stored.get(kind, {}) for kind in ("classes", "concepts")}
+        lists = [
+            *kinds.values(),
+            *(kinds["concepts"].values() if isinstance(kinds["concepts"], dict) else ()),
+        ]
+        if not all(isinstance(names, dict) for names in lists):
+            raise FileError(f"{FOLDER}/{NAMES}: damaged; move it away to name things anew.")
+        return kinds
+
+    def _digest(self) -> str:
+        try:
+            return self._digests.get(self._dictionary)
+        except FileError:
+            return ""
+
+
+def _name(name: Any, *, empty: bool = False) -> str:
+    text = name.strip() if isinstance(name, str) else "\n"
+    if len(text) > LONGEST or not text.isprintable() or not (text or empty):
+        raise InputError(f"A name has 1 to {LONGEST} letters.")
+    return text
+
+
+def _number(number: str) -> str:
+    if not number.isascii() or not number.isdigit() or len(number) > 6:
+        raise InputError(f"There is no concept {number!r}; concepts have numbers.")
+    return str(int(number))
+
+
+def _colour(colour: Any) -> list[int]:
+    if (
+        not isinstance(colour, list)
+        or len(colour) != 3
+        or not all(type(c) is int and 0 <= c < 256 for c in colour)
+    ):
+        raise InputError("The colour of a class is three numbers from 0 to 255.")
+    return colour
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other servers out; what killed ones left half written is removed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with opened(folder / ".lock", os.O_RDWR | os.O_CREAT) as handle:
+            lock(handle)
+            sweep_folder(folder, below=True)
+            yield
+    except OSError as error:
+        reason = error.strerror
+        raise WriteError(f"Annotations cannot be kept in the run's folder ({reason}).") from None
