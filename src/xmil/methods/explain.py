@@ -34,7 +34,6 @@ from xmil.methods.method import (
 )
 from xmil.methods.shapley import sure_signs
 from xmil.network import (
-    ForwardFunction,
     Network,
     as_bag,
     as_model,
@@ -55,28 +54,6 @@ def explain(
 ) -> Explanation:
     """One score per instance for one target, by a named method; options as for `xmil.explain`."""
     return explain_targets(model, bag, [target], **options)[0]
-
-
-def explain_classes(
-    model: nn.Module | str | PathLike[str],
-    bag: Bags,
-    *,
-    method: str = "lrp",
-    output: str | None = None,
-    forward: ForwardFunction | None = None,
-    returns: str | None = None,
-    average: int | None = None,
-    device: str | None = None,
-    check: bool = True,
-    **params: Any,
-) -> list[Explanation]:
-    """An explanation for each class, from one forward pass if the method allows it.
-
-    A survival model has its time bins for classes, and its risk after them.
-    """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
-    how["check"] = check
-    return explain_targets(model, bag, None, method=method, output=output, **how, **params)
 
 
 def one_method(method: Any, params: dict[str, Any]) -> str:

@@ -478,7 +478,7 @@ class ExplainRun(ModelRun[Explained]):
         return {**about, "warnings": [warning]}
 
     def verdict(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any] | None:
-        """The verdict on the maps; that of the folder if nothing was explained now and its cases are there."""
+        """The verdict on the maps; that of the folder if nothing is new and its cases are there."""
         request, chosen = self.request, self.chosen
         check = Check(request.check)
         cases = [case for case in items if case.slides[0] in tally.results]
