@@ -47,7 +47,7 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
-from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run, with_note
+from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run
 from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row, stopping
 from xmil.runs.ensemble import (
     Ensemble,
@@ -486,8 +486,8 @@ class ExplainRun(ModelRun[Explained]):
         judged = self.judged
         if not check.most or (judged and not tally.done and names.issuperset(judged.get("cases", ()))):
             return judged
-        if chosen is not None and chosen.verdict is not None:
-            return chosen.verdict.as_dict()
+        if chosen is not None and chosen.choice.verdict is not None:
+            return chosen.choice.verdict.as_dict()
         used = frozenset() if chosen is None else chosen.cases
         others = [case for case in cases if (case.case_id or case.name) not in used]
         whose = f"the method was chosen on {counted(len(used), 'other case')}"
@@ -500,7 +500,7 @@ class ExplainRun(ModelRun[Explained]):
                 seed=request.seed,
             )  # fmt: skip
         if verdict is not None and chosen is not None:
-            verdict = with_note(verdict, whose)
+            verdict = verdict.with_note(whose)
         return None if verdict is None else verdict.as_dict()
 
     def maps(self, case: Case) -> tuple[Bag, Target, dict[str, npt.NDArray[np.float32]]]:
