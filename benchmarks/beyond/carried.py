@@ -27,8 +27,8 @@ import xmil
 from benchmarks.beyond import errors, pairs, sets, table
 from benchmarks.beyond.packed import Entry, Packed, opened, read
 from benchmarks.beyond.summary import summary
+from xmil import explain_classes
 from xmil.bench import TASKS, MethodSpec, score_bags
-from xmil.methods import explain_classes
 
 COLON = ("epithelial", "balance")
 Row = dict[str, Any]

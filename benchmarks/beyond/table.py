@@ -12,9 +12,9 @@ from scipy import stats
 from torch import Tensor
 
 from benchmarks.beyond.digits import Trained, stored
+from xmil import explain_classes
 from xmil.bench import TASKS, MethodSpec, score_bags
 from xmil.evaluate import score_evidence
-from xmil.methods import explain_classes
 from xmil.methods.explain import deal
 from xmil.models import MILModel
 

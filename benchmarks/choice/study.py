@@ -27,7 +27,7 @@ from xmil.methods import explain
 from xmil.methods.explain import deal
 
 COMPARED = {**CANDIDATES, "single": ("single", {}), "one_removed": ("one_removed", {})}
-CHOOSING, TESTED = 16, 32  # bags of each net
+CHOOSING, TESTED = 12, 16  # bags of each net
 KINDS = {"standard models": STANDARD, "nets with nonlinear heads": tuple(NONLINEAR)}
 KEYS = ["data", "task", "net", "seed"]
 CLEAR = 0.01  # differences from which on methods differ

@@ -57,6 +57,10 @@ def test_a_method_that_the_model_confirms_wins_where_lrp_fails() -> None:
     assert set(np.argsort(-e.scores)[:4]) == {0, 1, 2, 3}
     alone = xmil.explain(OffSwitch(), switching_bag(9), method="one_added", target=1)
     np.testing.assert_array_equal(e.scores, alone.scores)
+    assert choice.verdict is not None
+    assert (e.params["verdict"], choice.verdict.kind) == ("cannot tell", "cannot tell")  # 6 of 8 cases
+    again = xmil.explain(OffSwitch(), switching_bag(9), method=e.method, target=1, **e.params)
+    np.testing.assert_array_equal(again.scores, e.scores)
 
 
 def test_every_class_can_be_explained_by_auto() -> None:
@@ -84,7 +88,7 @@ def test_what_is_refused_is_not_chosen() -> None:
 
 def test_one_bag_is_little_to_choose_by() -> None:
     e = xmil.explain(OffSwitch(), switching_bag(0), method="auto", target=1)
-    assert e.method == "one_added"
+    assert (e.method, e.params["verdict"]) == ("one_added", None)
     assert any("one bag is little" in line for line in e.warnings)
 
 

@@ -140,7 +140,7 @@ def test_the_target_is_that_of_the_full_bag() -> None:
     bag = bag_of(9)
     e = xmil.explain(model, bag, contexts=6)
     assert int(e.target) == int(model(bag[None]).argmax())
-    both = xmil.methods.explain_classes(model, bag, contexts=6)
+    both = xmil.explain_classes(model, bag, contexts=6)
     np.testing.assert_allclose(both[int(e.target)].scores, e.scores, atol=1e-6)
 
 

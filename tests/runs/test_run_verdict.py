@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,18 @@ def test_check_says_how_many_cases(cohort: Path, tmp_path: Path, check: str, cas
         assert (verdict.kind, len(verdict.cases)) == ("cannot tell", cases)
         assert "8 are needed" in verdict.sentence
         assert verdict.brief == "not known whether lrp shows what the model uses"
+
+
+def test_a_case_that_fails_later_leaves_the_verdict(cohort: Path, tmp_path: Path) -> None:
+    features = tmp_path / "features"
+    shutil.copytree(cohort / "features", features)
+    first = xmil.explain_slides(cohort / "m.safetensors", features, out=tmp_path / "run", target=["1"])
+    assert first.verdict is not None
+    gone = first.verdict.cases[0]
+    (features / f"{gone}.h5").write_bytes(b"damaged")
+    again = xmil.explain_slides(cohort / "m.safetensors", features, out=tmp_path / "run", target=["1"])
+    assert again.verdict is not None
+    assert gone not in again.verdict.cases
 
 
 def test_maps_that_know_nothing_or_the_opposite_are_called_so(cohort: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.explanation import Explanation
 from xmil.core.registry import load_function
 from xmil.evaluate import choose_method
-from xmil.methods import METHODS, ZeroMapError, explain, explain_classes
+from xmil.methods import METHODS, ZeroMapError, explain, explain_targets
 from xmil.models import MILModel
 from xmil.network import Network, frozen
 
@@ -113,7 +113,10 @@ class OurMethod(MethodEntry):
         name, output, scores = self.spec.name, self.spec.output, np.zeros((exam.n_classes, len(bag)))
         try:
             return np.stack(
-                [e.scores for e in explain_classes(exam.model, bag, method=name, output=output, check=False)]
+                [
+                    e.scores
+                    for e in explain_targets(exam.model, bag, None, method=name, output=output, check=False)
+                ]
             )
         except ZeroMapError:
             for target in range(exam.n_classes):

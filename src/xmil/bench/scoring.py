@@ -21,7 +21,7 @@ from xmil.core.background import Background
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.core.task import Target
 from xmil.lrp import Composite
-from xmil.methods import METHODS, PRESETS, Output, class_output, explain_classes, preset_composite
+from xmil.methods import METHODS, PRESETS, Output, class_output, explain_targets, preset_composite
 from xmil.methods.gradients import STEPS
 from xmil.models import AttnMIL, MILModel, TransMIL
 from xmil.network import Network
@@ -126,12 +126,12 @@ def _scorer(spec: MethodSpec) -> Scorer:
 
 
 def _one_by_one(network: Network, x: Tensor, outputs: list[Output], *, spec: MethodSpec) -> Tensor:
-    """Any other method, through `explain_classes`."""
+    """Any other method, one bag after the other."""
     scores: list[Any] = [
         [
             e.scores
-            for e in explain_classes(
-                network.module, bag, method=spec.name, output=outputs[0].kind, check=False
+            for e in explain_targets(
+                network.module, bag, None, method=spec.name, output=outputs[0].kind, check=False
             )
         ]
         for bag in x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from xmil.core.text import counted
@@ -53,6 +53,10 @@ class RunVerdict:
             return f"not known whether {self.method or 'the map'} shows what the model uses"
         words = f"{self.method} {self.kind} than a random order over {counted(len(self.cases), self.unit)}"
         return f"{words} (SRG {self.methods[0]['srg']:.2f})"
+
+    def with_note(self, note: str) -> RunVerdict:
+        """The same with a remark at the end of its sentence."""
+        return replace(self, sentence=f"{self.sentence.rstrip('.')}; {note}.")
 
     def as_dict(self) -> dict[str, Any]:
         """What run.json holds."""

@@ -7,7 +7,7 @@ beyond the noise. `explain` is the door that takes `method="auto"`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -19,9 +19,10 @@ from xmil.core.bag import Bag
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter
 from xmil.core.explanation import Explanation
 from xmil.core.text import counted
+from xmil.core.verdict import RunVerdict
 from xmil.evaluate.curves import Bags, Flips
 from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_means
-from xmil.evaluate.verdict import FEWEST, FEWEST_CASES, MOST, SMALLEST, Judge
+from xmil.evaluate.verdict import FEWEST, FEWEST_CASES, MOST, SMALLEST, Judge, judge_cohort
 from xmil.methods import explain as explain_by
 from xmil.methods import explain_targets, list_methods, seeds
 from xmil.network import ForwardFunction, as_bag, as_model
@@ -52,7 +53,8 @@ class Choice:
 
     `method` and its `params` go to `explain`. `rows` has each candidate's mean SRG, its interval over cases,
     its gain on the first candidate, the p of that gain, and on how many bags it is refused. `bags` are those
-    that were compared, of `n_cases` cases; `srgs` has the SRG of each candidate on each.
+    that were compared, of `n_cases` cases; `srgs` has the SRG of each candidate on each. `verdict` is on the
+    choice: each half of the cases judges what the other half chose; None for one case.
     """
 
     method: str
@@ -63,6 +65,7 @@ class Choice:
     seed: int = 0
     srgs: Mapping[str, Floats] = field(default_factory=dict)
     n_cases: int = 0
+    verdict: RunVerdict | None = None
 
     @property
     def table(self) -> pd.DataFrame:
@@ -84,7 +87,15 @@ class Choice:
     def as_dict(self) -> dict[str, Any]:
         """What run.json holds."""
         names = ("method", "candidate", "params", "rows", "bags", "seed", "n_cases")
-        return {name: getattr(self, name) for name in names}
+        verdict = None if self.verdict is None else self.verdict.as_dict()
+        return {**{name: getattr(self, name) for name in names}, "verdict": verdict}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Choice:
+        """Read what run.json holds."""
+        own = {f.name: stored[f.name] for f in fields(cls) if f.name in stored}
+        verdict = own.pop("verdict", None)
+        return cls(**own, verdict=RunVerdict.from_dict(verdict) if isinstance(verdict, dict) else None)
 
 
 def choose_method(
@@ -120,7 +131,9 @@ def choose_method(
     tried = find_candidates(net, candidates, n=int(np.median([len(bag) for bag in read])), **how)
     measured = [measure_bag(net, bag, tried, target=target, seed=seed, **how) for bag in read]
     srgs = {label: np.array([one[label] for one in measured]) for label in tried}
-    return choose(srgs, tried, names=names, cases=names if cases is None else cases, seed=seed)
+    cases = names if cases is None else cases
+    choice = choose(srgs, tried, names=names, cases=cases, seed=seed)
+    return choice if len(set(map(str, cases))) < 2 else cross_fitted(choice, tried, cases)
 
 
 def find_candidates(
@@ -183,7 +196,7 @@ def choose(
     if not tried:
         raise UnsupportedError("None of the candidates can explain this model; name others.")
     refused = {label: int(np.isnan(srgs[label]).sum()) for label in tried}
-    srgs = {label: np.nan_to_num(srgs[label]) for label in tried}
+    measured, srgs = srgs, {label: np.nan_to_num(srgs[label]) for label in tried}
     first, *others = (label for label in tried if refused[label] == min(refused.values()))
     n_cases = len(set(map(str, cases)))
     gains = {label: srgs[label] - srgs[first] for label in others}
@@ -206,7 +219,34 @@ def choose(
         if label == first or (gain is not None and _is_better(gains[label], gain, p.get(label))):
             best, highest = (label, mean) if mean > highest else (best, highest)
     method, params = tried[best]
-    return Choice(method, best, rows, list(names), dict(params), seed, srgs, n_cases)
+    return Choice(method, best, rows, list(names), dict(params), seed, measured, n_cases)
+
+
+def cross_fitted(
+    choice: Choice,
+    tried: Mapping[str, tuple[str, dict[str, Any]]],
+    cases: Sequence[Any],
+    *,
+    unit: str = "case",
+) -> Choice:
+    """The choice with a verdict: each half of the cases is judged by the method that the other half chose."""
+    units, srgs = list(map(str, cases)), choice.srgs
+    first = set(list(dict.fromkeys(units))[::2])
+    half, values = np.array([unit in first for unit in units]), np.zeros(len(units))
+    for rows in (np.flatnonzero(half), np.flatnonzero(~half)):
+        own = {label: column[rows] for label, column in srgs.items()}
+        pick = choose(own, tried, names=[""], cases=[units[i] for i in rows], seed=choice.seed)
+        judging = np.setdiff1d(np.arange(len(units)), rows)
+        values[judging] = np.nan_to_num(srgs[pick.candidate][judging])
+    others = {  # lrp over sub-bags is lrp, too
+        f"plain {label}" if label == choice.method else label: np.nan_to_num(column)
+        for label, column in srgs.items()
+        if label != choice.candidate
+    }
+    every = {choice.method: values, **others}
+    verdict = judge_cohort(every, units=units, unit=unit, seed=choice.seed)
+    note = "each half of the cases is judged by the method that the other half chose"
+    return replace(choice, verdict=verdict.with_note(note))
 
 
 def _is_better(gains: Floats, gain: float, p: float | None) -> bool:
@@ -277,7 +317,8 @@ def explain(
     choice = choose_method(model, [bag] if like is None else like, target=own, **how)
     options |= {**choice.params, **params}
     notes = (f"{choice.sentence[:-1]}; {LITTLE}.",) if like is None else ()
-    about = {"chosen_by": AUTO, "chosen_on": len(choice.bags)}
+    verdict = None if choice.verdict is None else choice.verdict.kind
+    about = {"chosen_by": AUTO, "chosen_on": len(choice.bags), "verdict": verdict}
     found = [
         replace(e, params={**e.params, **about}, warnings=(*e.warnings, *notes))
         for e in explain_targets(model, bag, targets, method=choice.method, **options)

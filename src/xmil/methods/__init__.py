@@ -1,7 +1,7 @@
 """Explanation methods behind one `explain`: one file for each kind."""
 
 from xmil.methods import attention, gradients, lrp, perturbation, shapley
-from xmil.methods.explain import Bags, explain, explain_classes, explain_targets, list_methods
+from xmil.methods.explain import Bags, explain, explain_targets, list_methods
 from xmil.methods.inside import explain_inside
 from xmil.methods.inside_maps import (
     MAPS,
@@ -62,7 +62,6 @@ __all__ = [
     "class_output",
     "cuts",
     "explain",
-    "explain_classes",
     "explain_inside",
     "explain_targets",
     "finer_layer",

@@ -34,7 +34,6 @@ from xmil.methods.method import (
 )
 from xmil.methods.shapley import sure_signs
 from xmil.network import (
-    ForwardFunction,
     Network,
     as_bag,
     as_model,
@@ -46,7 +45,8 @@ from xmil.network import (
 
 PREDICTED = "predicted"  # the target of that name, as None is
 PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
-RECORDED = ("call", "company_from", "baseline_digest")  # in `e.params`; they change nothing when passed
+# in `e.params`; they change nothing when passed
+RECORDED = ("call", "company_from", "baseline_digest", "chosen_by", "chosen_on", "verdict")
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 
 
@@ -55,28 +55,6 @@ def explain(
 ) -> Explanation:
     """One score per instance for one target, by a named method; options as for `xmil.explain`."""
     return explain_targets(model, bag, [target], **options)[0]
-
-
-def explain_classes(
-    model: nn.Module | str | PathLike[str],
-    bag: Bags,
-    *,
-    method: str = "lrp",
-    output: str | None = None,
-    forward: ForwardFunction | None = None,
-    returns: str | None = None,
-    average: int | None = None,
-    device: str | None = None,
-    check: bool = True,
-    **params: Any,
-) -> list[Explanation]:
-    """An explanation for each class, from one forward pass if the method allows it.
-
-    A survival model has its time bins for classes, and its risk after them.
-    """
-    how: dict[str, Any] = {"forward": forward, "returns": returns, "average": average, "device": device}
-    how["check"] = check
-    return explain_targets(model, bag, None, method=method, output=output, **how, **params)
 
 
 def one_method(method: Any, params: dict[str, Any]) -> str:

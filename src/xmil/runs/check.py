@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from xmil.core.task import Target
 from xmil.core.verdict import RunVerdict
 from xmil.data.bags import Case
 from xmil.evaluate import Choice, Flips, Judge, choose, judge_cohort, measure_bag
-from xmil.evaluate.choice import draw_part, find_candidates
+from xmil.evaluate.choice import cross_fitted, draw_part, find_candidates
 from xmil.evaluate.verdict import FEWEST
 from xmil.models import MILModel
 
@@ -155,24 +155,19 @@ def _srgs(
 
 @dataclass(frozen=True)
 class RunChoice:
-    """The method of a run, the cases that chose it, and the verdict where they had to judge it as well."""
+    """The method of a run, and the cases that chose it; they judge it, too, if the choice has a verdict."""
 
     choice: Choice
     cases: frozenset[str]
-    verdict: RunVerdict | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """What run.json holds: a run that goes on keeps its method, and what its cases say of it."""
-        verdict = None if self.verdict is None else self.verdict.as_dict()
-        return {**self.choice.as_dict(), "cases": sorted(self.cases), "cross_fitted": verdict}
+        """What run.json holds: a run that goes on keeps its method."""
+        return {**self.choice.as_dict(), "cases": sorted(self.cases)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> RunChoice:
         """Read what run.json holds."""
-        own = {f.name: stored[f.name] for f in fields(Choice) if f.name in stored}
-        verdict = stored.get("cross_fitted")
-        judged = RunVerdict.from_dict(verdict) if isinstance(verdict, dict) else None
-        return cls(Choice(**own), frozenset(stored.get("cases", ())), judged)
+        return cls(Choice.from_dict(stored), frozenset(stored.get("cases", ())))
 
 
 def choose_for_run(models: Sequence[MILModel], cases: Sequence[Case], bags: Bags, *, seed: int) -> RunChoice:
@@ -199,37 +194,6 @@ def choose_for_run(models: Sequence[MILModel], cases: Sequence[Case], bags: Bags
     srgs = {label: np.array(values) for label, values in measured.srgs.items()}
     names = [case.name for case in measured.cases]
     chosen = choose(srgs, tried, names=names, cases=measured.units, seed=seed)
-    verdict = None if len(units) >= CASES else _cross_fitted(chosen, srgs, tried, measured, seed)
-    return RunChoice(chosen, frozenset(choosing), verdict)
-
-
-def _cross_fitted(
-    chosen: Choice, srgs: dict[str, Any], tried: dict[str, Any], measured: Measured, seed: int
-) -> RunVerdict:
-    """The verdict on methods chosen on one half of the cases and measured on the other."""
-    units = measured.units
-    first = set(list(dict.fromkeys(units))[::2])
-    halves = np.array([unit in first for unit in units])
-    values = np.full(len(units), np.nan)
-    for half in (halves, ~halves):
-        if half.any() and not half.all():
-            own = {label: column[half] for label, column in srgs.items()}
-            pick = choose(
-                own, tried, names=[""], cases=[u for u, h in zip(units, half, strict=True) if h], seed=seed
-            )
-            values[~half] = np.nan_to_num(srgs[pick.candidate][~half])
-    others = {  # lrp over sub-bags is lrp, too
-        f"plain {label}" if label == chosen.method else label: np.nan_to_num(column)
-        for label, column in srgs.items()
-        if label != chosen.candidate
-    }
-    if not np.isfinite(values).all():
-        values = np.nan_to_num(srgs[chosen.candidate])
-    every = {chosen.method: values, **others}
-    verdict = judge_cohort(every, units=units, unit=measured.unit, seed=seed)
-    return with_note(verdict, "each half of the cases is judged by the method that the other half chose")
-
-
-def with_note(verdict: RunVerdict, note: str) -> RunVerdict:
-    """The verdict with a remark at the end of its sentence."""
-    return replace(verdict, sentence=f"{verdict.sentence.rstrip('.')}; {note}.")
+    if 1 < len(units) < CASES:
+        chosen = cross_fitted(chosen, tried, measured.units, unit=measured.unit)
+    return RunChoice(chosen, frozenset(choosing))

@@ -54,7 +54,7 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
-from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run, with_note
+from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run
 from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row
 from xmil.runs.ensemble import (
     Ensemble,
@@ -506,16 +506,17 @@ class ExplainRun(ModelRun[Explained]):
         return {**about, "warnings": [warning]}
 
     def verdict(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any] | None:
-        """The verdict on the maps; that of the folder if nothing was explained now."""
+        """The verdict on the maps; that of the folder if nothing is new and its cases are there."""
         request, chosen = self.request, self.chosen
         check = Check(request.check)
-        is_old = not tally.done and all(slide in self.before for slide in tally.rows)
-        if not check.most or (self.judged is not None and is_old):
-            return self.judged
-        if chosen is not None and chosen.verdict is not None:
-            return chosen.verdict.as_dict()
-        used = frozenset() if chosen is None else chosen.cases
         cases = [case for case in items if case.slides[0] in tally.results]
+        names = {case.case_id or case.name for case in cases}
+        judged, is_old = self.judged, not tally.done and all(slide in self.before for slide in tally.rows)
+        if not check.most or (judged and is_old and names.issuperset(judged.get("cases", ()))):
+            return judged
+        if chosen is not None and chosen.choice.verdict is not None:
+            return chosen.choice.verdict.as_dict()
+        used = frozenset() if chosen is None else chosen.cases
         others = [case for case in cases if (case.case_id or case.name) not in used]
         whose = f"the method was chosen on {counted(len(used), 'other case')}"
         if not others:
@@ -527,7 +528,7 @@ class ExplainRun(ModelRun[Explained]):
                 seed=request.seed,
             )  # fmt: skip
         if verdict is not None and chosen is not None:
-            verdict = with_note(verdict, whose)
+            verdict = verdict.with_note(whose)
         return None if verdict is None else verdict.as_dict()
 
     def maps(self, case: Case) -> tuple[Bag, Target, dict[str, npt.NDArray[np.float32]]]:
