@@ -67,6 +67,38 @@ def test_maps_sheets_and_tiles_per_slide_and_resumed(study: Path, capsys: pytest
     assert "0 slides examined, 2 already done" in capsys.readouterr().out
 
 
+HIDDEN = """
+from torch import nn
+from xmil.nn.images import ResNet
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = [ResNet("resnet18").eval()]  # a list hides its layers
+
+    def forward(self, x):
+        return self.inner[0](x)
+
+def build():
+    return Hidden()
+"""
+
+
+def test_an_encoder_without_known_layers_is_pointed_to_an_option(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hidden.py").write_text(HIDDEN)
+    words = [word for word in options(study) if word != "--random"]
+    words[words.index("resnet18")] = f"{tmp_path}/hidden.py:build"
+    with pytest.raises(SystemExit):
+        main([*words, "--out", str(tmp_path / "maps")])
+    out, err = capsys.readouterr()
+    assert "use --map occlusion" in out + err
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--out", str(tmp_path / "maps"), "--map", "occlusion", "--patches", "1"])
+    assert not left.value.code
+
+
 def test_stored_vectors_serve_without_model_and_features(study: Path, tmp_path: Path) -> None:
     """`xmil explain` with vectors, then `xmil inside` with slides and encoder alone, and OME-TIFF."""
     xmil.explain_slides(

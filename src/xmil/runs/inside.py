@@ -20,7 +20,7 @@ import numpy as np
 
 from xmil.core.background import Background
 from xmil.core.durable import identity
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, UnsupportedError
 from xmil.core.inside import Inside
 from xmil.core.request import takes
 from xmil.core.text import counted
@@ -155,10 +155,14 @@ def _look_into(
         )
     bag = read_bag(run.features[slide], request.format) if slide in run.features else None
     with open_slide(run.pictures[slide]) as opened:
-        inside = explain_inside(
-            model, encoder, opened, e, patches=request.patches, method=request.map, features=bag,
-            patch_px=request.patch_px, background=background,
-        )  # fmt: skip
+        try:
+            inside = explain_inside(
+                model, encoder, opened, e, patches=request.patches, method=request.map, features=bag,
+                patch_px=request.patch_px, background=background,
+            )  # fmt: skip
+        except UnsupportedError as error:  # in a run the map has another name, and layers none
+            advice = str(error).replace("name one with layer=, or use method=", "use map=")
+            raise UnsupportedError(advice) from None
         inside.save(run.out / f"{slide}.npz")
         inside.plot(opened).write(run.out / f"{slide}.png")
         write_inside_geojson(run.out / f"{slide}.geojson", inside, opened)
