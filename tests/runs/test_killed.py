@@ -105,3 +105,6 @@ def test_slices_of_kills_add_up(study: Study, tmp_path: Path) -> None:
     assert ledger.summary()["kills"] == 4
     ledger.note(Result(first[0], True, ["half a file"]))
     assert len(ledger.summary()["faults"]) == 1
+    assert first[0] in plan(study.points, 4, done=ledger.trials)  # until it is mended
+    ledger.note(Result(first[0], True, []))
+    assert (ledger.summary()["faults"], ledger.summary()["mended"]) == ([], 1)
