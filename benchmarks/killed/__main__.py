@@ -365,7 +365,9 @@ def kill_commands(
     until = time.monotonic() + seconds
     torch.set_num_threads(1)
     _study = Study(folder, commands, workers)
-    trials = plan(_study.points, kills, first, full=full, done=ledger.trials if ledger else ())
+    faulty = [trial for trial, line in ledger.last.items() if line["faults"]] if ledger else []
+    again = [trial for trial in faulty if (trial.command, trial.workers) in _study.points]
+    trials = again + plan(_study.points, kills, first, full=full, done=ledger.trials if ledger else ())
     results: list[Result] = []
     with ProcessPoolExecutor(processes, get_context("fork")) as pool:
         for future in as_completed([pool.submit(_judge, trial, until) for trial in trials]):
