@@ -1,6 +1,6 @@
-"""A cohort worked through in two tabs, the server killed in between; and panning over many annotations.
+"""A cohort's list, worked through in two tabs, the server killed in between; panning over many annotations.
 
-python -m benchmarks.viewer_cohort [--slides 300 --annotations 20000]
+python -m benchmarks.viewer_cohort [--listed 300 --slides 300 --annotations 20000]; 0 leaves a part out
 
 Both tabs step through the slides and draw one annotation on each; the first one follows a filtered list. The
 server is killed half way. At the end every annotation that was drawn must be on disk.
@@ -98,14 +98,37 @@ def serving(run: Path) -> Iterator[Server]:
 def main() -> None:
     """Work through the cohort, then pan."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--listed", type=int, default=300)
     parser.add_argument("--slides", type=int, default=300)
     parser.add_argument("--annotations", type=int, default=20_000)
     given = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
+        if given.listed:
+            _list(browser, Path(name) / "listed", given.listed)
         if given.slides:
             _work_through(browser, Path(name) / "run", given.slides)
-        _pan(browser, Path(name) / "many", given.annotations)
+        if given.annotations:
+            _pan(browser, Path(name) / "many", given.annotations)
+
+
+def _list(browser: Any, run: Path, count: int) -> None:
+    """Milliseconds until the list is there, and until its small maps have a scale."""
+    for i in range(count):
+        scores = {("lrp", target): sign * signed(1000, i) for target, sign in (("a", -1), ("b", 1))}
+        write_run(run, f"slide-{i:03}", scores, coords=grid(40, 25, EDGE))
+    times = []
+    with serving(run) as server:
+        for _ in range(5):
+            began = time.monotonic()
+            with opened(browser, server.url) as page:
+                marks = []
+                for what in ("table.slides td a", ".cohort-bar"):
+                    page.locator(what).first.wait_for()
+                    marks.append(1000 * (time.monotonic() - began))
+            times.append(marks)
+    shown = "; ".join(f"list {a:.0f} ms, scale {b:.0f} ms" for a, b in times)
+    print(f"{count} slides, load {os.getloadavg()[0]:.1f}: {shown}", flush=True)
 
 
 def _work_through(browser: Any, run: Path, count: int) -> None:

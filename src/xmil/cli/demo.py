@@ -59,6 +59,7 @@ def demo(
 
 def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
     """The demonstration on digits; what it found."""
+    from xmil.core.explanation import card_of
     from xmil.demo.pipeline import Demo
     from xmil.demo.results_page import read_results, verdict, viewer_command, write_report
 
@@ -68,7 +69,7 @@ def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
     report = write_report(made, timings)
     results = read_results(made)
     for r in results:
-        scores = ", ".join(f"{method} {r.auprc2[method]:.2f}" for method in ("attention", "lrp"))
+        scores = ", ".join(f"{card_of(m).title} {r.auprc2[m]:.2f}" for m in ("attention", "lrp"))
         say(f"{r.task:<15} {r.model:<9} test AUROC {r.auroc:.2f}   AUPRC-2: {scores}\n")
     _end(say, verdict(results), begin, report, viewer_command(made))
     pairs = [{"task": r.task, "model": r.model, "test_auroc": r.auroc, "auprc2": r.auprc2} for r in results]

@@ -11,6 +11,7 @@ import typer
 
 from xmil.cli._command import Json
 from xmil.core.errors import InputError, XmilError
+from xmil.core.text import counted
 
 if TYPE_CHECKING:
     from xmil.data import Cohort
@@ -39,6 +40,7 @@ def split(
 ) -> None:
     """Split a cohort by case, so that no case lies on two sides, and write the split as a column."""
     from xmil.data import read_cohort, split_folds, split_fractions
+    from xmil.data.cohort import CASE
     from xmil.data.splits import check_labels
 
     table = read_cohort(cohort, slide_column=slide_column)
@@ -87,7 +89,10 @@ def split(
     if as_json:
         print(json.dumps({"out": str(target), "column": written, "sides": counts}, indent=2))
         return
-    print(f"{target}: wrote {written!r}, split by case ({len(set(cases))} cases, none on two sides)")
+    way = f"split by case ({counted(len(set(cases)), 'case')}, none on two sides)"
+    if CASE not in table.columns:
+        way = f"split by slide: there is no {CASE}, and slides of one patient may lie on two sides"
+    print(f"{target}: wrote {written!r}, {way}")
     empty = counts.pop("", None)
     for side, count in counts.items():
         labels = Counter(map(done.column(stratify).__getitem__, sides[side])) if stratify else {}

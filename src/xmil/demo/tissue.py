@@ -333,6 +333,7 @@ def _opening(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
     )
     no, yes = (tag("i", name) for name in demo.classes[:2])
     n = len(demo.names["train"])
+    rough = " A quick run: few sections and little training, so that numbers are rough." if demo.quick else ""
     return join([
         tag("h1", f"Where does the model see {demo.kind} nuclei?"),
         tag(
@@ -341,7 +342,7 @@ def _opening(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
             f". Nobody showed it where to look. The sections are {source}. A section counts as ", yes,
             " if it holds such nuclei.",
         ),
-        tag("p", tag("b", tissue_verdict(sections))),
+        tag("p", tag("b", tissue_verdict(sections)), rough),
         tag(
             "p",
             "Sections that the model learned from are not among those below. "
@@ -428,8 +429,9 @@ def _pen(demo: TissueDemo) -> Html:
         return Html()
     caption = (
         f"Section {inked[0]} as `xmil tile` saw it. Only sections with tumour carry ink here, as where a "
-        "pathologist marked it: a model that saw ink could answer by the ink. Patches with ink are left out "
-        "before the model sees anything; tiling with drop=none would keep them."
+        "pathologist marked it: a model that saw ink could answer by the ink. Patches of which ink covers "
+        "15 % or more (crossed out) are left out before the model sees anything; the thin edge of a mark can "
+        "stay. Tiling with drop=none would keep them all."
     )
     return join([tag("h2", "A pen mark is not tissue"), figure(path, caption)])
 

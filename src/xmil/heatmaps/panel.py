@@ -153,7 +153,7 @@ class Sheet:
             self.line(heading.facts, 1.0, color=GREY)
         for text in heading.warnings:
             for part in wrap(f"warning: {text}", max(20, int((self.width - 2 * edge) / (0.5 * unit)))):
-                self.line(part, 0.85, color=RED)
+                self.line(part, 0.85, color=WARNING)
         self.y += round(0.4 * unit)
 
     def line(self, text: str, size: float, **look: Any) -> None:

@@ -104,6 +104,9 @@ def subtitle(explanation: Explanation, task: str = "classification") -> str:
     against = measured_against(explanation.method, explanation.params)
     notes = f"; {against}" * bool(against)
     notes += "; hatched: sign uncertain" * unsure + "; has warnings" * bool(explanation.warnings)
+    if explanation.method == "attention":
+        return f"weight of each patch, for no class{notes}"
+    notes += "; a control, drawn at random" * (explanation.method == "random")
     return f"for {_meaning(explanation, task).subject(explained(explanation))}{notes}"
 
 
