@@ -292,9 +292,14 @@ class Ledger:
         return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
     @property
+    def last(self) -> dict[Trial, dict[str, Any]]:
+        """What came of each trial when it was last made."""
+        return {Trial(**line["trial"]): line for line in self.lines}
+
+    @property
     def trials(self) -> set[Trial]:
         """The trials that need no repeating."""
-        return {Trial(**line["trial"]) for line in self.lines if line["killed"]}
+        return {trial for trial, line in self.last.items() if line["killed"] and not line["faults"]}
 
     def note(self, result: Result) -> None:
         """Add a trial; whoever ends this process loses the one it was at, and no more."""
@@ -311,7 +316,9 @@ class Ledger:
             "with syncing": sum(line["synced"] for line in struck),
             "by command": dict(sorted(Counter(names).items())),
             "days": sorted({line["day"] for line in struck}),
-            "faults": [f"{line['trial']}: {why}" for line in self.lines for why in line["faults"]],
+            "faults": [f"{trial}: {why}" for trial, line in self.last.items() for why in line["faults"]],
+            "mended": sum(bool(line["faults"]) for line in self.lines)
+            - sum(bool(line["faults"]) for line in self.last.values()),
         }
 
 
@@ -358,7 +365,9 @@ def kill_commands(
     until = time.monotonic() + seconds
     torch.set_num_threads(1)
     _study = Study(folder, commands, workers)
-    trials = plan(_study.points, kills, first, full=full, done=ledger.trials if ledger else ())
+    faulty = [trial for trial, line in ledger.last.items() if line["faults"]] if ledger else []
+    again = [trial for trial in faulty if (trial.command, trial.workers) in _study.points]
+    trials = again + plan(_study.points, kills, first, full=full, done=ledger.trials if ledger else ())
     results: list[Result] = []
     with ProcessPoolExecutor(processes, get_context("fork")) as pool:
         for future in as_completed([pool.submit(_judge, trial, until) for trial in trials]):
@@ -395,11 +404,15 @@ def main() -> None:
     parser.add_argument("--commands", nargs="+", default=every, choices=every)
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
     parser.add_argument("--ledger", type=Path, help="a folder that remembers what was killed before")
+    parser.add_argument("--report", action="store_true", help="say what the ledger has, and kill nothing")
     parser.add_argument("--full-disk", action="store_true", help="fill the disk there instead of killing")
     parser.add_argument("--random-training", action="store_true", help="kill a training at random moments")
     args = parser.parse_args()
     begun, found = time.monotonic(), dict[str, Any](faults=[])
     ledger = Ledger(args.ledger) if args.ledger else None
+    if ledger and args.report:
+        print(json.dumps(ledger.summary(), indent=1))
+        return
     with tempfile.TemporaryDirectory() as folder:
         if args.random_training:
             from benchmarks.killed.training import kill_training, write_cohort

@@ -327,12 +327,16 @@ def main() -> None:
     parser.add_argument("--entries", nargs="+", default=list(ENTRIES), choices=list(ENTRIES))
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
     parser.add_argument("--ledger", type=Path, help="a folder that remembers what was tried before")
+    parser.add_argument("--report", action="store_true", help="say what the ledger has, and try nothing")
     parser.add_argument("--keep", type=Path, help="a folder for the inputs at fault")
     args = parser.parse_args()
     left_out = {name: ENTRIES[name].lacks for name in args.entries if ENTRIES[name].lacks}
     names = [name for name in args.entries if name not in left_out]
     begun = time.monotonic()
     ledger = Ledger(args.ledger) if args.ledger else None
+    if ledger and args.report:
+        print(json.dumps(ledger.summary(), indent=1))
+        return
     options = {"inputs": args.inputs, "processes": args.processes, "first": args.first, "each": args.each}
     options |= {"ledger": ledger}
     found: dict[str, Any] = {"faults": []}

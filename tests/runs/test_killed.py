@@ -5,11 +5,14 @@ from __future__ import annotations
 from copy import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks.killed.__main__ import Ledger, Result, Study, Trial, plan
+from PIL import Image
 
 import xmil
 from tests.training.cohorts import config_of, write_cohort
+from xmil.core.durable import write_text
 from xmil.storage import RunFolder
 
 
@@ -37,6 +40,21 @@ def test_a_worker_that_dies_after_writing_costs_no_slide(study: Study) -> None:
     """At the end of its file: another worker finds the slide done, and the verdict counts it."""
     result = study.judge(Trial("explain", "4", 15, everyone=False))
     assert (result.killed, result.faults) == (True, [])
+
+
+def test_a_table_that_was_left_with_some_rows_gets_its_order_back(tmp_path: Path) -> None:
+    """The rows of the slides that were done first, when a run with several workers was killed."""
+    (tmp_path / "slides").mkdir()
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(60, 200, size=(128, 128, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "slides" / f"s{i}.png")
+    options = {"size": 64, "slide_mpp": 0.5, "min_tissue": 0.0}
+    done = xmil.tile_slides(tmp_path / "slides", out=tmp_path / "out", **options)
+    whole = (done.path / "slides.csv").read_text()
+    head, *rows = whole.splitlines(keepends=True)
+    write_text(done.path / "slides.csv", head + rows[2])
+    xmil.tile_slides(tmp_path / "slides", out=tmp_path / "out", **options)
+    assert (done.path / "slides.csv").read_text() == whole
 
 
 @pytest.mark.parametrize("server", ["view", "study"])
@@ -105,3 +123,6 @@ def test_slices_of_kills_add_up(study: Study, tmp_path: Path) -> None:
     assert ledger.summary()["kills"] == 4
     ledger.note(Result(first[0], True, ["half a file"]))
     assert len(ledger.summary()["faults"]) == 1
+    assert first[0] in plan(study.points, 4, done=ledger.trials)  # until it is mended
+    ledger.note(Result(first[0], True, []))
+    assert (ledger.summary()["faults"], ledger.summary()["mended"]) == ([], 1)

@@ -288,6 +288,13 @@ def test_the_command_line_makes_and_reports_a_study(
     capsys.readouterr()
     assert main([*words[:-1], str(tmp_path / "other")]) == 2
     assert str(plan) in capsys.readouterr().err
+    mine = tmp_path / "mine" / "tests.csv"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert main(["study", "report", str(out), "--out", str(mine.parent)]) == 2
+    assert [path.name for path in mine.parent.iterdir()] == ["tests.csv"]
+    assert mine.read_text() == "mine"
+    assert main(["study", "report", str(out)]) == 0  # its own, again
 
 
 def test_studies_are_made_and_reported_without_torch(tmp_path: Path) -> None:

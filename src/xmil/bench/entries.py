@@ -218,7 +218,7 @@ class ForeignScores(MethodEntry):
             raise
         except FileNotFoundError:
             raise FileError(absent(path)) from None
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise FileError(f"{path}: needs the columns {', '.join(COLUMNS)} ({reason}).") from None
         return cls(path.stem, file_digest(path), path, table)

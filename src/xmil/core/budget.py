@@ -179,6 +179,8 @@ def read_parquet(path: Path_, columns: list[str] | None = None, *, checksums: bo
     check_regular(path)
     declared = 0  # bytes that the columns to be read take in memory, by the counts in the footer
     for chunk in column_chunks(path):
+        if not chunk.path:
+            raise ValueError("a column of it has no name")
         if columns is None or chunk.path[0] in columns:
             # in lists and behind shared prefixes, each text may repeat all that is stored
             nested = len(chunk.path) > 1 and chunk.physical == _BYTE_ARRAY

@@ -259,7 +259,11 @@ class CohortRun(ABC, Generic[Item, Result]):
         if self.tabled:
             before = self.before if self.adds else {}
             every = {**before, **tally.rows}
-            rows = [every[slide] for slide in dict.fromkeys([*before, *slides]) if slide in every]
+            known = [slide for slide in dict.fromkeys(slides) if slide in every]
+            if not before.keys() >= {*known}:  # a killed run may have left the rows that came first
+                now = {*known}
+                before = {slide: row for slide, row in before.items() if slide not in now}
+            rows = [every[slide] for slide in dict.fromkeys([*before, *known])]
             folder.write_slides(self.header(rows), rows)
         folder.write_failures(dict(sorted(tally.failed.items())))
 

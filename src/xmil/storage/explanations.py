@@ -356,7 +356,7 @@ def read_interactions(path: Path_) -> Interactions:
             warnings=tuple(header["warnings"]),
             **{key: header[key] for key in ("output", "bag", "model", "patch_size", "params")},
         )
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise FileError(f"{path}: the interactions are damaged ({error}); compute them again.") from None
 
 
@@ -386,7 +386,7 @@ def load_arrays(
         raise FileError(absent(path)) from None
     except FileError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError) as error:
         raise FileError(f"{path}: not a {what} ({error}); {way_out}.") from None
 
 

@@ -14,11 +14,12 @@ from xmil.core.explanation import card_of
 from xmil.core.text import counted, csv_text
 from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval
 from xmil.heatmaps.pages import Html, bullets, join, page, table, tag
+from xmil.storage import RunFolder
 from xmil.viewer.study.analysis import ALL, Estimate, Findings, Test, analyse, progress
 from xmil.viewer.study.plan import AFTER, BEFORE, sample_size
 from xmil.viewer.study.readings import Study
 
-REPORT = "report"
+REPORT, PAGE = "report", "report.html"
 NO_VALUE = "-"
 STYLE = """
 svg.plot { width: 100%; max-width: 38rem; height: auto; }
@@ -37,12 +38,15 @@ def write_report(study: Study, out: str | PathLike[str] | None = None) -> Path:
     if not findings.readings:
         raise InputError(f"{study.folder}: nobody has committed an answer yet; there is nothing to report.")
     folder = Path(out) if out is not None else study.folder / REPORT
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "readings.csv", _readings_csv(findings))
-    write_text(folder / "regions.csv", _regions_csv(findings))
-    write_text(folder / "estimates.csv", _estimates_csv(findings.estimates))
-    write_text(folder / "tests.csv", _tests_csv(findings.tests))
-    write_text(folder / "report.html", report_page(findings))
+    marks = (PAGE,) if out is None else ()  # by which the reports of earlier versions are known
+    with RunFolder(folder, "study report", {"study": str(study.folder.resolve())}, marks, mixed=True).open(
+        {}
+    ):
+        write_text(folder / "readings.csv", _readings_csv(findings))
+        write_text(folder / "regions.csv", _regions_csv(findings))
+        write_text(folder / "estimates.csv", _estimates_csv(findings.estimates))
+        write_text(folder / "tests.csv", _tests_csv(findings.tests))
+        write_text(folder / PAGE, report_page(findings))
     return folder
 
 
