@@ -13,10 +13,10 @@ PAGE      := $(shell find page/src -type f)
 STORES    := spatialdata==0.7.3 spatialdata-plot==0.4.0 ome-zarr==0.15.0
 MINUTES   ?= 10
 SEED      := $(or $(SEED),$(shell date +%s))
-PYTEST    := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
+PYTEST    := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 COVER     := --cov --cov-report=term $(if $(COVERAGE),--cov-fail-under=$(COVERAGE))
 
-.PHONY: help demo test test-full fuzz coverage test-stores lint bench docs dist check-dist release clean
+.PHONY: help demo style types lint pytest test test-full fuzz coverage test-stores bench docs dist check-dist release clean
 
 help:
 	@echo "make demo        install, then go from digit slides to evidence and a report"
@@ -49,15 +49,23 @@ $(VENV)/.demo: pyproject.toml constraints.txt hatch_build.py page/package-lock.j
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.demo)
 	$(BIN)/xmil demo --out demo-out
 
-lint: $(STAMP)
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell src tests docs benchmarks README.md CHANGELOG.md CONTRIBUTING.md
 
-test: lint
+types: $(STAMP)
+	$(BIN)/mypy
+
+lint: style types
+
+pytest: $(STAMP)
 	$(PYTEST)
+
+# mypy takes a minute of one core: it runs beside the tests.
+test: style
+	$(MAKE) --jobs 2 types pytest
 
 test-full: lint
 	@echo "random examples of seed $(SEED)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +13,9 @@ import torch
 
 os.environ.setdefault("XMIL_SYNC", "0")  # results of tests need not outlive a power loss
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so shells start a job in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests are interrupted, too
 
 DATA = Path(os.environ.get("XMIL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -37,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `full` unless it is asked for, and put first what is marked `early`.
 
-    Processes take tests from each other at the end: what waits for a browser should by then have run beside
-    what computes, and no two processes should make the same costly fixture.
+    Processes take one file after another: long ones should not come last, and what waits for a browser should
+    run beside what computes.
     """
     items.sort(key=lambda item: item.get_closest_marker("early") is None)
     if not config.getoption("--full"):

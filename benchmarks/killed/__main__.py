@@ -114,7 +114,8 @@ class Study:
             self._run_and_leave(trial, words, counter, theirs)
         os.close(theirs)
         os.set_blocking(ours, False)
-        self.said, self.hung, until = "", False, time.monotonic() + LIMIT
+        self.said, self.hung = "", False
+        until = time.monotonic() + (3 if trial.workers == "ray" else 1) * LIMIT  # starting a Ray takes long
         while True:
             pid, status = os.waitpid(child, os.WNOHANG)
             with suppress(BlockingIOError):
@@ -187,6 +188,7 @@ class Study:
             killed = struck(out.with_suffix(".points")).exists()
             faults += _half_files(out)
             faults += _unclear(code, self.said) if trial.full and code else []
+            faults += [f"a slide failed: {self.said[-300:]}"] if code == 1 and not trial.full else []
             if code:
                 code = self.attempt(Trial(trial.command, trial.workers, 0, False), out)
                 faults += [f"ended with {code}{', hung' * self.hung}: {self.said[-300:]}"] if code else []

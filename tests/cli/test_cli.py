@@ -17,6 +17,7 @@ import torch
 import xmil
 from tests.data import producers as p
 from tests.data.test_write import explanation
+from tests.runs.cohorts import make_cohort
 from xmil.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -357,3 +358,33 @@ def test_split_reports_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
     told = json.loads(out)
     assert (code, told["column"]) == (0, "fold")
     assert told["sides"] == {"0": {"slides": 4, "cases": 2}, "1": {"slides": 4, "cases": 2}}
+
+
+def test_split_without_cases_promises_nothing_about_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "cohort.csv"
+    table.write_text("image,label\n" + "".join(f"s{i},{i % 2}\n" for i in range(12)), encoding="utf-8")
+    code, said, _ = run("split", table, capsys=capsys)
+    assert code == 0
+    assert "none on two sides" not in said
+    assert "case_id" in said
+
+
+def test_an_option_of_before_is_not_sent_to_one_that_the_command_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, said = run("split", tmp_path / "cohort.csv", "--fold", "5", capsys=capsys)
+    assert code == 2
+    assert "--drop" not in said
+    assert "--folds" in said
+
+
+def test_a_cohort_without_rows_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_cohort(tmp_path, 2)
+    (tmp_path / "empty.csv").write_text("slide_id,label\n", encoding="utf-8")
+    where = ["--model", folder / "m0.safetensors", "--features", folder / "features"]
+    more = ["--cohort", tmp_path / "empty.csv", "--out", tmp_path / "out"]
+    code, _, said = run("predict", *where, *more, capsys=capsys)
+    assert code == 2
+    assert "empty.csv: has no rows" in said

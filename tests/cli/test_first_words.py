@@ -83,6 +83,7 @@ def test_colours_that_clip_are_checked_at_once_and_the_hint_names_the_run(
         assert (code, "--clip must be" in err, Path("my run/heatmaps").exists()) == (2, True, False)
     from xmil.runs.heatmap import clipped
 
+    assert "--out own" in clipped({"s0": 0.4}, Path("my run"), Path("own"))[0]
     (line,) = clipped({"s0": 0.4}, Path("my run"))
     words = shlex.split(line.partition("; xmil ")[2].removesuffix(" tells them apart."))
     assert run(*words, "--pictures", "map", "--to", "png", capsys=capsys)[0] == 0

@@ -64,5 +64,5 @@ def test_sentences():
     assert "Scores add up to the output" in good.sentence
     assert good.srg > 0
     leaky = certify(X[:, 0].numpy(), audit=Audit.close(output=2.0, instances=1.0))
-    assert "do not add up to the output: 50.0%" in leaky.sentence
+    assert "unexplained 50.0%" in leaky.sentence
     assert "do not add up" in certify(X[:, 0].numpy()).sentence

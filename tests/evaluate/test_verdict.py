@@ -9,7 +9,7 @@ from benchmarks.choice.verdicts import cohorts
 
 import xmil
 from xmil.core.errors import XmilError
-from xmil.evaluate import KINDS, Flips, Judge, judge, judge_cohort
+from xmil.evaluate import KINDS, FaithfulnessSettings, Flips, Judge, evaluate_slide, judge, judge_cohort
 
 D = 8
 
@@ -22,14 +22,22 @@ def features(n: int, seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(n, D, generator=torch.Generator().manual_seed(seed))
 
 
-def test_the_gain_is_the_area_between_the_two_curves() -> None:
+def test_the_gain_is_the_one_srg_whatever_the_steps() -> None:
+    """The mean of 101 values, as AUPC; coarser curves are joined by straight lines."""
+    flips = Flips(net(), features(200), target=1)
+    scores = np.random.default_rng(0).normal(size=200)
+    usual = xmil.srg(net(), features(200), scores, target=1)
+    np.testing.assert_allclose(flips.gains(np.argsort(-scores)[None], steps=100), usual, rtol=1e-5)
+    settings = FaithfulnessSettings(methods=("single",), modes=("remove",), steps=10, orders=2)
+    for certificate in evaluate_slide(net(), xmil.Bag(features(200).numpy()), settings).certificates:
+        assert certificate.srg == pytest.approx(certificate.verdict.srg, rel=1e-5)  # of 10 steps as well
     flips = Flips(net(), features(30), target=1)
     scores = np.random.default_rng(0).normal(size=(3, 30))
     orders = np.argsort(-scores, axis=1)
     slow = []
     for own in scores:
         first, last = (flips.curve(own, order=order, steps="each").values for order in ("morf", "lerf"))
-        slow.append(np.trapezoid(last - first) / 30)
+        slow.append(np.trapezoid(last - first) / 30 * 100 / 101)
     np.testing.assert_allclose(flips.gains(orders, steps=30), slow, atol=1e-6)
     np.testing.assert_allclose(flips.gains(orders[:, ::-1], steps=30), -np.array(slow), atol=1e-6)
 

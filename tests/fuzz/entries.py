@@ -12,16 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
 import xmil
 from tests.data import fuzzing
 from tests.data import producers as p
+from xmil.bench import Unit, method_entry, read_asap, read_idx
+from xmil.core.durable import write_text
+from xmil.core.interactions import Interactions
+from xmil.core.task import Target
 from xmil.data.inspection import inspect_run
+from xmil.encoders.foreign import read_state as read_encoder
 from xmil.evaluate import Truth
 from xmil.runs.verify import verify_run
 from xmil.slides import open_slide
+from xmil.storage import RunFolder, compare_files, read_interactions, read_manifest
+from xmil.viewer.app import AnnotationFiles
+from xmil.viewer.study import Study, open_study, read_plan
+from xmil.viewer.study.plan import make_plan
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 Read = Callable[[Path], Any]
@@ -177,7 +188,97 @@ def _read_config(path: Path) -> None:
     load_config(path)
 
 
+def _unit(root: Path) -> Path:
+    settings = {"suite": "evidence", "problem": {"name": "p"}, "model": {"name": "m"}}
+    unit = Unit(root / "u.npz", settings, ("auroc", "auprc"))
+    unit.facts = {0: {"auroc": 0.9, "forward": 0.1, "checksum": "c", "bags": ["a", "b"], "cases": None}}
+    unit.add(0, "lrp", {name: np.ones(2) for name in unit.measures}, {"digest": "d", "seconds": 1.0})
+    unit.save()
+    return unit.path
+
+
+def _scores(root: Path) -> Path:
+    row = {"problem": "p", "model": "m", "repetition": 0, "bag": "b", "target": 1, "checksum": "c"}
+    pq.write_table(pa.Table.from_pylist([{**row, "scores": [0.1, 0.2]}] * 3), root / "s.parquet")
+    return root / "s.parquet"
+
+
+def _idx(root: Path) -> Path:
+    (root / "i.idx").write_bytes(b"\0\0\x08\x03\0\0\0\x02\0\0\0\x04\0\0\0\x04" + bytes(range(32)))
+    return root / "i.idx"
+
+
+def _asap(root: Path) -> Path:
+    places = [(0, 0), (9, 0), (9, 9)]
+    points = "".join(f'<Coordinate Order="{i}" X="{x}" Y="{y}"/>' for i, (x, y) in enumerate(places))
+    text = f'<Annotation Name="a" PartOfGroup="Tumor"><Coordinates>{points}</Coordinates></Annotation>'
+    (root / "s.xml").write_text(f"<ASAP_Annotations><Annotations>{text}</Annotations></ASAP_Annotations>")
+    return root / "s.xml"
+
+
+PLAN = {"readers": ["anna"], "practice": 0, "seed": 1, "washout_days": 0.0, "regions": "optional"}
+
+
+def _plan(root: Path) -> Path:
+    lines = 'title = "t"\nreaders = ["anna", "ben"]\npractice = 2\nrepeats = 1\nseed = 3\nreveal = "always"\n'
+    (root / "p.toml").write_text(f'{lines}[[arms]]\nname = "plain"\n[[arms]]\nname = "lrp"\nmethod = "lrp"\n')
+    return root / "p.toml"
+
+
+def _study(root: Path) -> Path:
+    case = {"patient": "p", "label": "a", "answers": {"run": {"predicted": "a", "probability": 0.9}}}
+    about = {"layout": 1, "plan": make_plan(PLAN).with_classes(("a", "b")).model_dump(mode="json")}
+    about |= {"classes": ["a", "b"], "slides": str(root), "runs": ["run"], "made": "2026", "practice": []}
+    about |= {"cases": [{**case, "slide": f"s{i}", "mpp": 0.5} for i in range(3)]}
+    folder = root / "study"
+    (folder / "readers").mkdir(parents=True)
+    (folder / "study.json").write_text(json.dumps(about))
+    (folder / "readers.csv").write_text("reader,code\nanna,abcdefgh\n")
+    (folder / "readers" / "anna.json").write_text(json.dumps(Study(folder).stored("anna")))
+    return folder
+
+
+def _read_study(path: Path) -> None:
+    study = open_study(path)
+    for reader in study.readers:
+        study.place(study.stored(reader))
+
+
+def _annotated(root: Path) -> Path:
+    features = [{"type": "Feature", "geometry": {"type": "Point", "coordinates": [1, 2]}, "id": "a"}]
+    AnnotationFiles(root / "run").write("s", "ann", {"revision": 0, "document": {"features": features}})
+    return root / "run"
+
+
+def _noted(root: Path) -> Path:
+    with RunFolder(root / "run", "explain", {"a": 1}).open({}):
+        write_text(root / "run" / "slides.csv", "slide_id\ns0\n")
+    return root / "run"
+
+
+def _read_manifest(path: Path) -> None:
+    manifest = read_manifest(path)
+    list(compare_files(path, manifest)) if manifest is not None else None
+
+
+def _pairs(root: Path) -> Path:
+    pairs = np.array([[0, 1], [1, 2]])
+    values = np.array([0.5, -0.25])
+    Interactions(pairs, values, np.abs(values), values, Target(1), 0.7, bag="s").save(root / "p.parquet")
+    return root / "p.parquet"
+
+
 ENTRIES: dict[str, Entry] = {
+    "bench unit": Entry(_unit, Unit.read),
+    "bench scores": Entry(_scores, lambda path: method_entry(str(path))),
+    "bench idx": Entry(_idx, read_idx),
+    "truth asap": Entry(_asap, read_asap),
+    "study plan": Entry(_plan, read_plan, ("pydantic",)),
+    "study": Entry(_study, _read_study, ("pydantic", "starlette")),
+    "annotations": Entry(_annotated, lambda path: AnnotationFiles(path).read("s", "ann"), ("starlette",)),
+    "manifest": Entry(_noted, _read_manifest),
+    "interactions": Entry(_pairs, read_interactions),
+    "encoder weights": Entry(_state, read_encoder),
     **{f"features {name}": Entry(make, _bag) for name, make in fuzzing.WRITERS.items()},
     "features tiatoolbox": Entry(p.tiatoolbox, _bag, ("zarr",)),
     "features spatialdata": Entry(p.spatialdata, _bag, ("zarr",)),

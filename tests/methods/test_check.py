@@ -48,7 +48,7 @@ def test_right_scores_pass(name: str) -> None:
     model = xmil.create_model(name, in_dim=D, n_classes=2, seed=1)
     net = nn.Sequential(model)
     for seed in range(2):
-        x = 3 * bag(seed=seed)
+        x = 3 * bag(10, seed)  # few enough to enumerate
         e = xmil.explain(model, x, method="shapley", target=1)
         assert not any("contradict" in line for line in e.warnings)
         against = xmil.explain(net, x, method="shapley", target=1, forward=lambda net, x: -net(x))
@@ -78,3 +78,21 @@ def test_large_bags_are_checked_on_a_part() -> None:
     before, sizes[:] = list(sizes), []
     xmil.explain(net, x, target=1)
     assert sorted(sizes) == sorted([*before, 512, 512, 1024])
+
+
+def test_features_and_outputs_that_say_nothing_are_named() -> None:
+    """A failed extraction gives rows of zeros, and a constant network zeros for scores."""
+    net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
+    for bag, word in ((torch.zeros(9, 4), "only zeros"), (torch.ones(9, 4), "the same features")):
+        assert any(word in text for text in xmil.explain(net, bag, target=1).warnings)
+    varied = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    assert not xmil.explain(net, varied, target=1).warnings
+
+    class Constant(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([[1.0, 2.0]]) + 0 * x.sum()
+
+    for method in ("lrp", "one_added", "ig"):
+        e = xmil.explain(Constant(), varied, method=method, target=1)
+        assert not e.scores.any()
+        assert any("zero" in text for text in e.warnings)

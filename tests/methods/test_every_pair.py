@@ -17,6 +17,7 @@ SMALL = {
     "attnmil": {"dim": 8, "attention_dim": 4, "n_out_layers": 1},
     "addmil": {"hidden": 8},
 }
+FEW = {"ig": {"steps": 8}}  # as many as show what is tested here
 PAIRS = [
     (name, method)
     for name in xmil.list_models()
@@ -38,8 +39,8 @@ def test_pair(name: str, method: str, n: int, rng: np.random.Generator) -> None:
     model = model_of(name)
     bag = rng.normal(size=(n, WIDTH)).astype(np.float32)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    e = xmil.explain(model, bag, method=method, target=2)
-    again = xmil.explain(model, bag, method=method, target=2)
+    e = xmil.explain(model, bag, method=method, target=2, **FEW.get(method, {}))
+    again = xmil.explain(model, bag, method=method, target=2, **FEW.get(method, {}))
     assert e.scores.shape == (n,)
     assert e.scores.dtype == np.float32
     assert np.isfinite(e.scores).all()
@@ -55,11 +56,11 @@ def test_pair(name: str, method: str, n: int, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_every_class_at_once(name: str, method: str, rng: np.random.Generator) -> None:
-    model, bag = model_of(name), rng.normal(size=(9, WIDTH))
-    together = xmil.explain_classes(model, bag, method=method)
+    model, bag, own = model_of(name), rng.normal(size=(9, WIDTH)), FEW.get(method, {})
+    together = xmil.explain_classes(model, bag, method=method, **own)
     assert [int(e.target) for e in together] == [0, 1, 2]
     for e in together:
-        alone = xmil.explain(model, bag, method=method, target=int(e.target))
+        alone = xmil.explain(model, bag, method=method, target=int(e.target), **own)
         np.testing.assert_allclose(e.scores, alone.scores, rtol=1e-5, atol=1e-6)
 
 

@@ -150,7 +150,7 @@ class NeedsItsOption(Base):
 def test_optional_companions_that_the_body_needs_are_passed() -> None:
     e = xmil.explain(NeedsItsOption(), PLACED, target=1)
     assert e.params["call"] == "net(x, coords=coords)"
-    with pytest.raises(InputError, match="coordinates, please"):
+    with pytest.raises(InputError, match=r"coordinates, please.*'coords'.*pass a Bag with coords="):
         xmil.explain(NeedsItsOption(), X)
 
 

@@ -99,3 +99,26 @@ def test_a_hidden_width_of_64_is_no_second_reading(n: int) -> None:
 class _Mean(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         return h.mean(dim=1)
+
+
+class Convolution(nn.Module):
+    """Wants (1, d, n): with n = D a bag (1, n, d) runs as well, and features are pooled as instances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Conv1d(D, HIDDEN, 1), nn.Linear(HIDDEN, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embed(x).relu().amax(dim=-1))
+
+
+@pytest.mark.parametrize("n", [D, D + 1])
+@pytest.mark.parametrize("method", ["lrp", "one_added"])
+def test_features_are_not_taken_for_instances(n: int, method: str) -> None:
+    net = Convolution()
+    with pytest.raises(InputError):
+        xmil.explain(net, bag(n), method=method)
+    e = xmil.explain(net, bag(n), method=method, target=1, forward=lambda net, x: net(x.mT))
+    with torch.no_grad():
+        np.testing.assert_allclose(e.logits, net(torch.tensor(bag(n).features).T[None])[0], rtol=1e-5)

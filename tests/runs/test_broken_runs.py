@@ -69,7 +69,7 @@ def _mount(*options: str) -> None:
         pytest.skip(f"mounting is refused here: {error}")
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.full), "2"])
 def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
     tmp_path: Path, small_disk: Path, capsys: pytest.CaptureFixture[str], workers: str
 ) -> None:

@@ -270,6 +270,7 @@ def test_ground_truth_on_a_slide_with_a_bounds_offset(tmp_path):
     assert pointing["slides"] == pointing["header"] == [1.0]
 
 
+@pytest.mark.full  # as a killed run of `explain` does, in test_broken_runs.py
 def test_a_killed_run_goes_on(tmp_path, capsys):
     """Killed by the worker that meets the third slide; its workers end with it."""
     folder = make_trap(tmp_path, 4, slide=2)

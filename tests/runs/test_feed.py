@@ -23,20 +23,19 @@ from xmil.slides.slide import PatchFit
 pytest.importorskip("openslide")
 
 
-def test_processes_give_the_bytes_that_threads_give(tmp_path: Path) -> None:
+def test_processes_give_the_bytes_that_threads_give(tmp_path: Path, full: bool) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("ab")}
     threads = embed_request("resnet18", random=True, batch=13, stain_norm=True, input_size=40)
     ways = {"threads": threads, "processes": replace(threads, readers=2)}
     for way, settings in ways.items():
         embed_pairs(slides, tmp_path / way / "out", settings)
-    embed_pairs(slides, tmp_path / "two" / "out", replace(threads, readers=1, workers=2))
+    if full:
+        embed_pairs(slides, tmp_path / "two" / "out", replace(threads, readers=1, workers=2))
     for name in slides:
-        one, other, two = (
-            (tmp_path / way / "out" / f"{name}.h5").read_bytes() for way in ("threads", "processes", "two")
-        )
+        one, other = ((tmp_path / way / "out" / f"{name}.h5").read_bytes() for way in ways)
         assert len(one) > 30 * 512 * 4
         assert one == other
-        assert len(two) == len(one)
+        assert not full or (tmp_path / "two" / "out" / f"{name}.h5").stat().st_size == len(one)
 
 
 def test_damage_fails_its_slide_and_no_other(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from xmil.storage import RunFolder
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return Study(tmp_path_factory.mktemp("killed"), ["explain", "export", "view", "study"], ["1"])
+    return Study(tmp_path_factory.mktemp("killed"), ["explain", "export", "view", "study"], ["1", "4"])
 
 
 def test_the_points_of_a_run_are_counted(study: Study) -> None:
@@ -31,6 +31,12 @@ def test_kills_change_nothing(study: Study, command: str) -> None:
     for at in (2, last // 2, last - 1):
         result = study.judge(Trial(command, "1", at, everyone=bool(at % 2)))
         assert (result.killed, result.faults) == (True, [])
+
+
+def test_a_worker_that_dies_after_writing_costs_no_slide(study: Study) -> None:
+    """At the end of its file: another worker finds the slide done, and the verdict counts it."""
+    result = study.judge(Trial("explain", "4", 15, everyone=False))
+    assert (result.killed, result.faults) == (True, [])
 
 
 @pytest.mark.parametrize("server", ["view", "study"])

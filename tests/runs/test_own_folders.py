@@ -135,6 +135,39 @@ def test_a_report_of_the_benchmark_is_not_written_into_another_run(
     assert all_files(cohort) == before
 
 
+@pytest.mark.parametrize("more", [[], ["--restart"]])
+def test_a_style_of_the_user_is_left_alone(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    (tmp_path / "style.json").write_text('{"mine": 1}')
+    words = ["heatmap", f"{cohort}/explained", "--to", "csv", "--out", str(tmp_path), *more]
+    assert run(words) == 2
+    assert "style.json" in capsys.readouterr().err
+    assert all_files(tmp_path) == {"style.json": b'{"mine": 1}'}
+
+
+def test_another_style_is_refused_before_anything_is_written(cohort: Path, tmp_path: Path) -> None:
+    (tmp_path / "style.json").write_text('{"mpp": 2.0}')
+    assert run(["heatmap", f"{cohort}/explained", "--to", "csv", "--out", str(tmp_path)]) == 2
+    assert all_files(tmp_path) == {"style.json": b'{"mpp": 2.0}'}
+
+
+def test_a_split_replaces_no_other_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f"s{i},c{i},{i % 2}\n" for i in range(12))
+    (tmp_path / "cohort.csv").write_text("slide_id,case_id,label\n" + rows)
+    mine = "slide_id,label\nt0,1\n"
+    (tmp_path / "mine.csv").write_text(mine)
+    words = ["split", f"{tmp_path}/cohort.csv", "--folds", "2", "--out"]
+    assert run([*words, f"{tmp_path}/mine.csv"]) == 2
+    told = capsys.readouterr().err
+    assert "mine.csv" in told
+    assert "--overwrite" in told
+    assert (tmp_path / "mine.csv").read_text() == mine
+    assert run([*words, f"{tmp_path}/new.csv"]) == 0
+    assert run([*words, f"{tmp_path}/new.csv", "--seed", "1"]) == 0  # its own result
+    assert run([*words, f"{tmp_path}/mine.csv", "--overwrite"]) == 0
+
+
 EXPORTED = ["bench", "--suite", "evidence", "--task", "standard", "--repetitions", "1", "--quick", "--only"]
 
 

@@ -93,6 +93,51 @@ def test_a_repeated_drawing_keeps_its_notes(cohort: Path, tmp_path: Path) -> Non
     assert [row["note"] for row in table(path)] == ["seen"] * 3
 
 
+def test_a_panel_of_other_methods_is_drawn_again(tmp_path: Path) -> None:
+    """It shows all that were asked for: one kept from another choice would pass for this one's."""
+    folder = make_cohort(tmp_path, 2)
+    assert run(command(folder, "--methods", "lrp,gxi")) == 0
+    words = [
+        "heatmap",
+        str(folder / "run"),
+        "--pictures",
+        "panel",
+        "--size",
+        "60",
+        "--out",
+        f"{tmp_path}/out",
+    ]
+    panel = tmp_path / "out" / "panel" / "s000.png"
+    assert run([*words, "--methods", "lrp", "--names", "s000"]) == 0
+    one = panel.read_bytes()
+    assert run(words) == 0
+    both = panel.read_bytes()
+    assert both != one
+    time = panel.stat().st_mtime_ns
+    assert run(words) == 0
+    assert panel.stat().st_mtime_ns == time
+
+
+def test_a_run_of_another_kind_is_not_drawn(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", f"{cohort}/m0.safetensors", "--features", f"{cohort}/features"]
+    assert run(["predict", *words, "--out", f"{cohort}/predicted"]) == 0
+    before = sorted(cohort.rglob("*"))
+    assert run(["heatmap", f"{cohort}/predicted", "--out", f"{cohort}/drawn"]) == 2
+    assert "xmil predict" in last_line(capsys)
+    assert sorted(cohort.rglob("*")) == before
+    assert run(["verify", str(cohort)]) == 2  # a folder of runs, beside the slides
+    assert "predicted" in last_line(capsys)
+
+
+def test_an_entry_that_is_no_file_costs_its_slide_alone(tmp_path: Path) -> None:
+    folder = make_cohort(tmp_path, 2)
+    (folder / "features" / "odd.h5").mkdir()
+    words = ["--model", f"{folder}/m0.safetensors", "--features", f"{folder}/features"]
+    assert run(["predict", *words, "--out", f"{folder}/out"]) == 1
+    assert {row["slide_id"] for row in table(folder / "out" / "predictions.csv")} == {"s000", "s001"}
+    assert [row["slide_id"] for row in table(folder / "out" / "failures.csv")] == ["odd"]
+
+
 # Memory
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import xmil
 from tests.cli.test_cli import run
 from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.errors import InputError, XmilError
+from xmil.data.files import UNTRAINED
+from xmil.heatmaps.words import figure_notes
 
 pytest.importorskip("openslide")
 
@@ -39,13 +42,22 @@ def explain(**options: Any) -> xmil.Run:
     return xmil.explain_slides("model.safetensors", slides="slides", out="run", device="cpu", **options)
 
 
-def test_features_are_made_as_the_checkpoint_says(folder: Path) -> None:
+def test_features_are_made_as_the_checkpoint_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = explain()
     assert (list(done), done.failed, done.warnings) == (["one", "two"], {}, [])
     bag = xmil.read_bag("run/features/one.h5")
     assert (bag.features.shape[1], bag.encoder, bag.patch_size) == (512, "resnet18", 128)
     made = xmil.open_run("run/features")
     assert (made.settings["random"], xmil.open_run("run/tiles").settings["size"]) == (True, 128)
+    drawn = sorted(str(path) for path in Path("run/heatmaps").rglob("*.*g"))
+    assert [name for name in drawn if "panel" in name] == [f"run/heatmaps/panel/{n}.png" for n in done]
+    code, _, err = run(
+        "explain", "--model", "model.safetensors", "--slides", "slides", "--out", "other", capsys=capsys
+    )
+    assert code == 0, err  # the command leaves the same
+    assert sorted(str(path) for path in Path("other/heatmaps").rglob("*.*g")) == [
+        name.replace("run/", "other/") for name in drawn
+    ]
     again = xmil.explain("model.safetensors", "run/features/one.h5", target=done.explanation("one").target)
     assert done.explanation("one").scores.tolist() == again.scores.tolist()
 
@@ -128,6 +140,29 @@ def test_what_is_missing_is_named_before_anything_is_done(
         explain(**options)
     assert all(word in str(error.value) for word in words), error.value
     assert not Path("run").exists()
+
+
+def test_slides_without_a_resolution_are_pointed_to_an_option_of_the_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.fromarray(textured([BOX], (900, 600))).save("one.png")
+    asked = ["explain", "--model", "model.safetensors", "--slides", "one.png"]
+    code, _, err = run(*asked, capsys=capsys)
+    assert (code, "pass --mpp." in err) == (2, True), err
+    assert run(*asked, "--mpp", "0.5", capsys=capsys)[0] == 0
+
+
+def test_an_untrained_encoder_is_warned_of_wherever_a_map_is_seen(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save("model.safetensors")
+    done = explain(encoder="resnet18", random=True, tile_size=128, tile_mpp=0.5)
+    assert done.warnings == [UNTRAINED]
+    assert figure_notes([done.explanation("one")]) == [UNTRAINED]
+    code, out, _ = run(
+        "explain", "--model", "model.safetensors", "--features", "run/features/one.h5", capsys=capsys
+    )
+    assert (code, out.count(UNTRAINED)) == (0, 1)
 
 
 def test_a_folder_of_something_else_is_left_alone(folder: Path) -> None:

@@ -101,7 +101,7 @@ async def _call(app: Any, scope: dict[str, Any], parts: list[bytes]) -> Answer:
     return Answer(start["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))
 
 
-def ask_socket(port: int, request: bytes, *, hang_up: bool = False, timeout: float = 2.0) -> bytes:
+def ask_socket(port: int, request: bytes, *, hang_up: bool = False, timeout: float = 120.0) -> bytes:
     """Raw bytes to a server on loopback, and all it answers until it closes or waits for more."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
         connection.sendall(request)

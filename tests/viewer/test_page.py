@@ -280,26 +280,32 @@ def edges_along(line: Any) -> Any:
     return np.flatnonzero(np.abs(np.diff(line, axis=0)).sum(axis=1) > 40) + 1
 
 
-@pytest.mark.parametrize(("zoom", "ratio"), [(1.0, 1), (2.7, 1), (7.3, 1), (2.7, 2)])
+@pytest.mark.parametrize(("ratio", "zooms"), [(1, (1.0, 2.7, 7.3)), (2, (2.7,))])
 def test_evidence_lies_on_its_patches_within_a_pixel(
-    browser: Any, url: str, made: Made, zoom: float, ratio: int
+    browser: Any, url: str, made: Made, ratio: int, zooms: tuple[float, ...]
 ) -> None:
     """Changes of colour along a row of pixels, in the evidence and in the slide below it."""
+    scores = scores_of(made, "gxi", "tumour")
     with opened(browser, url, device_scale_factor=ratio) as page:
         open_slide(page, url, 1)
         page.locator("select[name=method]").select_option("gxi")
         show_plainly(page)
-        page.evaluate(GO, zoom)
-        wait_until_quiet(page)
-        page.mouse.move(5, 5)
-        y = round(ratio * place_of(page, 0, 3.5 * EDGE)[1])
-        box = page.locator(".stage").bounding_box()
-        left, right = round(ratio * box["x"]) + 2, round(ratio * (box["x"] + box["width"])) - 2
-        places = {c: ratio * place_of(page, c * EDGE, 3.5 * EDGE)[0] for c in range(1, COLUMNS)}
-        painted = edges_along(pixels(page)[y, left:right]) + left
-        page.keyboard.press("h")
-        drawn = edges_along(pixels(page)[y, left:right]) + left
-    scores = scores_of(made, "gxi", "tumour")
+        for zoom in zooms:
+            page.evaluate(GO, zoom)
+            compare_edges(page, ratio, scores)
+
+
+def compare_edges(page: Any, ratio: int, scores: Any) -> None:
+    wait_until_quiet(page)
+    page.mouse.move(5, 5)
+    y = round(ratio * place_of(page, 0, 3.5 * EDGE)[1])
+    box = page.locator(".stage").bounding_box()
+    left, right = round(ratio * box["x"]) + 2, round(ratio * (box["x"] + box["width"])) - 2
+    places = {c: ratio * place_of(page, c * EDGE, 3.5 * EDGE)[0] for c in range(1, COLUMNS)}
+    painted = edges_along(pixels(page)[y, left:right]) + left
+    page.keyboard.press("h")
+    drawn = edges_along(pixels(page)[y, left:right]) + left
+    page.keyboard.press("h")
     shades = [red_blue(score / whisker(scores)) for score in scores[3 * COLUMNS : 4 * COLUMNS]]
     seen = [c for c, x in places.items() if left + 3 < x < right - 3 and _differ(shades[c - 1], shades[c])]
     assert seen

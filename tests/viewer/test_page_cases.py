@@ -109,22 +109,22 @@ def test_without_an_image_the_evidence_has_a_blank_canvas(browser: Any, tmp_path
         expect_text(page.locator(".scale-bar"), "px")
 
 
-@pytest.mark.parametrize("ending", ["Enter", "double click"])
-def test_a_polygon_selects_the_patches_in_it(browser: Any, tmp_path: Path, ending: str) -> None:
+def test_a_polygon_selects_the_patches_in_it(browser: Any, tmp_path: Path) -> None:
     write_run(tmp_path / "run", "s", {("lrp", "tumour"): signed(20)}, coords=grid(5, 4, 64))
     with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
         open_slide(page, url)
-        page.keyboard.press("p")
-        for x, y in [(10, 10), (140, 10), (140, 140)]:
-            page.mouse.click(*place_of(page, x, y))
-        if ending == "Enter":
-            page.mouse.click(*place_of(page, 10, 140))
-            page.keyboard.press("Enter")
-        else:
-            page.mouse.dblclick(*place_of(page, 10, 140))
-        expect_text(page.locator(".selection-bar"), "4 patches selected")
-        page.keyboard.press("Escape")
-        assert page.locator(".selection-bar").is_hidden()
+        for ending in ("Enter", "double click"):
+            page.keyboard.press("p")
+            for x, y in [(10, 10), (140, 10), (140, 140)]:
+                page.mouse.click(*place_of(page, x, y))
+            if ending == "Enter":
+                page.mouse.click(*place_of(page, 10, 140))
+                page.keyboard.press("Enter")
+            else:
+                page.mouse.dblclick(*place_of(page, 10, 140))
+            expect_text(page.locator(".selection-bar"), "4 patches selected")
+            page.keyboard.press("Escape")
+            assert page.locator(".selection-bar").is_hidden()
 
 
 def test_without_coordinates_the_scores_are_a_list(browser: Any, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def any_web_server(folder: Path) -> Iterator[str]:
     thread.join()
 
 
-@pytest.mark.parametrize("longest", [None, 300])
+@pytest.mark.parametrize("longest", [None, pytest.param(300, marks=pytest.mark.full)])
 def test_an_exported_folder_opens_from_any_web_server(
     browser: Any, tmp_path: Path, longest: int | None
 ) -> None:
@@ -273,6 +273,7 @@ def test_an_exported_folder_opens_from_any_web_server(
         expect_text(page.locator(".panel"), "exported copy")
 
 
+@pytest.mark.full  # it measures time, which a busy machine has none of
 def test_25000_patches_are_repainted_at_once(browser: Any, tmp_path: Path) -> None:
     """The bounds leave room for slow machines; benchmarks/viewer_page.py has the figures."""
     scores = {

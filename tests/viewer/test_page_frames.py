@@ -70,26 +70,23 @@ def test_patches_are_written_where_the_heatmap_writes_them(shifted: Any, tmp_pat
     assert rings(ours).min() == 0
 
 
-@pytest.mark.parametrize("head", [True, False], ids=["of xmil", "of QuPath"])
-def test_what_is_read_lies_on_its_patches_and_goes_back(shifted: Any, tmp_path: Path, head: bool) -> None:
-    theirs = heatmaps_file(tmp_path / "theirs.geojson", **({} if head else {"xmil": None}))
-    shifted.locator("input[type=file]").set_input_files(tmp_path / "theirs.geojson")
-    shifted.locator(".message", has_text="24 annotations read.").wait_for()
-    placed = np.array(shifted.evaluate(POLYGONS))
-    np.testing.assert_array_equal(placed.min(1), grid(6, 4, EDGE, at=BOUNDS[:2]))
-    assert "· 1 patch\n" in shifted.locator(".note-row").first.inner_text()
-    back = exported(shifted, "export-annotations", tmp_path / "back.geojson")
-    assert back["xmil"]["origin"] == list(BOUNDS[:2])
-    np.testing.assert_array_equal(rings(back), rings(theirs))
-
-
-def test_a_file_with_level_0_as_its_origin_is_read_as_that(shifted: Any, tmp_path: Path) -> None:
-    path = tmp_path / "level0.geojson"
-    write_geojson(path, [explanation(grid(6, 4, EDGE, at=BOUNDS[:2]), EDGE)], origin=(0, 0))
-    shifted.locator("input[type=file]").set_input_files(path)
-    shifted.locator(".message", has_text="24 annotations read.").wait_for()
-    placed = np.array(shifted.evaluate(POLYGONS))
-    np.testing.assert_array_equal(placed.min(1), grid(6, 4, EDGE, at=BOUNDS[:2]))
+def test_what_is_read_lies_on_its_patches_and_goes_back(shifted: Any, tmp_path: Path) -> None:
+    """A file of xmil, one of QuPath, and one with level 0 as its origin, which it says."""
+    xy = grid(6, 4, EDGE, at=BOUNDS[:2])
+    theirs = heatmaps_file(tmp_path / "xmil.geojson")
+    heatmaps_file(tmp_path / "QuPath.geojson", xmil=None)
+    write_geojson(tmp_path / "level0.geojson", [explanation(xy, EDGE)], origin=(0, 0))
+    for name in ("xmil", "QuPath", "level0"):
+        shifted.locator("input[type=file]").set_input_files(tmp_path / f"{name}.geojson")
+        expect_count(shifted.locator(".note-row"), 24)
+        np.testing.assert_array_equal(np.array(shifted.evaluate(POLYGONS)).min(1), xy)
+        assert "· 1 patch\n" in shifted.locator(".note-row").first.inner_text()
+        back = exported(shifted, "export-annotations", tmp_path / "back.geojson")
+        assert back["xmil"]["origin"] == list(BOUNDS[:2])
+        np.testing.assert_array_equal(rings(back), rings(theirs))
+        for left in (24, 0):  # it asks first
+            shifted.locator("[data-action=delete-all]").click()
+            expect_count(shifted.locator(".note-row"), left)
 
 
 def test_another_slides_file_is_warned_of_and_small_tiles_have_no_labels(

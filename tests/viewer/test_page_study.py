@@ -12,7 +12,7 @@ from tests.viewer.browser import expect_text, opened
 from tests.viewer.make_run import Made
 from tests.viewer.reading_room import TISSUE, Simulated, write_cases
 from tests.viewer.study_pages import READY, AtThePage, read_in_turns, serving
-from tests.viewer.test_page_access import AXE, VIOLATIONS
+from tests.viewer.test_page_access import AXE, violations
 from xmil.viewer.study import Study, make_study
 from xmil.viewer.study.analysis import analyse
 from xmil.viewer.study.plan import make_plan
@@ -75,33 +75,32 @@ def test_the_page_says_nothing_that_the_server_did_not(browser: Any, study: Stud
         desk.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_and_a_phone_shows_the_slide(browser: Any, study: Study, scheme: str) -> None:
+def test_axe_finds_nothing_and_a_phone_shows_the_slide(browser: Any, study: Study) -> None:
     if not AXE.is_file():
         pytest.skip("axe-core is not installed (npm --prefix page ci)")
     with serving(study) as (url, _):
-        desk = AtThePage(browser, study, READERS[0], color_scheme=scheme)
+        desk = AtThePage(browser, study, READERS[0])
         page, found = desk.page, {}
         page.goto(url)
         page.get_by_label("Your code").wait_for()
         page.evaluate(AXE.read_text(encoding="utf-8"))
-        found["door"] = page.evaluate(VIOLATIONS)
+        found["door"] = violations(page)
         page.get_by_label("Your code").fill(study.codes["anna"])
         page.keyboard.press("Enter")
         page.wait_for_function(READY)
-        found["before"] = page.evaluate(VIOLATIONS)
+        found["before"] = violations(page)
         page.keyboard.press("w")
-        found["worklist"] = page.evaluate(VIOLATIONS)
+        found["worklist"] = violations(page)
         page.keyboard.press("Escape")
         while page.evaluate("() => window.study.reading.open.stage") == "before":
             desk.step()
-        found["after"] = page.evaluate(VIOLATIONS)
+        found["after"] = violations(page)
         page.set_viewport_size({"width": 390, "height": 844})
         page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
         box = page.locator(".stage").bounding_box()
         assert box is not None
         assert box["height"] > 250
-        found["phone"] = page.evaluate(VIOLATIONS)
+        found["phone"] = violations(page)
         desk.close()
     assert {place: broken for place, broken in found.items() if broken} == {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
+import re
 import sys
 import traceback
 from importlib import import_module
@@ -175,7 +176,13 @@ REMOVED = {  # options of the version before, of all commands or of one, and wha
 def _usage(error: Any) -> str:
     context, name = getattr(error, "ctx", None), getattr(error, "option_name", "")
     command = getattr(context, "info_name", None)
-    if (instead := REMOVED.get(f"{command} {name}", REMOVED.get(name))) is not None:
+    instead = REMOVED.get(f"{command} {name}", REMOVED.get(name))
+    has = {
+        each
+        for parameter in getattr(getattr(context, "command", None), "params", ())
+        for each in parameter.opts
+    }
+    if instead is not None and has.issuperset(re.findall(r"--[a-z-]+", instead)):  # else it is a typo here
         return f"The option {name} is gone: {instead}."
     hint = " Try 'xmil --help'." if context is None else f" Try '{context.command_path} --help'."
     message = str(error.format_message()).rstrip()

@@ -32,14 +32,20 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
     Slides without features are tiled and encoded first. Without --out one feature file or slide is explained:
     verdict, account and strongest patches are printed, and a picture is left in the current folder.
     """
-    from xmil.runs.explain import explain_slides
+    from xmil.runs.explain import draw_run, explain_run
 
+    failed = False
     if request.out is None:
         with costs_said():
             return explain_one(request, screen)
     with costs_said(), screen.together():
-        run = explain_slides.run(request, listener=screen)
-        failed = request.slides is not None and _draw_slides(run, request, screen)
+        run = explain_run(request, screen)
+        if request.slides is not None:
+            try:
+                failed = bool(draw_run(run, request, screen).failed)
+            except XmilError as error:  # the slides are explained all the same
+                print(f"xmil: error: {as_flags(str(error))}", file=sys.stderr)
+                failed = True
     then = f"{command_line('xmil', 'heatmap', run.path)} --slides SLIDES"
     if request.slides is not None:
         then = command_line("xmil", "view", run.path, "--slides", request.slides)
@@ -62,23 +68,15 @@ def _has_places(run: Run) -> bool:
     return True
 
 
-def _draw_slides(run: Run, request: ExplainRequest, screen: Screen) -> bool:
-    """Draw a run's heatmaps; gives whether some could not be."""
-    from xmil.runs.heatmap import draw_slides
-
-    drawing = {name: getattr(request, name) for name in ("slides", "mpp", "patch_size", "follow_links")}
-    try:
-        return bool(draw_slides(run, **drawing, listener=screen).failed)
-    except XmilError as error:  # the slides are explained all the same
-        print(f"xmil: error: explained, but not drawn: {as_flags(str(error))}", file=sys.stderr)
-        return True
-
-
+CANNOT_TELL = (
+    "Whether the maps of this model can be trusted, one slide cannot tell: the same command with --out over "
+    "eight cases or more gives a verdict."
+)
 SHOWN = 5  # patches of each sign
 PAIRS = 3
 APART = {  # what a report holds beside the model's numbers
     *("slide", "n", "picture", "beyond_scale", "explanations", "interactions", "warnings", "predicted"),
-    "verdict",
+    *("verdict", "measured"),
 }
 WORKERS = ("engine", "workers")  # options that say nothing of the results
 
@@ -87,13 +85,13 @@ def explain_one(asked: ExplainRequest, screen: Screen) -> int:
     """Explain one file or slide, print what was found, and leave a picture in the current folder."""
     from xmil.core.interactions import Interactions
     from xmil.heatmaps import Look, beyond_scale, why_one_colour
-    from xmil.runs.explain import explain_slides
+    from xmil.runs.explain import explain_run
     from xmil.storage import read_explanations
 
     request = one_file(asked, screen)
     with TemporaryDirectory() as folder:
         one = replace(request, out=Path(folder) / "run", check="none")  # one case cannot be judged
-        run = explain_slides.run(one, listener=OneSlide())
+        run = explain_run(one, OneSlide())
         (name,) = run.slides
         explanations = read_explanations(run.file(name))
         together = [Interactions.load(path) for path in run.find_interactions(name)]
@@ -123,9 +121,11 @@ def explain_one(asked: ExplainRequest, screen: Screen) -> int:
     else:
         _print(report, explanations)
         print(f"\nPicture: {as_flags(fault or str(picture))}")
-        if fault is None and (sentence := beyond_scale(report["beyond_scale"])):
-            keep = command_line("xmil", "heatmap", run_folder(name), "--clip", "none")
-            print(f"  {sentence}: keep the scores as below, then {keep}")
+        has_places = explanations[0].coords is not None or explanations[0].raw_coords is not None
+        if fault is None and has_places and (sentence := beyond_scale(report["beyond_scale"])):
+            over = () if slide is None else ("--slides", slide)
+            keep = command_line("xmil", "heatmap", run_folder(name), *over, "--clip", "none", "--restart")
+            print(f"  {sentence}. To see them apart: the next command, then {keep}")
         words = [run_command(asked, name)]
         if asked.features is None:
             words += [command_line("--slides", asked.slides)]
@@ -298,6 +298,8 @@ def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
     from xmil.heatmaps import subtitle, title
 
     print(f"{report['slide']}: {_verdict(report)}")
+    if report.get("measured"):
+        print(f"  {report['measured']}")
     for e, facts in zip(found, report["explanations"], strict=True):
         print(f"\n{title(e)} {subtitle(e)}: output {e.output:.4g}")
         print(f"  account: {_account(facts['audit'])}")
@@ -311,8 +313,7 @@ def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
         )
         print(f"\nPairs that act together for {pairs['target']}: {told}")
         print(f"  {pairs['sure']} of {counted(pairs['n'], 'pair')} beyond three standard errors")
-    if report["verdict"] is not None:
-        print(f"\n{report['verdict']['sentence']}")
+    print(f"\n{report['verdict']['sentence'] if report['verdict'] else CANNOT_TELL}")
     for warning in report["warnings"]:
         print(f"warning: {as_flags(warning)}")
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from xmil.cli._command import Json
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, XmilError
+from xmil.core.text import counted
+
+if TYPE_CHECKING:
+    from xmil.data import Cohort
 
 
 def split(
@@ -29,11 +33,14 @@ def split(
     ] = None,
     column: Annotated[str | None, typer.Option(help="Column to write: `fold` or `split` by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the table itself by default.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the column if it exists.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the column, or the file at --out, if it exists.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Split a cohort by case, so that no case lies on two sides, and write the split as a column."""
     from xmil.data import read_cohort, split_folds, split_fractions
+    from xmil.data.cohort import CASE
     from xmil.data.splits import check_labels
 
     table = read_cohort(cohort, slide_column=slide_column)
@@ -61,6 +68,15 @@ def split(
     target = out or cohort
     if target.is_dir():
         raise InputError(f"{target}: is a folder; name the table to write with --out.")
+    if (
+        not overwrite
+        and target.exists()
+        and not target.samefile(cohort)
+        and not _holds(target, table, name, slide_column)
+    ):
+        raise InputError(
+            f"{target}: is there already, with another table; pass --overwrite, or another out=."
+        )
     done.save_column(name, target)
     cases = done.cases
     sides: dict[str, list[int]] = {}  # rows of each side; of those on none under an empty name
@@ -73,7 +89,10 @@ def split(
     if as_json:
         print(json.dumps({"out": str(target), "column": written, "sides": counts}, indent=2))
         return
-    print(f"{target}: wrote {written!r}, split by case ({len(set(cases))} cases, none on two sides)")
+    way = f"split by case ({counted(len(set(cases)), 'case')}, none on two sides)"
+    if CASE not in table.columns:
+        way = f"split by slide: there is no {CASE}, and slides of one patient may lie on two sides"
+    print(f"{target}: wrote {written!r}, {way}")
     empty = counts.pop("", None)
     for side, count in counts.items():
         labels = Counter(map(done.column(stratify).__getitem__, sides[side])) if stratify else {}
@@ -82,3 +101,15 @@ def split(
         print(line + (f"   {stratify} {mix}" if mix else ""))
     if empty:
         print(f"  {'(none)':<8} {empty['slides']:>6} slides without {stratify}")
+
+
+def _holds(path: Path, table: Cohort, column: str, slide_column: str | None) -> bool:
+    """Whether a file holds the table, but for a column: an earlier split of it."""
+    from xmil.data import read_cohort
+
+    try:
+        stored = read_cohort(path, slide_column=slide_column).columns
+    except XmilError:
+        return False
+    one, other = ({k: v for k, v in cells.items() if k != column} for cells in (stored, table.columns))
+    return one == other

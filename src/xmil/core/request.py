@@ -34,6 +34,7 @@ from typing import (
 from xmil.core.errors import InputError, bad_parameter
 
 KEY = "option"
+FOLDERS = ("output_dir", "output_folder", "outdir", "out_dir", "save_dir")  # what others call `out`
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Request:
         values = cls.upgrade(cls._one_or_several(values))
         for name in values:
             if name not in types:
-                near = get_close_matches(name, types, 1)
+                near = ["out"] if "out" in types and name in FOLDERS else get_close_matches(name, types, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else f". Those it has: {', '.join(types)}."
                 raise InputError(f"There is no parameter {name!r}{hint}")
         missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]

@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from xmil.core.budget import check_regular
-from xmil.core.errors import InputError
+from xmil.core.errors import FileError, InputError, unreadable
 
 LONGEST_TOML = 1 << 20  # bytes of a file of settings; the longest written by hand has some thousands
 NAMED_SLIDES = 3  # that a line on several names
@@ -44,17 +44,22 @@ def is_utf8(name: str) -> bool:
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def read_toml(path: str | PathLike[str]) -> dict[str, Any]:
-    """What a file of settings says; ValueError for whatever is wrong with it, OSError where there is none."""
-    check_regular(path)
-    with open(path, "rb") as stream:
-        content = stream.read(LONGEST_TOML + 1)
-    if len(content) > LONGEST_TOML:
-        raise ValueError(f"it is longer than {LONGEST_TOML >> 20} MiB")
+def read_toml(path: str | PathLike[str], *, way: str) -> dict[str, Any]:
+    """What a file of settings says; the error for one that is not valid names the way out."""
     try:
+        check_regular(path)
+        with open(path, "rb") as stream:
+            content = stream.read(LONGEST_TOML + 1)
+        if len(content) > LONGEST_TOML:
+            raise ValueError(f"it is longer than {LONGEST_TOML >> 20} MiB")
         return tomllib.loads(content.decode())
-    except RecursionError:
-        raise ValueError("its brackets are nested too deeply") from None
+    except OSError as error:
+        raise FileError(unreadable(path, error)) from None
+    except FileError:
+        raise
+    except (ValueError, RecursionError) as error:
+        fault = error if isinstance(error, ValueError) else "its brackets are nested too deeply"
+        raise FileError(f"{path}: not a valid TOML file ({fault}); {way}.") from None
 
 
 def parse_xml(text: str | bytes) -> ElementTree.Element:

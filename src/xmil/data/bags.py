@@ -194,7 +194,10 @@ def _slide_mpp(cohort: Cohort) -> list[float | None]:
 def _agreed_label(name: str, labels: Sequence[Any]) -> Any:
     distinct = list(dict.fromkeys(label for label in labels if label is not None))
     if len(distinct) > 1:
-        raise InputError(f"The slides of case {name!r} have several labels ({distinct}); a case has one.")
+        raise InputError(
+            f"The slides of case {name!r} have several labels ({distinct}); a case has one. Mend "
+            "the table, or take slides one by one with by='slide'."
+        )
     return distinct[0] if distinct else None
 
 

@@ -98,6 +98,8 @@ def join_features(
     if not files:
         unread = f" ({len(links)} links not followed; see follow_links=)" if links else ""
         raise InputError(f"{folder}: no feature files in this folder{unread}; {folder_advice(Path(folder))}.")
+    if not len(cohort):
+        raise InputError(f"{cohort.path or 'The cohort'}: has no rows; it must name slides.")
     if not rows:
         raise InputError(f"{folder}: no feature file has the name of a slide in the cohort; {report}")
     return cohort.with_column(PATH, [path and str(path) for path in paths]).take(rows), report
@@ -332,6 +334,16 @@ def differing(trained: Facts, features: Facts) -> list[str]:
     if "weights" in both:
         differences = [name for name in differences if name != "encoder"]
     return differences
+
+
+UNTRAINED = (
+    "The features are of an untrained encoder, for testing alone: predictions and maps on them mean nothing."
+)
+
+
+def is_untrained(trained: Facts, features: Facts) -> bool:
+    """Whether features are of an untrained encoder, and those of the model's training are not known to be."""
+    return features.get("weights") == "random" and trained.get("weights") != "random"
 
 
 def features_warning(trained: Facts, features: Iterable[Facts]) -> str | None:

@@ -255,6 +255,9 @@ def inspect_run(path: Path) -> Report:
                     f"{file.name} is damaged; `xmil verify` checks every file, and explaining again makes it "
                     "anew"
                 )
+    with suppress(XmilError):
+        if not run.is_finished:
+            problems.append("the command did not come to its end; repeat it to go on where it stopped")
     if run.failed:
         reason = "failed; failures.csv says why, and running again tries them again"
         problems.append(f"{counted(len(run.failed), 'slide')} {reason}")

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 ORDERS = ("morf", "lerf", "abs")
 ACTIONS = ("drop", "add")
+STEPS = 100  # of a curve, unless others are given
 Floats = npt.NDArray[np.float64]
 Scores = Explanation | npt.ArrayLike
 
@@ -164,7 +165,7 @@ class Flips:
         *,
         order: str = "morf",
         action: str = "drop",
-        steps: int | str = 100,
+        steps: int | str = STEPS,
         seed: int = 0,
     ) -> Curve:
         """Compute the curve of scores (n,) or of an explanation of this target; parameters as for `flip`."""
@@ -175,7 +176,7 @@ class Flips:
         requests: Sequence[tuple[Scores, str]],
         *,
         action: str = "drop",
-        steps: int | str = 100,
+        steps: int | str = STEPS,
         seed: int = 0,
     ) -> list[Curve]:
         """Compute curves of several scores, each with its order: at every step their bags are one batch.
@@ -221,16 +222,13 @@ class Flips:
         ]
 
     def gains(self, orders: npt.NDArray[np.int64], *, steps: int) -> Floats:
-        """Compute the SRG of orders (q, n), most relevant first: v(the first m) - v(the last m), over sizes.
-
-        The area between the two curves; a mean over their values, as `srg` takes, depends on the steps.
-        """
+        """Compute the SRG of orders (q, n), most relevant first: v(the first m) - v(the last m), by size."""
         sizes = step_counts(self.n, min(steps, self.n))[1:-1]
         if not len(sizes):
             return np.zeros(len(orders))
         logits = self.logits_of(np.concatenate([orders, orders[:, ::-1]]), sizes)
         values = self._values(logits.flatten(0, 1)).reshape(2, len(orders), -1)
-        return np.asarray((values[0] - values[1]).sum(axis=1) / (len(sizes) + 1))
+        return np.asarray([_srg(difference) for difference in values[0] - values[1]])
 
     def part(self, rows: npt.NDArray[np.int64]) -> Flips:
         """The same target of the sub-bag of these rows."""
@@ -303,7 +301,7 @@ def flip(
     order: str = "morf",
     action: str = "drop",
     mode: str = "remove",
-    steps: int | str = 100,
+    steps: int | str = STEPS,
     seed: int = 0,
     **how: Unpack[CallOptions],
 ) -> Curve:
@@ -328,6 +326,19 @@ def flip(
     return flips.curve(scores, order=order, action=action, steps=steps, seed=seed)
 
 
+def srg_of_curves(lerf: Curve, morf: Curve) -> float:
+    """The SRG of two curves of a bag, on the scale of `srg` with its usual steps, however coarse they are."""
+    return _srg((lerf.values - morf.values)[1:-1])
+
+
+def _srg(differences: Floats) -> float:
+    """The SRG from the differences of two curves between their common ends, joined by straight lines.
+
+    A mean over the points themselves would grow with their number, since both ends are in it.
+    """
+    return float(differences.sum() / (len(differences) + 1) * STEPS / (STEPS + 1))
+
+
 def srg(
     model: nn.Module | str | PathLike[str],
     bag: Bags,
@@ -335,7 +346,7 @@ def srg(
     *,
     target: Any = ...,
     mode: str = "remove",
-    steps: int | str = 100,
+    steps: int | str = STEPS,
     seed: int = 0,
     **how: Unpack[CallOptions],
 ) -> float:
@@ -376,7 +387,7 @@ class Band:
         return float(low), float(high)
 
 
-def random_band(flips: Flips, *, orders: int = 20, steps: int | str = 100, seed: int = 0) -> Band:
+def random_band(flips: Flips, *, orders: int = 20, steps: int | str = STEPS, seed: int = 0) -> Band:
     """Find the band of seeded random orders of one bag.
 
     >>> import torch, xmil

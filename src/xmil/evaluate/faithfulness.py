@@ -27,6 +27,7 @@ from xmil.evaluate.curves import (
     Scores,
     band_of,
     random_draws,
+    srg_of_curves,
     step_counts,
     top_instances,
 )
@@ -100,7 +101,7 @@ class Certificate:
     @property
     def srg(self) -> float:
         """Symmetric relevance gain."""
-        return self.lerf.aupc - self.morf.aupc
+        return srg_of_curves(self.lerf, self.morf)
 
     @property
     def unexplained(self) -> float | None:
@@ -125,9 +126,11 @@ class Certificate:
             top = 100 * self.morf.flipped / self.morf.steps
             on_flip = f"Removing the top {top:.0f} % changes the prediction."
         on_audit, share = "Scores of this method do not add up to the output.", self.unexplained
-        if share is not None:
+        if (audit := self.explanation.audit) is not None and share is not None:
             add_up = "add up" if share <= UNEXPLAINED else "do not add up"
-            on_audit = f"Scores {add_up} to the output: {share:.1%} of it is unexplained."
+            rest = audit.output - audit.instances - audit.other
+            parts = f"patches {audit.instances:+.2g}, other parts {rest:+.2g}, unexplained {share:.1%}"
+            on_audit = f"Scores {add_up} to the output of {audit.output:+.2g}: {parts}."
         return f"{self.verdict} {on_flip} {on_audit}"
 
     def as_dict(self) -> dict[str, Any]:

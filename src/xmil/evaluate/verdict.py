@@ -62,10 +62,8 @@ class Verdict:
         if self.kind == CANNOT_TELL:
             return f"Cannot tell: {self.reason}."
         beside = ""
-        if self.share is not None and self.best is not None and self.best != self.method:
-            beside = (
-                f", {100 * max(self.share, 0):.0f} % of the best method tried ({card_of(self.best).title})"
-            )
+        if self.share is not None and self.share > 0 and self.best is not None and self.best != self.method:
+            beside = f", {100 * self.share:.0f} % of the best method tried ({card_of(self.best).title})"
         chance = f"p = {self.p:.3f} against {self.orders} random orders"
         subject = f"{WORDS[self.kind].capitalize()}: {card_of(self.method).title}"
         return f"{subject} has SRG {self.srg:.2f}{beside}; {chance}."

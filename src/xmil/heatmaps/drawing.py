@@ -6,11 +6,13 @@ Files are drawn once, and again when the explanations change.
 from __future__ import annotations
 
 import io
+import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -20,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.durable import identity, write_atomically
-from xmil.core.errors import FileError, InputError, XmilError, check_names
+from xmil.core.errors import FileError, InputError, WriteError, XmilError, check_names
 from xmil.core.explanation import PARTS, Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
@@ -512,11 +514,12 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
     if job.explanations.is_symlink():
         raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
     inputs = (job.explanations, *job.pairs, *(() if job.slide is None else (job.slide,)))
-    source = " ".join(identity(path) for path in inputs)
-    restart = restart or job.drawn != source  # not recorded: a kill came between; the clock is not asked
     explanations = order.select(read_explanations(job.explanations))
     if not explanations:
         raise InputError(f"{job.explanations}: holds no explanation of {', '.join(order.targets)}.")
+    together = sha256(json.dumps([e.column for e in explanations]).encode()).hexdigest()[:16]
+    source = " ".join([*(identity(path) for path in inputs), together])  # a panel shows all of them
+    restart = restart or job.drawn != source  # not recorded: a kill came between; the clock is not asked
     targets = {e.target for e in explanations}
     every = [Interactions.load(path) for path in job.pairs] if order.look.pairs else []
     pairs = [each for each in every if each.target in targets]
@@ -554,9 +557,17 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
             patch_size=order.patch_size,
             with_views=with_views,
         ).with_pairs(pairs)
+        faults: dict[str, XmilError] = {}
         for file in due:
             make_folder(file.path.parent)
-            _write(file, scene, order)
+            try:
+                _write(file, scene, order)
+            except WriteError:
+                raise
+            except XmilError as error:  # a format that this slide cannot have costs the others nothing
+                faults.setdefault(str(error), error)
+    if faults:
+        raise next(iter(faults.values()))
     names = [scene.caption.name, *(str(e.target) for e in scene.explanations)]
     note = scene.note or (spelt_out("".join(names)) if with_views else None)
     return Drawn(len(due), len(files) - len(due), note, source, beyond)

@@ -66,7 +66,7 @@ from xmil.methods import explain
 from xmil.methods.inside import baseline_shift, explain_again
 from xmil.network import open_network
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow, Tally, stopping
+from xmil.runs.cohort_run import CohortRun, TableRow, Tally
 from xmil.runs.ensemble import BACKGROUND, Ensemble, load_models, recorded_features, recorded_model
 from xmil.runs.inputs import join_names, named_slides
 from xmil.runs.requests import InsightRequest
@@ -566,7 +566,7 @@ def _analyse(run: InsightRun, dictionary: Dictionary, models: Models, slide: str
     shares = _split(run, dictionary, e, bag, models)
     if shares is not None:
         maps = ConceptMaps(shares.concepts, e.scores, e.method, str(e.target))
-        stopping(lambda: maps.save(run.out / "concepts" / f"{slide}.npz"))
+        maps.save(run.out / "concepts" / f"{slide}.npz")
         result |= _summarise(shares)
         result["removals"] = _delete_leading(models, e, dictionary, bag, shares)
         result["classes"] = _class_profiles(run, slide, dictionary, bag, models)
@@ -584,9 +584,9 @@ def _analyse(run: InsightRun, dictionary: Dictionary, models: Models, slide: str
             e, scores=consensus.scores, spread=consensus.std, warnings=[*e.warnings, note],
             audit=None, relevance=None, stderr=None, stable=None,
         )  # fmt: skip
-        stopping(lambda: write_explanations([agreed], path))
+        write_explanations([agreed], path)
     path = run.out / "slides" / f"{slide}.json"
-    stopping(lambda: write_text(path, json.dumps(result) + "\n"))
+    write_text(path, json.dumps(result) + "\n")
     return result
 
 

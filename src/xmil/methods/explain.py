@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
 from xmil.core.explanation import Audit, Explanation
-from xmil.methods.check import check_attributions
+from xmil.methods.check import check_attributions, with_notes
 from xmil.methods.lrp import check_zero_map
 from xmil.methods.method import (
     CONTEXTS,
@@ -150,6 +150,7 @@ def explain_targets(
             check_zero_map(network, x, attribution)
         if check:
             result = check_attributions(entry, network, x, result)
+    result = replace(result, of=[with_notes(a, x) for a in result.of])
     logits = result.logits.detach()[0].float().cpu().numpy()
     return [_explanation(a, entry, bag, logits, network, params) for a in result.of]
 

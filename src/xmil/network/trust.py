@@ -187,6 +187,13 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
             continue
         if widths - {logits.shape[1]} and not is_last:  # another reading, not the same bag
             continue
+        if other is None and network.forward is None and x.shape[1] == x.shape[2] > 1:
+            raise InputError(
+                f"{network.companions.name} has as many instances as features ({x.shape[1]}), and "
+                f"{network.name} runs on bags of this size alone: it may take features for instances. Say "
+                "which: forward=lambda net, x: net(x.mT) if it wants (1, d, n), else forward=lambda net, x: "
+                f"net(x){IN_A_RUN}."
+            )
         network.writes_input = probe._version > 0
         if style.with_mask is not None:
             if not _settle_mask(network, x):
@@ -543,6 +550,9 @@ def call_error(network: Network, x: Tensor, failures: Sequence[Failure]) -> Xmil
     styles = [style for style, _ in failures]
     reasons = "; ".join(f"{style.text} raised {first_line(failure)}" for style, failure in failures[:2])
     advice = f"; pass forward=lambda net, x: ... that calls it and returns logits (1, c){IN_A_RUN}"
+    optional = dict.fromkeys(optional_companions(network.module, list(COMPANIONS)).values())
+    if lacking := network.companions.missing_error(optional, f"{network.name}.forward"):
+        advice = f". {lacking}".removesuffix(".")
     advice = advice if network.forward is None else ""
     return (
         first(MissingCompanionError)

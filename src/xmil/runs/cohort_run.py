@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from xmil.core.errors import FileError, InputError, StopError, WriteError, XmilError
+from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.task import TASKS, Task, with_reference
 from xmil.core.text import is_utf8
 from xmil.data.bags import Case
@@ -28,7 +28,6 @@ AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fil
 RESTING = 20  # times as long as the tables took to write, they are left alone
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Done = TypeVar("Done")
 TableRow = dict[str, Any]
 
 
@@ -263,14 +262,6 @@ class CohortRun(ABC, Generic[Item, Result]):
             rows = [every[slide] for slide in dict.fromkeys([*before, *slides]) if slide in every]
             folder.write_slides(self.header(rows), rows)
         folder.write_failures(dict(sorted(tally.failed.items())))
-
-
-def stopping(work: Callable[[], Done]) -> Done:
-    """Do the work; where the disk refuses, no other slide can be written either, so the run stops."""
-    try:
-        return work()
-    except WriteError as error:
-        raise StopError(f"{error} Finished slides are kept; run the same command to continue.") from None
 
 
 Row = dict[str, Any]

@@ -36,12 +36,12 @@ from xmil.data.header import slide_name
 from xmil.encoders import Encoder, Transform
 from xmil.network import find_device
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow, stopping
+from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.feed.feed import EncodedRows, Feed, GpuBatches, HostBatches, Part, encode_batch
 from xmil.runs.feed.reader import PatchSource
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import EmbedRequest
-from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, error_line
+from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, error_line, stop_of
 from xmil.slides import Slide, open_slide
 from xmil.slides.slide import Pixels
 from xmil.slides.stain import Macenko
@@ -206,7 +206,7 @@ class EmbedRun(CohortRun[Item, Result]):
             write = partial(
                 write_features, slide_id=item[0], patches=patches, encoder=encoder, encoded=encoded
             )
-            stopping(partial(write_atomically, self.out / f"{item[0]}.h5", write))
+            write_atomically(self.out / f"{item[0]}.h5", write)
         return {"patches": len(patches)}
 
 
@@ -351,9 +351,9 @@ class _Slides:
             item, opening = self._ahead
             try:
                 return self.source(opening.result())
-            except StopError:
-                raise
             except Exception as error:  # a slide must not end the run, whatever is wrong with it
+                if (stop := stop_of(error)) is not None:
+                    raise stop from None
                 self._open_next()
                 yield Outcome(item, None, error_line(error))
         return None
@@ -420,9 +420,9 @@ class _Slides:
             del self._open[number]
             try:
                 yield Outcome(slide.item, slide.written.result())
-            except StopError:
-                raise
             except Exception as error:
+                if (stop := stop_of(error)) is not None:
+                    raise stop from None
                 yield Outcome(slide.item, None, error_line(error))
 
     def abandon(self) -> None:

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from xmil.evaluate import (
 from xmil.methods import list_methods
 from xmil.runs import Listener
 from xmil.runs.agreement import SUMMARY, TABLE, compare_annotations
-from xmil.runs.cohort_run import TableRow, Tally, slide_row, stopping
+from xmil.runs.cohort_run import TableRow, Tally, slide_row
 from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share
 from xmil.runs.inputs import class_index, decided_labels, task_cases
@@ -248,7 +248,7 @@ class EvaluateRun(ModelRun[list[Row]]):
         result = evaluate_slide(self.models.models[0], bag, self.chosen, label=case.label, evidence=evidence)
         for row in result.rows:
             row |= {"seconds": time.perf_counter() - start, "parts": [len(part) for part in bags]}
-        stopping(partial(self._write_slide, case, result, bags, sources))
+        self._write_slide(case, result, bags, sources)
         return result.rows
 
     def _files(self, case: Case) -> list[Path | None]:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -27,12 +26,20 @@ import torch
 
 from xmil.core.bag import Bag
 from xmil.core.durable import identity, unchanged
-from xmil.core.errors import FileError, InputError, UnknownNameError, UnsupportedError, unknown_name
+from xmil.core.errors import (
+    FileError,
+    InputError,
+    UnknownNameError,
+    UnsupportedError,
+    XmilError,
+    unknown_name,
+)
 from xmil.core.explanation import Explanation, measured_columns
 from xmil.core.request import takes
 from xmil.core.task import RISK, TASKS, Target
 from xmil.core.text import counted, is_plain
 from xmil.data.bags import Case, join_bags, named, open_bag
+from xmil.data.files import UNTRAINED, feature_facts, is_untrained
 from xmil.evaluate import CANDIDATES, Choice
 from xmil.methods import (
     METHODS,
@@ -48,7 +55,7 @@ from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
 from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run, with_note
-from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row, stopping
+from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row
 from xmil.runs.ensemble import (
     Ensemble,
     ModelRun,
@@ -59,6 +66,7 @@ from xmil.runs.ensemble import (
     predicted_by,
     with_background,
 )
+from xmil.runs.heatmap import draw_slides
 from xmil.runs.inputs import join_names, task_cases
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.slide_features import MARK, Made, make_features
@@ -96,10 +104,29 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     model may be a function of yours that builds it, as "mine:build" or "nets/mine.py:build". `background` is
     a folder or file of ordinary features that lrp and one_added measure against, in place of the model's own.
 
-    With `slides` and no features the slides are tiled and encoded first, into OUT/tiles and OUT/features,
-    by the encoder that the model's checkpoint names or `encoder`.
+    With `slides` the maps are drawn as well, into OUT/heatmaps, whose failures.csv has the slides that could
+    not be. Without features they are tiled and encoded first, into OUT/tiles and OUT/features, by the encoder
+    that the model's checkpoint names or `encoder`.
     """
-    listener, out = listener or Listener(), request.out
+    listener = listener or Listener()
+    run = explain_run(request, listener)
+    if request.slides is not None:
+        draw_run(run, request, listener)
+    return run
+
+
+def draw_run(run: Run, request: ExplainRequest, listener: Listener) -> Run:
+    """Draw the maps of a run that the request explained, over its slides."""
+    drawing = {name: getattr(request, name) for name in ("slides", "mpp", "patch_size", "follow_links")}
+    try:
+        return draw_slides(run, **drawing, listener=listener)
+    except XmilError as error:
+        raise type(error)(f"explained, but not drawn: {error}") from None
+
+
+def explain_run(request: ExplainRequest, listener: Listener) -> Run:
+    """Explain the slides of a request, without pictures."""
+    out = request.out
     if out is None:
         raise InputError("The parameter 'out' is missing: the folder for results.")
     if LABEL in request.target and request.cohort is None:
@@ -334,6 +361,7 @@ class Read:
     sources: list[str]
     earlier: list[list[Explanation]]  # of each slide: what its file has
     seconds: float
+    is_untrained: bool = False  # the encoder of its features
 
 
 @dataclass(frozen=True)
@@ -481,7 +509,8 @@ class ExplainRun(ModelRun[Explained]):
         """The verdict on the maps; that of the folder if nothing was explained now."""
         request, chosen = self.request, self.chosen
         check = Check(request.check)
-        if not check.most or (self.judged is not None and not tally.done):
+        is_old = not tally.done and all(slide in self.before for slide in tally.rows)
+        if not check.most or (self.judged is not None and is_old):
             return self.judged
         if chosen is not None and chosen.verdict is not None:
             return chosen.verdict.as_dict()
@@ -609,7 +638,9 @@ class Explainer:
         if len(parts) > 1:  # views: the features are in memory once
             parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
         earlier = [self._earlier(case, place) for place in range(len(parts))]
-        return Read(bag, parts, rows, sources, earlier, time.perf_counter() - start)
+        trained = self.spec.features or {}
+        untrained = any(is_untrained(trained, feature_facts(header)) for header, _ in headers)
+        return Read(bag, parts, rows, sources, earlier, time.perf_counter() - start, untrained)
 
     def _earlier(self, case: Case, place: int) -> list[Explanation]:
         """The explanations in a slide's file, if it is of this run: other methods join them."""
@@ -627,7 +658,10 @@ class Explainer:
         start = time.perf_counter()
         has = [{e.method for e in own} for own in read.earlier]
         methods = [name for name in self.request.methods if not all(name in own for own in has)]
+        methods = methods or list(self.request.methods)  # a worker wrote the file and died before it said so
         explanations, logits = self._within_memory(case, read.bag, methods)
+        if read.is_untrained:
+            explanations = [replace(e, warnings=[*e.warnings, UNTRAINED]) for e in explanations]
         if self.request.interactions and not all(has):
             self._write_pairs(case, read.bag, explanations)
         seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
@@ -699,7 +733,7 @@ class Explainer:
         if len(read.parts) > 1:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
         path = slide_file(self.run.out, case.slides[place])
-        stopping(partial(write_explanations, own, path, provenance=about))
+        write_explanations(own, path, provenance=about)
         return [summarise_slide(e) for e in own if len(e)]
 
     def _write_pairs(self, case: Case, bag: Bag, explanations: Sequence[Explanation]) -> None:
@@ -716,8 +750,8 @@ class Explainer:
                     seed=[request.seed, crc32(case.name.encode())],
                 )
             path = interactions_file(self.run.out, case.name, target)
-            stopping(partial(make_folder, path.parent))
-            stopping(partial(pairs.save, path))
+            make_folder(path.parent)
+            pairs.save(path)
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

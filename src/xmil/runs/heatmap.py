@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from xmil.core.durable import write_text
-from xmil.core.errors import InputError, unknown_name
+from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.request import takes
 from xmil.core.text import counted, merge_notes
 from xmil.heatmaps import (
@@ -37,7 +37,7 @@ from xmil.runs.inputs import named_slides
 from xmil.runs.requests import DrawRequest
 from xmil.runs.workers.pool import MakeWorker
 from xmil.slides.open import SlideListing
-from xmil.storage import Run, list_interactions, open_explanations
+from xmil.storage import Run, check_folder, list_interactions, open_explanations, read_json
 
 STYLE = "style.json"
 Region = tuple[float, float, float, float]
@@ -78,6 +78,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
         order = replace(order, scales=cohort_scales(saved, order))
     out = request.out or saved.path / "heatmaps"
     drawing = HeatmapRun(out, request, saved, order)
+    drawing.check_style()
     tally = drawing.execute(drawing.jobs(listener), listener)
     if not saved.is_finished:
         listener.warn(
@@ -89,7 +90,9 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     for line in merge_notes(notes):
         listener.say(line)
     if order.pictures:
-        for line in clipped({name: each.beyond for name, each in tally.results.items()}, saved.path):
+        for line in clipped(
+            {name: each.beyond for name, each in tally.results.items()}, saved.path, request.out
+        ):
             listener.say(line)
     written, present = sum(each.written for each in done), sum(each.kept for each in done)
     also = f", {present} were there" if present else ""
@@ -99,7 +102,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     return Run(drawing.out)
 
 
-def clipped(shares: Mapping[str, float], run: Path) -> list[str]:
+def clipped(shares: Mapping[str, float], run: Path, out: Path | None = None) -> list[str]:
     """A line on the slides many of whose patches lie beyond the colour scale, and on what shows them apart.
 
     >>> clipped({"a": 0.4, "b": 0.02}, Path("run"))
@@ -109,9 +112,11 @@ def clipped(shares: Mapping[str, float], run: Path) -> list[str]:
     largest = (
         f"{'up to ' * (len(clipped_slides) > 1)}{-100 * clipped_slides[0][0]:.0f} %" if clipped_slides else ""
     )
+    where = [] if out is None else ["--out", str(out)]
+    command = shlex.join(["xmil", "heatmap", str(run), *where, "--clip", "none", "--restart"])
     text = (
         f"{largest} of the patches lie beyond the colour scale and share its full colour; "
-        f"{shlex.join(['xmil', 'heatmap', str(run), '--clip', 'none', '--restart'])} tells them apart."
+        f"{command} tells them apart."
     )
     return merge_notes({name: text for _, name in clipped_slides})
 
@@ -183,16 +188,31 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
             for name in request.names or files
         ]  # fmt: skip
 
-    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Note the style; a folder with pictures in another one is refused unless they are replaced."""
-        text = json.dumps(self.order.style(), indent=2, default=str)
+    def check_style(self) -> None:
+        """Refuse a folder with pictures in another style unless they are replaced; nothing is touched."""
         style = self.out / STYLE
-        if style.is_file() and not self.request.restart and style.read_text(encoding="utf-8") != text:
+        check_folder(self.out, self.kind, marks=self.marks if self._is_style(style) else ())
+        if style.is_file() and not self.request.restart and style.read_text(encoding="utf-8") != self._style:
             raise InputError(
                 f"{self.out}: holds pictures drawn in another style ({style.name} says how); "
                 "choose another out=, or restart=True to draw them again."
             )
-        write_text(style, text)
+
+    def _is_style(self, path: Path) -> bool:
+        """Whether a file is a style of ours, and not the user's under that name."""
+        try:
+            return read_json(path).keys() <= self.order.style().keys()
+        except FileError:
+            return False
+
+    @property
+    def _style(self) -> str:
+        return json.dumps(self.order.style(), indent=2, default=str)
+
+    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
+        """Note the style."""
+        self.check_style()  # again: now nobody else writes
+        write_text(self.out / STYLE, self._style)
 
     def slides_of(self, item: DrawingJob) -> Sequence[str]:
         """The slide itself."""

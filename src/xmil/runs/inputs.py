@@ -14,7 +14,15 @@ from xmil.core.task import TASKS, Target
 from xmil.core.text import bare_name, counted
 from xmil.data.bags import Case, group_cases, open_bag
 from xmil.data.cohort import SPLIT, Cohort, read_cohort
-from xmil.data.files import feature_facts, feature_files, features_warning, folder_advice, join_features
+from xmil.data.files import (
+    UNTRAINED,
+    feature_facts,
+    feature_files,
+    features_warning,
+    folder_advice,
+    is_untrained,
+    join_features,
+)
 from xmil.data.header import slide_name
 from xmil.models.base import ModelSpec
 from xmil.runs.requests import CohortRequest
@@ -339,9 +347,12 @@ def features_mismatch_warning(spec: ModelSpec, cases: Sequence[Case]) -> str | N
     trained = {"encoder": spec.encoder, **(spec.features or {})}
     paths = [path for case in cases for path in case.paths]
     if not any(trained.values()):
-        return None
+        paths = paths[:LOOKING]  # nothing to compare: a few tell whether the encoder was untrained
     with ThreadPoolExecutor(LOOKING) as threads:
-        return features_warning(trained, threads.map(_facts, paths))
+        features = list(threads.map(_facts, paths))
+    if any(is_untrained(trained, each) for each in features):
+        return UNTRAINED
+    return features_warning(trained, features)
 
 
 def _facts(path: Path) -> dict[str, Any]:

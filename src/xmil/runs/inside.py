@@ -28,7 +28,7 @@ from xmil.data import feature_files, read_bag
 from xmil.data.header import slide_name
 from xmil.network import find_device
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow, stopping
+from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.ensemble import BACKGROUND, load_run_models, recorded_features, recorded_model
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
@@ -159,11 +159,11 @@ def _look_into(
             model, encoder, opened, e, patches=request.patches, method=request.map, features=bag,
             patch_px=request.patch_px, background=background,
         )  # fmt: skip
-        stopping(lambda: inside.save(run.out / f"{slide}.npz"))
-        stopping(lambda: inside.plot(opened).write(run.out / f"{slide}.png"))
-        stopping(lambda: write_inside_geojson(run.out / f"{slide}.geojson", inside, opened))
+        inside.save(run.out / f"{slide}.npz")
+        inside.plot(opened).write(run.out / f"{slide}.png")
+        write_inside_geojson(run.out / f"{slide}.geojson", inside, opened)
         if request.tiff:
-            stopping(lambda: write_inside_tiff(run.out / f"{slide}.ome.tif", inside, opened))
+            write_inside_tiff(run.out / f"{slide}.ome.tif", inside, opened)
     share = np.abs(inside.audit.spatial).sum() / max(float(np.abs(inside.audit.score).sum()), 1e-12)
     row = {
         "patches": len(inside),

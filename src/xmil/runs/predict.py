@@ -149,8 +149,8 @@ class PredictRun(ModelRun[Answer]):
         if metrics:
             draw_figures(predictions.labelled(), metrics, self.out, seed=self.request.seed)
         self.lines.extend(measure_lines(predictions, metrics))
-        every = [(slide, path) for case in items for slide, path in zip(case.slides, case.paths, strict=True)]
-        return {"sources": {slide: identity(path) for slide, path in every if path.exists()}}
+        read = [(slide, path) for case in cases for slide, path in zip(case.slides, case.paths, strict=True)]
+        return {"sources": {slide: identity(path) for slide, path in read if path.exists()}}
 
     def _report(
         self, every: Predictions, metrics: Mapping[str, Interval], tally: Tally[Answer]

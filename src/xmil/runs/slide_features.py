@@ -64,19 +64,34 @@ class Stage(Listener):
 
     def __init__(self, listener: Listener) -> None:
         self.listener, self.failed = listener, dict[str, str]()
-        self.say, self.warn, self.counting = listener.say, listener.warn, listener.counting  # type: ignore[method-assign]
+        self.warn, self.counting = listener.warn, listener.counting  # type: ignore[method-assign]
+
+    def say(self, sentence: str) -> None:
+        """Passed on in the words of the command."""
+        self.listener.say(as_of_explain(sentence))
 
     def failures(self, failed: Mapping[str, str]) -> None:
         """Kept for the run that explains, which reports them with its own."""
-        self.failed = dict(failed)
+        self.failed = {name: as_of_explain(why) for name, why in failed.items()}
 
     def run(self, verb: Verb[Run], request: TileRequest | EmbedRequest) -> Run:
         """Do the part; where nothing comes of it, say of each slide why."""
         try:
             return verb.run(request, listener=self)
-        except InputError:
+        except InputError as error:
             self.listener.failures(self.failed)
-            raise
+            raise InputError(as_of_explain(str(error))) from None
+
+
+def as_of_explain(sentence: str) -> str:
+    """A sentence of `xmil tile` with the parameters of `xmil explain`, which always drops pen and the like.
+
+    >>> as_of_explain("a.svs: stores no microns per pixel; pass slide_mpp=.")
+    'a.svs: stores no microns per pixel; pass mpp=.'
+    """
+    for advice in ("; drop=none keeps them", "; keep them with drop=none"):
+        sentence = sentence.replace(advice, "")
+    return sentence.replace("slide_mpp=", "mpp=")
 
 
 def make_features(request: ExplainRequest, specs: Sequence[ModelSpec], out: Path, listener: Listener) -> Made:
@@ -100,7 +115,7 @@ def make_features(request: ExplainRequest, specs: Sequence[ModelSpec], out: Path
     )  # fmt: skip
     encoded = Stage(listener).run(embed_slides, encoding)
     failed = {**tiled.failed, **encoded.failed}
-    refused = {name: why for name, why in failed.items() if name in listing.slides}
+    refused = {name: as_of_explain(why) for name, why in failed.items() if name in listing.slides}
     names = frozenset(listing.slides) - refused.keys()
     return Made(replace(request, features=features), names, {**listing.twice, **refused})
 
@@ -127,7 +142,7 @@ def listed_slides(request: ExplainRequest, listener: Listener) -> SlideListing:
 
 def choose_recipe(request: ExplainRequest, specs: Sequence[ModelSpec]) -> Recipe:
     """How the features are to be made: as the request says, else as those the model was trained on."""
-    facts = feature_facts(specs[0]) if specs else {}
+    facts = trained_facts(specs[0]) if specs else {}
     encoder: Any = request.encoder
     width = specs[0].in_dim if specs else None
     random = request.random or (encoder is None and facts.get("weights") == "random")
@@ -138,24 +153,30 @@ def choose_recipe(request: ExplainRequest, specs: Sequence[ModelSpec]) -> Recipe
     missing = unrecorded({**facts, "encoder": encoder, "patch_px": size, "mpp": mpp}, width)
     if digest is not None and request.weights is None:
         missing["weights"] = Unrecorded(f"the file of the encoder's weights (sha256 {digest}...)", "WEIGHTS")
-    if encoder is not None:
-        check_encoder(encoder, weights=request.weights, random=random or "weights" in missing)
-        if width is not None and WIDTHS.get(encoder, width) != width:
-            raise InputError(
-                f"The encoder {encoder!r} gives {WIDTHS[encoder]} numbers per patch, but the model reads "
-                f"{width}; give the encoder it was trained on{_of_width(width)} as encoder=."
-            )
-    elif facts.get("encoder"):
+    if request.encoder is not None:  # what was typed is refused first
+        _check_encoder(encoder, width, weights=request.weights, random=random)
+    elif encoder is None and facts.get("encoder"):
         what = f"an encoder that a file may choose (it has {facts['encoder']!r})"
         missing["encoder"] = Unrecorded(what, str(facts["encoder"]))
     if missing:
         raise InputError(_say_missing(request, missing))
+    _check_encoder(encoder, width, weights=request.weights, random=random)
     precision = "float32" if facts.get("precision") == "float32" else "auto"
     stain_norm = bool(facts.get("stain_norm"))
     return Recipe(encoder, request.weights, random, float(mpp), int(size), stain_norm, precision)
 
 
-def feature_facts(spec: ModelSpec) -> dict[str, Any]:
+def _check_encoder(encoder: str, width: int | None, **about: Any) -> None:
+    """Refuse an encoder that cannot be loaded, or whose features are not as wide as the model's."""
+    check_encoder(encoder, **about)
+    if width is not None and WIDTHS.get(encoder, width) != width:
+        raise InputError(
+            f"The encoder {encoder!r} gives {WIDTHS[encoder]} numbers per patch, but the model reads "
+            f"{width}; give the encoder it was trained on{_of_width(width)} as encoder=."
+        )
+
+
+def trained_facts(spec: ModelSpec) -> dict[str, Any]:
     """What a model's spec says of the features it was trained on; the encoder as the user called it."""
     facts = {"encoder": spec.encoder, **(spec.features or {})}
     return {**facts, "encoder": facts.get("asked") or facts["encoder"]}
@@ -173,8 +194,8 @@ def unrecorded(facts: Mapping[str, Any], width: int | None = None) -> dict[str, 
     fitting = [name for name, wide in WIDTHS.items() if wide == width]
     every = {
         "encoder": ("encoder", f"the encoder of its features{_of_width(width)}", (*fitting, "ENCODER")[0]),
-        "tile_size": ("patch_px", "the size of its patches", "256"),
-        "tile_mpp": ("mpp", "their microns per pixel", "0.5"),
+        "tile_size": ("patch_px", "the size of its patches in pixels", "256"),
+        "tile_mpp": ("mpp", "the microns per pixel of its patches", "0.5"),
     }
     return {
         name: Unrecorded(words, example)

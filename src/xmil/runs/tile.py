@@ -16,7 +16,7 @@ from xmil.core.text import counted, merge_notes
 from xmil.data import open_bag
 from xmil.heatmaps import drawable
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow, stopping
+from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import TileRequest
 from xmil.runs.workers.pool import MakeWorker
@@ -136,6 +136,6 @@ def _tile(settings: TileSettings, out: Path, item: Item) -> dict[str, Any]:
     with open_slide(item[1]) as slide:
         tiling = tile_slide(slide, settings)
     name = drawable(tiling.slide_id, own_only=True)
-    stopping(partial(write_tiling, tiling, out, source=source, name=name))
+    write_tiling(tiling, out, source=source, name=name)
     facts = {"flat": tiling.flat, "inferred": list(tiling.inferred), "dropped": tiling.dropped}
     return {"patches": len(tiling.xy0), "mpp": tiling.mpp, **facts}

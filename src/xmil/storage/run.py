@@ -41,7 +41,7 @@ from xmil.core.interactions import Interactions
 from xmil.core.journal import MANIFEST, is_manifest, owning_run
 from xmil.core.journal import RUN as RUN
 from xmil.core.task import Target
-from xmil.core.text import counted, csv_text, is_plain, parse_json
+from xmil.core.text import counted, csv_text, is_plain, parse_json, shorten
 from xmil.core.verdict import RunVerdict
 from xmil.storage.explanations import read_explanation, read_interactions, read_provenance
 from xmil.storage.manifest import fold_manifest, read_manifest, start_manifest
@@ -316,6 +316,8 @@ def open_explanations(path: str | PathLike[str]) -> Run:
         return Run(folder, files={place.stem: place})
     if not place.is_dir():
         raise InputError(absent(place, "folder or file"))
+    if not (place / "slides").is_dir():
+        check_explained(Run(place, files={}))  # the tables of a run of another kind are no explanations
     files = list_explanations(place / "slides" if (place / "slides").is_dir() else place)
     if not files:
         raise InputError(f"{place}: no explanations here; give the folder that 'xmil explain' wrote.")
@@ -326,6 +328,10 @@ def check_run(folder: Path) -> None:
     """Refuse what is not the folder of a run."""
     if not folder.is_dir():
         raise InputError(absent(folder, "folder"))
+    if not (folder / RUN).exists() and not list_explanations(folder / "slides"):
+        inner = [path.name for path in sorted(folder.iterdir()) if (path / RUN).is_file()]
+        if inner:
+            raise InputError(f"{folder}: not a run, but a folder of {shorten(inner, 6)}; name one of them.")
     if not (folder / RUN).exists() and not (folder / "slides").is_dir():
         raise InputError(f"{folder}: not a run (no {RUN} and no slides/); give the folder of `xmil explain`.")
 

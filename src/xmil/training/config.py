@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from xmil.core.errors import FileError, InputError, check_names, unreadable
+from xmil.core.errors import FileError, InputError, check_names
 from xmil.core.task import TASKS
 from xmil.core.text import read_toml
 
@@ -217,16 +217,7 @@ class Config(Section):
 
 def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Config:
     """The settings of a TOML file, with `section.key=value` changes on top."""
-    try:
-        content = read_toml(path)
-    except OSError as error:
-        raise FileError(unreadable(path, error)) from None
-    except FileError:
-        raise
-    except ValueError as error:
-        raise FileError(
-            f"{path}: not a valid TOML file ({error}); give settings as in docs/training.md."
-        ) from None
+    content = read_toml(path, way="give settings as in docs/training.md")
     changes = list(changes)
     if not content and not changes:
         raise FileError(f"{path}: holds no settings; name features and cohort under [data] at least.")

@@ -203,14 +203,11 @@ class Line(AbstractContextManager["Line"]):
     def _guarded(self, item: Any, work: Callable[[], Any]) -> Reply:
         try:
             return Reply(work())
-        except StopError as error:
-            return Reply(error=str(error), stop=True)
-        except WriteError as error:  # no other item can be written either
-            again = "Finished slides are kept; run the same command to continue."
-            return Reply(error=f"{error} {again}", stop=True)
         except Exception as error:  # an item must not end the run, whatever is wrong with it
+            if (stop := stop_of(error)) is not None:
+                return Reply(error=str(stop), stop=True)
             logger.debug("%r", item, exc_info=True)
-            return _starved(error) or Reply(error=error_line(error))
+            return Reply(error=error_line(error))
 
     def _run(self, item: Any, upcoming: list[Any]) -> Any:
         if not isinstance(self._worker, Stages):
@@ -225,13 +222,17 @@ class Line(AbstractContextManager["Line"]):
         return self._worker.work(item, reading.result())
 
 
-def _starved(error: BaseException) -> Reply | None:
-    """A reply that ends the run where the process has no file handle left: that is no fault of the item's."""
+def stop_of(error: Exception) -> StopError | None:
+    """What ends the run instead of failing one item: every other item would meet it too."""
+    if isinstance(error, StopError):
+        return error
+    if isinstance(error, WriteError):
+        return StopError(f"{error} Finished slides are kept; run the same command to continue.")
     words = error_line(error)
     if not any(os.strerror(number) in words for number in OPEN_FILES):
         return None
     way = "raise the limit (`ulimit -n`) or use fewer workers=, and run the same command to go on"
-    return Reply(error=f"Too many files are open at once; {way}.", stop=True)
+    return StopError(f"Too many files are open at once; {way}.")
 
 
 def error_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from xmil.core.errors import FileError, InputError, unreadable
+from xmil.core.errors import InputError
 from xmil.core.text import counted, read_toml
 from xmil.evaluate.statistics import PairedDesign
 
@@ -131,6 +131,9 @@ class Assumptions(Section):
     alpha: Share = 0.05
 
 
+MOST_READERS = 1000  # of one study; a plan with more has been mistyped
+
+
 class Plan(Section):
     """A reading study, as its TOML file says it.
 
@@ -159,6 +162,8 @@ class Plan(Section):
     @field_validator("readers", mode="before")
     @classmethod
     def _name_readers(cls, value: Any) -> Any:
+        if isinstance(value, int) and value > MOST_READERS:
+            raise ValueError(f"at most {MOST_READERS:,} readers; it asks for {value:,}")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return tuple(f"reader-{i + 1}" for i in range(value))
         return value
@@ -234,15 +239,7 @@ def is_text(answer: str) -> bool:
 
 def read_plan(path: str | PathLike[str]) -> Plan:
     """Read the plan in a TOML file; the first fault is told in one line."""
-    try:
-        content = read_toml(path)
-    except OSError as error:
-        raise FileError(unreadable(path, error)) from None
-    except FileError:
-        raise
-    except ValueError as error:
-        raise FileError(f"{path}: not a valid TOML file ({error}); docs/howto/study.md has a plan.") from None
-    return make_plan(content, source=str(path))
+    return make_plan(read_toml(path, way="docs/howto/study.md has a plan"), source=str(path))
 
 
 def make_plan(content: Any, *, source: str = "The plan") -> Plan:

@@ -43,6 +43,7 @@ CODE = 10
 PRACTICE, CASE, REPEAT = "practice", "case", "repeat"
 MOST = 10_000  # regions of a reading
 Stored = dict[str, Any]
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what a wrong value raises
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ class Study:
                 ]
                 for kind in ("practice", "cases")
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except FileError:
+            raise
+        except DAMAGED as error:
             raise FileError(f"{folder / STUDY}: damaged ({error!r}); put back a copy of it.") from None
         rows = read_rows(folder / CODES, "reader")
         self.codes = {reader: row.get("code", "") for reader, row in rows.items() if reader in self.readers}
@@ -194,7 +197,7 @@ class Study:
         """What is kept of a reader; a fresh worklist where nothing is yet."""
         path = self.folder / READERS / f"{reader}.json"
         if path.is_file() and not path.is_symlink():
-            return read_json(path)
+            return self._checked(read_json(path), path)
         worklist = [asdict(reading) for reading in self.deal(reader)]
         return {
             "layout": LAYOUT,
@@ -204,6 +207,18 @@ class Study:
             "readings": [],
             "draft": None,
         }
+
+    def _checked(self, stored: Stored, path: Path) -> Stored:
+        """What a reader's file says, refused where it does not lead to a place in the worklist."""
+        try:
+            here = self.place(stored)
+            if here is not None:
+                self.case(here[0]), self.arm(here[0])
+            if not isinstance(stored["revision"], int) or not isinstance(stored["draft"], dict | None):
+                raise TypeError("revision or draft")
+        except DAMAGED as error:
+            raise FileError(f"{path}: damaged ({error!r}); put back a copy of it.") from None
+        return stored
 
     def worklist(self, stored: Stored) -> list[Reading]:
         """The readings of a reader, in their order."""
