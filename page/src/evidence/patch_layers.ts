@@ -115,7 +115,7 @@ export function decidingOf(evidence: Evidence): (Deciding & { instances: number[
 export function decidingWords({ instances, equal = 1, all_equal: all }: Deciding & { instances: number[] }): string {
   const size = countPatches(instances.length);
   if (equal > 1) return `the strongest of ${all ? "" : "at least "}${plural(equal, "set")} of ${size}`;
-  return all ? `the only set of ${size} that changes the prediction` : `a smallest set, of ${size}`;
+  return all ? `the only set of ${size} that changes the prediction` : `a smallest set (${size})`;
 }
 
 export const decidingLayer: Layer = {
