@@ -73,13 +73,18 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
             raise unknown_name(kind, name, known)
 
 
+LONGEST = 200  # characters of a value that an error quotes
+
+
 def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> InputError:
     """The one sentence for a parameter out of its range.
 
     >>> print(bad_parameter("steps", "flip", "an int in the range [1, inf)", 0))
     The 'steps' parameter of flip must be an int in the range [1, inf). Got 0 instead.
     """
-    return InputError(f"The {parameter!r} parameter of {owner} must be {must_be}. Got {got!r} instead.")
+    said = repr(got)
+    said = said if len(said) <= LONGEST and "\n" not in said else f"a {type(got).__name__}"
+    return InputError(f"The {parameter!r} parameter of {owner} must be {must_be}. Got {said} instead.")
 
 
 def absent(path: str | PathLike[str], what: str = "file") -> str:

@@ -133,6 +133,11 @@ def heatmap(
     >>> heatmap(e, picture="map").size
     (768, 512)
     """
+    if isinstance(explanation, str | PathLike):
+        raise InputError(
+            f"{explanation}: heatmap draws an Explanation, such as xmil.open_run(...).explanation(...); a run "
+            "is drawn by xmil.draw_slides."
+        )
     several = [explanation] if isinstance(explanation, Explanation) else without_repeats(list(explanation))
     if not several:
         raise InputError("There is no explanation to draw.")

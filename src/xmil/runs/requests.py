@@ -398,7 +398,8 @@ class EvaluateRequest(CohortRequest):
         if self.run is not None:
             if self.annotations is None:
                 raise InputError(
-                    "annotations= is missing: the regions that the run's scores are compared with."
+                    "annotations= is missing: the regions that the run's scores are compared with. How "
+                    "faithful maps are is measured without a run, with model= and features=."
                 )
             return
         for name in ("model", "features", "out"):
