@@ -135,7 +135,7 @@ def heatmap(
     """
     if isinstance(explanation, str | PathLike):
         raise InputError(
-            f"{explanation}: heatmap draws an Explanation, as xmil.open_run(...).explanation(...) gives; a run "
+            f"{explanation}: heatmap draws an Explanation, as of xmil.open_run(...).explanation(...). A run "
             "is drawn by xmil.draw_slides."
         )
     several = [explanation] if isinstance(explanation, Explanation) else without_repeats(list(explanation))
