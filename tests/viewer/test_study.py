@@ -21,16 +21,19 @@ from tests.viewer.reading_room import (
     Simulated,
     answers_to,
     commit,
+    in_block,
     read_all,
+    region,
     study_of,
     write_cases,
 )
 from xmil.cli._app import run as main
 from xmil.core.errors import InputError, XmilError
-from xmil.viewer.study import Study, make_study, open_study, read_plan, sample_size
+from xmil.viewer.study import Study, make_study, open_study, read_plan, sample_size, write_report
 from xmil.viewer.study.analysis import analyse
 from xmil.viewer.study.plan import make_plan
 from xmil.viewer.study.readings import BlindedError, StaleError
+from xmil.viewer.study.report import report_page
 
 PLAN = """
 title = "Evidence"
@@ -48,6 +51,8 @@ name = "attention"
 method = "attention"
 target = "tumour"
 """
+
+LRP = {"name": "lrp", "method": "lrp", "prediction": True}
 
 
 @pytest.fixture(autouse=True)
@@ -222,6 +227,7 @@ def test_the_report_recovers_what_was_planted(tmp_path: Path) -> None:
     assert tests["region dice", "lrp", "chance"].p_holm < 0.01
     assert tests["region dice", "lrp", "attention"].difference.low > 0
     assert tests["accuracy", "lrp, after", "lrp, before"].patients == 40
+    assert "above chance" in report_page(findings)
 
 
 def test_readings_are_measured_as_by_hand(tmp_path: Path) -> None:
@@ -253,6 +259,59 @@ def test_readings_are_measured_as_by_hand(tmp_path: Path) -> None:
     assert pulled is not None
     assert pulled.n == len(led)
     assert pulled.value.estimate == pytest.approx(np.mean([not r["right"] for r in led]))
+
+
+def test_a_figure_has_the_patients_it_is_of_and_no_interval_below_eight(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=10, readers=("anna", "ben"))
+    for name in study.readers:
+        read_all(study, Simulated(name, 1.0, pulled=1.0))
+    findings = analyse(study)
+    right = findings.find("accuracy", "tissue", "before")
+    assert right is not None
+    assert (right.n, right.patients) == (20, 10)
+    assert (right.value.low, right.value.high) == (pytest.approx(0.025 ** (1 / 10)), 1.0)  # exact, of 10
+    ill = findings.find("sensitivity tumour", "tissue", "before")
+    pulled = findings.find("over-reliance", "lrp", "after")
+    assert ill is not None
+    assert pulled is not None
+    assert (ill.n, ill.patients) == (10, sum(case.label == "tumour" for case in study.cases))
+    wrong = sum(not case.answers["run"].is_right(case.label) for case in study.cases)
+    assert (pulled.n, pulled.patients) == (2 * wrong, wrong)
+    assert not ill.value.exists
+    assert not pulled.value.exists
+    folder = write_report(study)
+    with (folder / "estimates.csv").open(encoding="utf-8") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["measure"] == "over-reliance"]
+    assert [(row["estimate"], row["low"], row["patients"]) for row in rows] == [("1.0", "", str(wrong))] * 3
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert f"100 % (no interval: {wrong} patients, and 8 are needed) of {2 * wrong} readings" in text
+    assert "[100, 100]" not in text
+
+
+def test_few_misses_are_what_chance_gives(tmp_path: Path) -> None:
+    """The model's answer, and a block that never has the highest score: nine misses at a chance of 1 / 8."""
+    study = study_of(tmp_path, n=9, readers=("anna",), practice=0, design="split", arms=[LRP])
+    while (here := study.place(study.stored("anna"))) is not None:
+        case = study.case(here[0])
+        own = in_block(int(case.slide[-3:]))
+        apart = next(j for j in range(20) if not (own & in_block(j)).any())
+        answers = answers_to(study, *here, case.answers["run"].predicted)
+        commit(study, "anna", answers, regions=[region(apart)])
+    findings = analyse(study)
+    tests = {(t.measure, t.first): t for t in findings.tests if t.second == "chance"}
+    pointing = tests["region pointing", "lrp"]
+    assert pointing.difference.estimate == -1 / 8
+    assert pointing.difference.high == pytest.approx(1 - 0.025 ** (1 / 9) - 1 / 8)
+    assert pointing.p == pytest.approx(2 * (7 / 8) ** 9, abs=0.03)
+    assert tests["region dice", "lrp"].p > 0.05
+
+
+def test_a_side_of_chance_is_named_only_where_the_test_tells(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=3, readers=("anna",), practice=0)
+    read_all(study, Simulated("anna", 1.0))
+    text = (write_report(study) / "report.html").read_text(encoding="utf-8")
+    assert "not told apart from chance" in text
+    assert "above chance" not in text
 
 
 def test_the_command_line_makes_and_reports_a_study(

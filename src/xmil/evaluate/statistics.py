@@ -225,6 +225,20 @@ def percentile_interval(estimate: float, drawn: Floats, level: float = 0.95, *, 
     return Interval(float(estimate), float(low), float(high))
 
 
+def exact_share(share: float, units: int, level: float = 0.95) -> Interval:
+    """A share of units with the exact interval (Clopper and Pearson), for shares that no draw varies.
+
+    >>> print(exact_share(0.0, 9))
+    0.000 [0.000, 0.336]
+    """
+    from scipy.stats import beta
+
+    hits, tail = share * units, (1 - level) / 2
+    low = float(beta.ppf(tail, hits, units - hits + 1)) if hits > 0 else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, units - hits)) if hits < units else 1.0
+    return Interval(share, low, high)
+
+
 def unit_means(values: npt.ArrayLike, units: Sequence[Any]) -> Floats:
     """Average each unit's values, in the order in which units first appear.
 

@@ -12,10 +12,10 @@ from xmil.core.durable import write_text
 from xmil.core.errors import InputError
 from xmil.core.explanation import card_of
 from xmil.core.text import counted, csv_text
-from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval
+from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval, why_no_interval
 from xmil.heatmaps.pages import Html, bullets, join, page, table, tag
 from xmil.storage import RunFolder
-from xmil.viewer.study.analysis import ALL, Estimate, Findings, Test, analyse, progress
+from xmil.viewer.study.analysis import ALL, CHANCE, Estimate, Findings, Test, analyse, progress
 from xmil.viewer.study.plan import AFTER, BEFORE, sample_size
 from xmil.viewer.study.readings import Study
 
@@ -138,19 +138,17 @@ def _in_short(findings: Findings) -> Iterator[Html]:
                 yield join(
                     [
                         tag("b", _title(arm.name)), ": where the model was wrong and the reader right, the "
-                        f"reader followed it in {_interval(pulled.value)} of {counted(pulled.n, 'reading')}.",
+                        f"reader followed it in {_in_words(pulled)} of {counted(pulled.n, 'reading')}.",
                     ]
                 )  # fmt: skip
     for test in findings.tests:
-        if test.measure == "region auroc" and test.second == "chance":
+        if test.measure == "region auroc" and test.second == CHANCE:
             value = findings.find("region auroc", test.first, BEFORE)
             if value is not None:
                 yield join(
                     [
                         tag("b", _title(test.first)), " against readers' regions: AUROC ",
-                        _interval(value.value, plain=True),
-                        f" ({'above' if test.difference.estimate > 0 else 'below'} chance, ",
-                        f"p = {_p(test.p_holm)}).",
+                        f"{_in_words(value, plain=True)}; {_beside_chance(test)}.",
                     ]
                 )  # fmt: skip
 
@@ -171,6 +169,20 @@ def _judged(test: Test) -> str:
     return f"{change}: {_signed(points)} percentage points, p = {_p(test.p_holm)}"
 
 
+def _beside_chance(test: Test) -> str:
+    """Which side of chance a measure lies on, where the test tells."""
+    if not np.isfinite(test.p_holm):
+        return "too few patients to test"
+    side = "above chance" if test.difference.estimate > 0 else "below chance"
+    return f"{side if test.p_holm < ALPHA else 'not told apart from chance'} (p = {_p(test.p_holm)})"
+
+
+def _in_words(estimate: Estimate, *, plain: bool = False) -> str:
+    """An estimate with its interval, or why there is none."""
+    few = why_no_interval(estimate.patients, "patient") or "no interval: the patients are all alike"
+    return _interval(estimate.value, plain=plain).replace("[no interval]", f"({few})")
+
+
 def _signed(value: Interval) -> str:
     """A difference with its sign and its interval."""
     ends = f"[{value.low:+.3g}, {value.high:+.3g}]" if value.exists else "[no interval]"
@@ -183,8 +195,9 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
     yield tag(
         "p",
         "Before: on the tissue alone; after: with what the arm shows. "
-        f"Intervals hold 95 % and are over patients; fewer than {FEWEST} have none. Lines below an arm are "
-        "its readers.",
+        f"Intervals hold 95 % and are over the patients that a figure is of; fewer than {FEWEST} have none, "
+        "nor have patients who are all alike, but for shares, which then have the exact interval. Lines "
+        "below an arm are its readers.",
         kind="small",
     )
     yield _plot(study, [e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
@@ -320,7 +333,9 @@ def _tests(findings: Findings) -> Iterator[Html]:
     yield tag(
         "p",
         "Paired, with patients as the unit: each counts once, with the mean of its readings. p is of a "
-        "sign-flip test, corrected by Holm over the tests of the same kind.",
+        "sign-flip test, corrected by Holm over the tests of the same kind. Dice and pointing are set "
+        "against chance by drawing: all regions of a patient are hit or missed together, each by the share "
+        "of its slide that was marked.",
         kind="small",
     )
     rows, marked = [], []
@@ -376,8 +391,8 @@ def _interval(value: Interval, *, plain: bool = False) -> str:
         return NO_VALUE
     unit = "" if plain else " %"
     middle = f"{scale * value.estimate:.{digits}f}{unit}"
-    if not np.isfinite(value.low):
-        return middle
+    if not value.exists:
+        return f"{middle} [no interval]"
     return f"{middle} [{scale * value.low:.{digits}f}, {scale * value.high:.{digits}f}]"
 
 
