@@ -613,6 +613,22 @@ class PairedDesign:
         return max(2, int(np.ceil(root**2)))
 
 
+@dataclass(frozen=True)
+class UnpairedDesign(PairedDesign):
+    """Two ways of answering, each on cases of its own; `cases` and `power` are of so many under each.
+
+    >>> UnpairedDesign((0.8, 0.9)).cases(power=0.8)
+    199
+    """
+
+    @property
+    def _deviations(self) -> tuple[float, float]:
+        averaged = (1 + (self.readers - 1) * self.alike) / self.readers
+        middle = sum(self.shares) / 2
+        spread = sum(share * (1 - share) for share in self.shares)
+        return float(np.sqrt(2 * middle * (1 - middle) * averaged)), float(np.sqrt(spread * averaged))
+
+
 def _compare_pair(a: str, b: str, first: Floats, second: Floats, units: Sequence[Any]) -> Comparison:
     from scipy.stats import rankdata, ttest_1samp, wilcoxon
     from scipy.stats import t as student

@@ -231,8 +231,11 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 
 def _reliance(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
-    """How often a wrong model pulls a right reader over, and a right model corrects a wrong reader."""
-    for arm in (arm.name for arm in study.plan.arms if arm.shows):
+    """How often a wrong model pulls a right reader over, and a right model corrects a wrong reader.
+
+    Only an arm that shows the model's answer can do either.
+    """
+    for arm in (arm.name for arm in study.plan.arms if arm.prediction):
         for reader in (ALL, *study.readers):
             pairs = [
                 pair for pair in _pairs(rows) if pair[1]["arm"] == arm and reader in (ALL, pair[1]["reader"])
@@ -313,13 +316,17 @@ def _kappa_among(weights: Floats, *, both: Floats, first: Any, second: Any) -> F
 def measure_regions(study: Study, rows: Sequence[Row]) -> Iterator[Row]:
     """Regions drawn before any evidence was seen, against the scores of every method of the study.
 
-    Attention of the same runs is measured, too, whether or not an arm shows it.
+    Attention of the same runs is measured, too, whether or not an arm shows it. A region says what decides
+    for the reader's diagnosis: it counts only against evidence for that class.
     """
     for case in study.cases:
         drawn = [r for r in rows if r["slide"] == case.slide and r["stage"] == BEFORE and r["drawn"]]
         for run, evidence, columns in _evidence(study, case) if drawn else ():
             for row in drawn:
-                yield from _measure_region(row, case, run, evidence, columns)
+                for measured in _measure_region(row, case, run, evidence, columns):
+                    target = measured["target"]
+                    about = target if target in study.classes else case.answers[run].predicted
+                    yield {**measured, "counted": int(row[DIAGNOSIS] == about)}
 
 
 def _measure_region(
@@ -333,7 +340,7 @@ def _measure_region(
         raise FileError(f"readers/{row['reader']}.json: a region is damaged ({error}).") from None
     marked = covered_by_polygons(polygons, evidence.coords.astype(np.float64), evidence.patch_size) >= SHARE
     for method, column in columns.items():
-        about = {key: row[key] for key in ("reader", "slide", "patient", "label", "arm", "right")}
+        about = {key: row[key] for key in ("reader", "slide", "patient", "label", "arm", DIAGNOSIS, "right")}
         yield {
             **about,
             "model_right": int(case.answers[run].is_right(case.label)),
@@ -367,11 +374,11 @@ def _evidence(study: Study, case: Case) -> Iterator[tuple[str, Evidence, dict[st
 
 
 def _by_method(regions: Sequence[Row]) -> dict[str, list[Row]]:
-    """The measured regions of each method; of several runs, each has its name."""
+    """The measured regions of each method that count; of several runs, each has its name."""
     several = len({row["run"] for row in regions}) > 1
     methods: dict[str, list[Row]] = {}
     for row in regions:
-        if np.isfinite(row["auroc"]):
+        if row["counted"] and np.isfinite(row["auroc"]):
             methods.setdefault(f"{row['run']}: {row['method']}" if several else row["method"], []).append(row)
     return methods
 
@@ -429,10 +436,14 @@ def _stage_tests(study: Study, rows: Sequence[Row]) -> Iterator[Test]:
 
 
 def _arm_tests(study: Study, rows: Sequence[Row]) -> Iterator[Test]:
-    last = [row for row in rows if row["last"]]
+    """Arms against each other, paired where every case is read under each; seconds are of all stages."""
+    last = _whole_times(rows)
     for measure, name in (("accuracy", "right"), ("seconds", "seconds")):
-        values = _case_means(study, last if name == "right" else _whole_times(rows), name)
-        for one, other in combinations([arm.name for arm in study.plan.arms], 2):
+        values = _case_means(study, last, name)
+        for one, other in combinations(values, 2):
+            if study.plan.design == "split":
+                yield from _unpaired(study, measure, other, one, last, name)
+                continue
             gap = values[other] - values[one]
             both = np.isfinite(gap)
             patients = [case.patient for case, own in zip(study.cases, both, strict=True) if own]
@@ -470,6 +481,50 @@ def _paired(measure: str, first: str, second: str, gap: Floats, patients: list[s
         alike = not unit_means(gap, patients).any()
         p = 1.0 if alike else sign_flip_p(gap, units=patients, rng=np.random.default_rng(SEED))
     yield Test(measure, first, second, difference, p, p, len(gap), n)
+
+
+def _unpaired(
+    study: Study, measure: str, first: str, second: str, rows: Sequence[Row], name: str
+) -> Iterator[Test]:
+    """The test of two arms that share out the cases: deal whole cases to the arms again, as the study did.
+
+    Cases of a label, and right or wrong, exchange their places with all their readings.
+    """
+    own = [row for row in rows if row["arm"] in (first, second)]
+    patients = [{row["patient"] for row in own if row["arm"] == arm} for arm in (first, second)]
+    if not all(patients):
+        return
+    values = _column(rows, name)
+
+    def gap(arms: Any, weights: Floats) -> Floats:
+        one, other = (mean(weights * (arms == arm), values) for arm in (first, second))
+        return one - other
+
+    null = [gap(arms, np.ones((1, len(rows)))) for arms in _deal_again(study, rows)]
+    drawn = np.abs(np.concatenate(null))
+    read, units = np.array([row["arm"] for row in rows]), [row["patient"] for row in rows]
+    found = bootstrap({name: partial(gap, read)}, units=units, draws=DRAWS, seed=SEED)[name]
+    p = permutation_share(abs(found.estimate), drawn[np.isfinite(drawn)])
+    found, n = _claimed(found, min(map(len, patients))), len(patients[0] | patients[1])
+    yield Test(measure, first, second, found, p, p, len(own), n)
+
+
+def _deal_again(study: Study, rows: Sequence[Row]) -> Iterator[Any]:
+    """The names of the arms of the readings (draws, n), where cases of a stratum exchange their places."""
+    names = np.array([arm.name for arm in study.plan.arms])
+    slides = list(dict.fromkeys(row["slide"] for row in rows))
+    case = np.array([slides.index(row["slide"]) for row in rows])
+    turn = np.array([study.readers.index(row["reader"]) for row in rows])
+    places = np.zeros(len(slides), dtype=np.int64)  # of each case: its arm for the first reader
+    places[case] = ([names.tolist().index(row["arm"]) for row in rows] - turn) % len(names)
+    strata = {each.slide: study.stratum(each) for each in study.cases}
+    rng = np.random.default_rng(SEED)
+    for some in draw_blocks(DRAWS_OF_CHANCE, len(rows)):
+        dealt = np.tile(places, (some, 1))
+        for stratum in sorted(set(strata.values())):
+            here = np.array([strata[slide] == stratum for slide in slides])
+            dealt[:, here] = rng.permuted(dealt[:, here], axis=1)
+        yield names[(dealt[:, case] + turn) % len(names)]
 
 
 def _against_chance(measure: str, method: str, rows: Sequence[Row]) -> Test:
