@@ -623,8 +623,7 @@ class UnpairedDesign(PairedDesign):
 
     @property
     def _deviations(self) -> tuple[float, float]:
-        averaged = (1 + (self.readers - 1) * self.alike) / self.readers
-        middle = sum(self.shares) / 2
+        averaged, middle = (1 + (self.readers - 1) * self.alike) / self.readers, sum(self.shares) / 2
         spread = sum(share * (1 - share) for share in self.shares)
         return float(np.sqrt(2 * middle * (1 - middle) * averaged)), float(np.sqrt(spread * averaged))
 
