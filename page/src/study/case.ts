@@ -178,12 +178,14 @@ export class CaseView implements PaneHost {
   }
 
   /** Shows the label beside the case, which stays until the reader goes on; nothing can be changed any more. */
-  reveal(label: string, goOn: () => void): void {
+  reveal(label: string, isLast: boolean, goOn: () => void): void {
     this.goOn = goOn;
+    clearTimeout(this.timer); // of what was pressed while the answer was on its way
+    this.timer = 0;
     this.clock.stop();
     this.form.element.inert = true;
     put(this.told, "The label of this case: ", el("strong", {}, label), ".");
-    put(this.foot, button("Next case (Enter)", goOn, { class: "primary", data: { action: "next" } }));
+    put(this.foot, button(isLast ? "Go on (Enter)" : "Next case (Enter)", goOn, { class: "primary", data: { action: "next" } }));
     this.store.set({ tool: "move" });
     this.drawTools();
     this.element.focus({ preventScroll: true });

@@ -121,7 +121,7 @@ async function show(now: StudyState): Promise<void> {
 function showLabel(answered: CaseView, label: string, now: StudyState): void {
   state = now;
   drawBar();
-  answered.reveal(label, () => void show(now));
+  answered.reveal(label, !now.case, () => void show(now));
 }
 
 function showPage(page: HTMLElement): void {
