@@ -38,6 +38,7 @@ READY = """() => {
   const { reading, study } = window.study;
   return reading?.pane?.viewer.isOpen() || (study?.reader && !study.case);
 }"""
+ANSWERED = "() => Boolean(window.study.reading?.answered)"  # its label is shown, until the reader goes on
 
 STILL = """async () => {
   const { pane } = window.study.reading, frame = () => new Promise(requestAnimationFrame);
@@ -121,6 +122,9 @@ class AtThePage:
         if open_case[1] == "after":
             page.keyboard.press("3")
         page.keyboard.press("Enter")
+        page.wait_for_function(f"(at) => !({AT})(at) || ({ANSWERED})()", arg=open_case)
+        if page.evaluate(ANSWERED):
+            page.keyboard.press("Enter")
         page.wait_for_function(f"(at) => !({AT})(at) && ({READY})()", arg=open_case)
 
     def draw(self, i: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 from tests.viewer.browser import expect_text, opened
 from tests.viewer.make_run import Made
 from tests.viewer.reading_room import TISSUE, Simulated, write_cases
-from tests.viewer.study_pages import READY, AtThePage, read_in_turns, serving
+from tests.viewer.study_pages import ANSWERED, READY, AtThePage, read_in_turns, serving
 from tests.viewer.test_page_access import AXE, violations
 from xmil.viewer.study import Study, make_study
 from xmil.viewer.study.analysis import analyse
 from xmil.viewer.study.plan import make_plan
 
+LOADED = "() => window.study.reading?.pane?.viewer.world.getItemAt(0)?.getFullyLoaded()"
 READERS = [
     Simulated("anna", 1.0, pulled=1.0, corrected=1.0),
     Simulated("ben", 0.0, pulled=0.0, corrected=1.0),
@@ -62,9 +64,7 @@ def test_the_page_says_nothing_that_the_server_did_not(browser: Any, study: Stud
         asked: list[str] = []
         desk.page.on("request", lambda request: asked.append(request.url.removeprefix(url).split("?")[0]))
         desk.enter(url)
-        desk.page.wait_for_function(
-            "() => window.study.reading.pane.viewer.world.getItemAt(0).getFullyLoaded()"
-        )
+        desk.page.wait_for_function(LOADED)
         api = {name for name in asked if name.startswith("api/")}
         assert api == {"api/state.json", "api/enter"}
         assert all(name.startswith("tiles/0/") for name in asked if name.startswith("tiles/"))
@@ -72,6 +72,35 @@ def test_the_page_says_nothing_that_the_server_did_not(browser: Any, study: Stud
         assert status == 403
         assert desk.page.evaluate("() => document.cookie") == ""
         desk.faults.clear()  # the refusal that was asked for
+        desk.close()
+
+
+def test_the_label_stands_beside_its_own_case_until_the_reader_goes_on(browser: Any, study: Study) -> None:
+    with serving(study) as (url, _):
+        desk = AtThePage(browser, study, READERS[0])
+        page, tiles = desk.page, set[str]()
+        page.on("request", lambda r: tiles.update(re.findall(r"tiles/(\d+)/", r.url)))
+        desk.enter(url)
+        page.wait_for_function(LOADED)
+        for key in ("1", "4", "Enter", "2"):  # a practice case on the tissue alone, and a key too many
+            page.keyboard.press(key)
+        page.wait_for_function(ANSWERED)
+        expect_text(page.locator("[data-shown=label]"), study.practice[0].label)
+        expect_text(page.locator("h1"), "Practice case 1")
+        before = study.stored("anna")
+        for key in ("2", "r", "u"):  # nothing of the answered case can be changed
+            page.keyboard.press(key)
+        page.wait_for_function("() => window.study.isSaved")
+        assert page.locator("[data-tool], [data-action=commit]").count() == 0
+        assert tiles == {"0"}
+        assert study.stored("anna") == before
+        page.get_by_role("button", name="Next case").click()
+        page.wait_for_function("() => window.study.reading.open.number === 1")
+        expect_text(page.locator("h1"), "Case 2")
+        page.wait_for_function(LOADED)
+        assert tiles == {"0", "1"}
+        assert page.locator("[data-shown=label]").inner_text() == ""
+        assert page.locator(".message").count() == 0
         desk.close()
 
 

@@ -21,16 +21,19 @@ from tests.viewer.reading_room import (
     Simulated,
     answers_to,
     commit,
+    in_block,
     read_all,
+    region,
     study_of,
     write_cases,
 )
 from xmil.cli._app import run as main
 from xmil.core.errors import InputError, XmilError
-from xmil.viewer.study import Study, make_study, open_study, read_plan, sample_size
+from xmil.viewer.study import Study, make_study, open_study, read_plan, sample_size, write_report
 from xmil.viewer.study.analysis import analyse
 from xmil.viewer.study.plan import make_plan
 from xmil.viewer.study.readings import BlindedError, StaleError
+from xmil.viewer.study.report import report_page
 
 PLAN = """
 title = "Evidence"
@@ -48,6 +51,9 @@ name = "attention"
 method = "attention"
 target = "tumour"
 """
+
+SEALED, MODES = ("study.json", "readers.csv"), [0o700, 0o600, 0o600]
+LRP = {"name": "lrp", "method": "lrp", "prediction": True}
 
 
 @pytest.fixture(autouse=True)
@@ -178,6 +184,9 @@ def test_the_sample_size_is_mcnemars() -> None:
     plan = make_plan({"readers": 1, "assumptions": {"accuracy": 0.8, "gain": 0.1, "correlation": 0}})
     assert "202 cases" in sample_size(plan, 202)  # (1.96 sqrt(0.26) + 0.8416 sqrt(0.25))² / 0.01
     assert "80 %" in sample_size(plan, 202).rpartition("power of")[2]
+    split = plan.model_copy(update={"design": "split"})
+    assert "398 cases" in sample_size(split, 398)  # 2 (1.96 sqrt(0.255) + 0.8416 sqrt(0.25))² / 0.01
+    assert "80 %" in sample_size(split, 398).rpartition("power of")[2]
 
 
 def test_the_report_recovers_what_was_planted(tmp_path: Path) -> None:
@@ -222,6 +231,7 @@ def test_the_report_recovers_what_was_planted(tmp_path: Path) -> None:
     assert tests["region dice", "lrp", "chance"].p_holm < 0.01
     assert tests["region dice", "lrp", "attention"].difference.low > 0
     assert tests["accuracy", "lrp, after", "lrp, before"].patients == 40
+    assert "above chance" in report_page(findings)
 
 
 def test_readings_are_measured_as_by_hand(tmp_path: Path) -> None:
@@ -255,6 +265,106 @@ def test_readings_are_measured_as_by_hand(tmp_path: Path) -> None:
     assert pulled.value.estimate == pytest.approx(np.mean([not r["right"] for r in led]))
 
 
+def test_a_figure_has_the_patients_it_is_of_and_no_interval_below_eight(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=10, readers=("anna", "ben"))
+    for name in study.readers:
+        read_all(study, Simulated(name, 1.0, pulled=1.0))
+    findings = analyse(study)
+    right = findings.find("accuracy", "tissue", "before")
+    assert right is not None
+    assert (right.n, right.patients) == (20, 10)
+    assert (right.value.low, right.value.high) == (pytest.approx(0.025 ** (1 / 10)), 1.0)  # exact, of 10
+    ill = findings.find("sensitivity tumour", "tissue", "before")
+    pulled = findings.find("over-reliance", "lrp", "after")
+    assert ill is not None
+    assert pulled is not None
+    assert (ill.n, ill.patients) == (10, sum(case.label == "tumour" for case in study.cases))
+    wrong = sum(not case.answers["run"].is_right(case.label) for case in study.cases)
+    assert (pulled.n, pulled.patients) == (2 * wrong, wrong)
+    assert not ill.value.exists
+    assert not pulled.value.exists
+    folder = write_report(study)
+    with (folder / "estimates.csv").open(encoding="utf-8") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["measure"] == "over-reliance"]
+    assert [(row["estimate"], row["low"], row["patients"]) for row in rows] == [("1.0", "", str(wrong))] * 3
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert f"100 % (no interval: {wrong} patients, and 8 are needed) of {2 * wrong} readings" in text
+    assert "[100, 100]" not in text
+
+
+def test_few_misses_are_what_chance_gives(tmp_path: Path) -> None:
+    """The model's answer, and a block that never has the highest score: nine misses at a chance of 1 / 8."""
+    study = study_of(tmp_path, n=9, readers=("anna",), practice=0, design="split", arms=[LRP])
+    while (here := study.place(study.stored("anna"))) is not None:
+        case = study.case(here[0])
+        own = in_block(int(case.slide[-3:]))
+        apart = next(j for j in range(20) if not (own & in_block(j)).any())
+        answers = answers_to(study, *here, case.answers["run"].predicted)
+        commit(study, "anna", answers, regions=[region(apart)])
+    findings = analyse(study)
+    tests = {(t.measure, t.first): t for t in findings.tests if t.second == "chance"}
+    pointing = tests["region pointing", "lrp"]
+    assert pointing.difference.estimate == -1 / 8
+    assert pointing.difference.high == pytest.approx(1 - 0.025 ** (1 / 9) - 1 / 8)
+    assert pointing.p == pytest.approx(2 * (7 / 8) ** 9, abs=0.03)
+    assert tests["region dice", "lrp"].p > 0.05
+
+
+def test_a_side_of_chance_is_named_only_where_the_test_tells(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=6, readers=("anna",), practice=0)
+    read_all(study, Simulated("anna", 1.0))
+    text = (write_report(study) / "report.html").read_text(encoding="utf-8")
+    assert "not told apart from chance" in text
+    assert "above chance" not in text
+
+
+def test_regions_count_only_against_evidence_for_the_readers_diagnosis(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=12, readers=("anna",), practice=0, design="split", arms=[LRP])
+    read_all(study, Simulated("anna", 1.0))
+    findings = analyse(study)
+    wrong = sum(not case.answers["run"].is_right(case.label) for case in study.cases)
+    assert 0 < wrong < 12
+    auroc = findings.find("region auroc", "lrp", "before")
+    assert auroc is not None
+    assert auroc.n == 12 - wrong
+    folder = write_report(study)
+    with (folder / "regions.csv").open(encoding="utf-8") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["method"] == "lrp"]
+    assert len(rows) == 12
+    for row in rows:
+        assert row["diagnosis"] == row["label"]
+        assert row["counted"] == str(int(row["diagnosis"] == row["target"]))
+    assert f"Regions of {wrong} readings are left out" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_only_arms_that_show_the_models_answer_can_pull(tmp_path: Path) -> None:
+    arms = [LRP, {"name": "att", "method": "attention"}]
+    study = study_of(tmp_path, n=8, readers=("anna",), practice=0, arms=arms)
+    read_all(study, Simulated("anna", 0.5, pulled=0.5))
+    reliance = {e.arm for e in analyse(study).estimates if e.measure in ("over-reliance", "correction")}
+    assert reliance == {"lrp"}
+
+
+def test_arms_of_a_split_study_are_compared_unpaired(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=24, readers=("anna", "ben", "chloé"), practice=0, design="split", seed=3)
+    for name in study.readers:
+        read_all(study, Simulated(name, 0.0, corrected=1.0))
+    findings = analyse(study)
+    tests = {(t.measure, t.first, t.second): t for t in findings.tests}
+    accuracy, seconds = (tests[measure, "lrp", "tissue"] for measure in ("accuracy", "seconds"))
+    shown = [r for r in findings.readings if r["arm"] == "lrp" and r["stage"] == "after"]
+    assert accuracy.difference.estimate == pytest.approx(np.mean([r["model_right"] for r in shown]))
+    assert accuracy.difference.low > 0
+    assert accuracy.p < 0.01
+    assert (accuracy.n, accuracy.patients) == (72, 24)
+    assert seconds.difference.estimate == 10.0  # both stages against the one
+    assert "unpaired" in report_page(findings)
+    alone = study_of(tmp_path / "alike", n=12, readers=("anna",), practice=0, design="split")
+    read_all(alone, Simulated("anna", 0.5))
+    (found,) = (t for t in analyse(alone).tests if (t.measure, t.first) == ("accuracy", "lrp"))
+    assert found.p > 0.1
+
+
 def test_the_command_line_makes_and_reports_a_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +377,9 @@ def test_the_command_line_makes_and_reports_a_study(
     study = open_study(out)
     assert (made["cases"], made["practice"], made["readers"]) == (6, 1, study.codes)
     assert main(words) == 2  # never written over
+    assert [out.stat().st_mode & 0o777] + [(out / name).stat().st_mode & 0o777 for name in SEALED] == MODES
+    assert main(["view", str(out), "--export", str(tmp_path / "copy")]) == 2
+    assert not (tmp_path / "copy").exists()
     assert main(["study", "report", str(out)]) == 2  # nobody has read anything
     read_all(study, Simulated("anna", 0.8))
     assert main(["study", "report", str(out)]) == 0
@@ -278,6 +391,8 @@ def test_the_command_line_makes_and_reports_a_study(
     text = (out / "report" / "report.html").read_text(encoding="utf-8")
     assert "ben" in text
     assert "<script" not in text
+    assert "seed" not in text
+    assert str(study.plan.seed) not in text
     assert re.search(r"Attention, after minus Attention, before", text)
     assert not re.search(r"\b(lrp|attention)\b", text)
     assert (
@@ -314,4 +429,5 @@ def test_the_plan_of_the_file_is_the_studys(tmp_path: Path) -> None:
     study = make_study([run], slides=slides, plan=read_plan(path), out=tmp_path / "study")
     assert study.plan.diagnoses == CLASSES
     assert study.plan.positive == ("tumour",)
+    assert make_plan({"readers": 1, "positive": "benign"}).with_classes(CLASSES).positive == ("benign",)
     assert study.practice[0].slide == "case-000"

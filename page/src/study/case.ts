@@ -40,8 +40,11 @@ export class CaseView implements PaneHost {
   private readonly panes = el("div", { class: "panes" });
   private readonly tools = el("div", { class: "study-tools", role: "toolbar", ariaLabel: "Tools" });
   private readonly commitButton = button("Commit (Enter)", () => this.commit(), { class: "primary", data: { action: "commit" } });
+  private readonly told = el("p", { role: "status", data: { shown: "label" } });
+  private readonly foot = el("div", { class: "buttons commit" }, this.commitButton);
   private readonly clock: Clock;
   private timer = 0;
+  private goOn: (() => void) | null = null; // to the next case, once the label of this one is shown
   private closed = false;
 
   constructor(
@@ -98,7 +101,8 @@ export class CaseView implements PaneHost {
       after && open.before && el("p", { class: "muted" }, `Your first answer: ${open.before.diagnosis}. Answer again with what you see now.`),
       open.regions !== "off" && !after && el("p", { class: "muted" }, open.regions === "required" ? "Mark the region that decides." : "Mark the region that decides, if you can."),
       this.form.element,
-      el("div", { class: "buttons commit" }, this.commitButton),
+      this.told,
+      this.foot,
     );
   }
 
@@ -117,10 +121,11 @@ export class CaseView implements PaneHost {
     const { tool, annotations } = this.store.state;
     const chosen = TOOLS.map(([name, text, key]) => button(text, () => this.store.set({ tool: name }), { ariaPressed: String(tool === name), title: `${text} (${key})`, data: { tool: name } }));
     const hide = button(this.display.shown ? "Hide colours" : "Show colours", () => this.toggle(), { title: "Hide or show the colours (H)", data: { action: "colours" } });
+    const fixed = this.open.regions === "off" || this.answered;
     put(
       this.tools,
-      ...(this.open.regions === "off" ? [] : chosen),
-      this.open.regions === "off" ? null : button("Undo region", () => this.undo(), { disabled: !annotations.length, title: "Take the last region away (U)", data: { action: "undo-region" } }),
+      ...(fixed ? [] : chosen),
+      fixed ? null : button("Undo region", () => this.undo(), { disabled: !annotations.length, title: "Take the last region away (U)", data: { action: "undo-region" } }),
       el("span", { class: "space" }),
       this.info.sets.length > 0 && hide,
       button("Whole slide", () => this.pane?.home(), { title: "Show the whole slide (0)" }),
@@ -136,6 +141,7 @@ export class CaseView implements PaneHost {
   }
 
   private onChange(): void {
+    if (this.goOn) return;
     clearTimeout(this.timer);
     this.timer = window.setTimeout(() => {
       this.timer = 0;
@@ -166,6 +172,25 @@ export class CaseView implements PaneHost {
     this.owner.keep(this.entry(true));
   }
 
+  /** Whether all is answered, and the label is shown until the reader goes on. */
+  get answered(): boolean {
+    return this.goOn !== null;
+  }
+
+  /** Shows the label beside the case, which stays until the reader goes on; nothing can be changed any more. */
+  reveal(label: string, isLast: boolean, goOn: () => void): void {
+    this.goOn = goOn;
+    clearTimeout(this.timer); // of what was pressed while the answer was on its way
+    this.timer = 0;
+    this.clock.stop();
+    this.form.element.inert = true;
+    put(this.told, "The label of this case: ", el("strong", {}, label), ".");
+    put(this.foot, button(isLast ? "Go on (Enter)" : "Next case (Enter)", goOn, { class: "primary", data: { action: "next" } }));
+    this.store.set({ tool: "move" });
+    this.drawTools();
+    this.element.focus({ preventScroll: true });
+  }
+
   /** The server refused: the reader can change and commit again. */
   reopen(): void {
     this.refresh();
@@ -177,8 +202,13 @@ export class CaseView implements PaneHost {
   }
 
   /** Handles a key; false where it means nothing here. */
-  key({ key: pressed }: KeyboardEvent): boolean {
+  key({ key: pressed, repeat }: KeyboardEvent): boolean {
     const key = pressed.length === 1 ? pressed.toLowerCase() : pressed;
+    if (this.goOn && key === "Enter") {
+      if (!repeat) this.goOn(); // a key held down since the commit does not skip the label
+      return true;
+    }
+    if (this.goOn && !LOOKING.has(key)) return false;
     if (key >= "1" && key <= "9") return this.form.press(Number(key));
     const tool = TOOLS.find(([, , name]) => name.toLowerCase() === key);
     if (tool && this.open.regions !== "off") this.store.set({ tool: tool[0] });
@@ -241,6 +271,7 @@ export class CaseView implements PaneHost {
   pick(): void {}
 }
 
+const LOOKING = new Set(["h", "0", "+", "=", "-", "ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"]); // keys that change no answer
 const ARROWS: Record<string, [number, number]> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 /** Seconds that the page was looked at: not while it is hidden, nor long after the last sign of the reader. */

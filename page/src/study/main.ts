@@ -7,7 +7,7 @@ import { enter, getState, postEntry, StaleError, type Entry, type StudyState } f
 
 const RETRY = 2000; // milliseconds until what could not be written is tried again
 const KEYS: [string, string][] = [
-  ["1 – 9", "answer the marked question"], ["Tab", "go from question to question"], ["Enter", "commit"],
+  ["1 – 9", "answer the marked question"], ["Tab", "go from question to question"], ["Enter", "commit, or go on to the next case"],
   ["R L P", "draw a rectangle, a lasso, a polygon"], ["Esc", "move the slide again"], ["U", "take the last region away"],
   ["H", "hide or show the colours"], ["+ − 0", "zoom, or show the whole slide"], ["W", "the worklist"], ["T", "light or dark"], ["?", "these keys"],
 ];
@@ -117,6 +117,13 @@ async function show(now: StudyState): Promise<void> {
   }
 }
 
+/** Keeps the answered case on the screen with its label; the next one is opened when the reader goes on. */
+function showLabel(answered: CaseView, label: string, now: StudyState): void {
+  state = now;
+  drawBar();
+  answered.reveal(label, !now.case, () => void show(now));
+}
+
 function showPage(page: HTMLElement): void {
   put(content, page);
   (page.querySelector<HTMLElement>("input") ?? page).focus();
@@ -162,8 +169,8 @@ async function write(): Promise<void> {
     try {
       const now = await postEntry(entry, state!.revision);
       if (waiting === entry) waiting = null;
-      if (entry.commit && now.label) say(`The label of this case: ${now.label}.`);
-      await show(now);
+      if (entry.commit && now.label && view) showLabel(view, now.label, now);
+      else await show(now);
     } catch (error) {
       if (error instanceof StaleError) {
         waiting = null;

@@ -70,6 +70,10 @@ def view(
     from xmil.viewer.collection import Collection
 
     if runs[0].is_dir() and (runs[0] / STUDY).is_file():
+        if export is not None:
+            raise InputError(
+                f"{runs[0]}: a study is read from its server, so it cannot be exported; leave out --export."
+            )
         return _serve_study(runs, slides, follow_links, host, port, token_file, browser, as_json)
     if label_images and export is not None:
         raise InputError("Label images may name patients and are never exported; leave out --label-images.")

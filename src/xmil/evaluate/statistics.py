@@ -225,6 +225,20 @@ def percentile_interval(estimate: float, drawn: Floats, level: float = 0.95, *, 
     return Interval(float(estimate), float(low), float(high))
 
 
+def exact_share(share: float, units: int, level: float = 0.95) -> Interval:
+    """A share of units with the exact interval (Clopper and Pearson), for shares that no draw varies.
+
+    >>> print(exact_share(0.0, 9))
+    0.000 [0.000, 0.336]
+    """
+    from scipy.stats import beta
+
+    hits, tail = share * units, (1 - level) / 2
+    low = float(beta.ppf(tail, hits, units - hits + 1)) if hits > 0 else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, units - hits)) if hits < units else 1.0
+    return Interval(share, low, high)
+
+
 def unit_means(values: npt.ArrayLike, units: Sequence[Any]) -> Floats:
     """Average each unit's values, in the order in which units first appear.
 
@@ -597,6 +611,21 @@ class PairedDesign:
         gap = abs(self.shares[1] - self.shares[0])
         root = (NORMAL.inv_cdf(1 - self.alpha / 2) * null + NORMAL.inv_cdf(power) * spread) / gap
         return max(2, int(np.ceil(root**2)))
+
+
+@dataclass(frozen=True)
+class UnpairedDesign(PairedDesign):
+    """Two ways of answering, each on cases of its own; `cases` and `power` are of so many under each.
+
+    >>> UnpairedDesign((0.8, 0.9)).cases(power=0.8)
+    199
+    """
+
+    @property
+    def _deviations(self) -> tuple[float, float]:
+        averaged, middle = (1 + (self.readers - 1) * self.alike) / self.readers, sum(self.shares) / 2
+        spread = sum(share * (1 - share) for share in self.shares)
+        return float(np.sqrt(2 * middle * (1 - middle) * averaged)), float(np.sqrt(spread * averaged))
 
 
 def _compare_pair(a: str, b: str, first: Floats, second: Floats, units: Sequence[Any]) -> Comparison:

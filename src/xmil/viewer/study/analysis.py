@@ -7,45 +7,55 @@ repeats only for the agreement of readers with themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from xmil.core.errors import FileError
 from xmil.evaluate.marks import covered_by_polygons, parse_polygons, score_regions
 from xmil.evaluate.statistics import (
+    FEWEST,
     Floats,
     Interval,
     Statistic,
     bootstrap,
     bootstrap_mean,
+    draw_blocks,
+    exact_share,
     holm,
     kappa,
     mean,
     median,
     nan_mean,
+    permutation_share,
     sign_flip_p,
+    unit_codes,
     unit_means,
 )
 from xmil.viewer.layers import Evidence
 from xmil.viewer.study.plan import AFTER, BEFORE, DIAGNOSIS
 from xmil.viewer.study.readings import CASE, PRACTICE, REPEAT, Case, Study, find_column
 
-DRAWS, SEED = 2000, 0
+DRAWS, DRAWS_OF_CHANCE, SEED = 2000, 5000, 0
 ALL = "all readers"
 LAST = "last"  # the stage after which nothing more is shown
 ATTENTION = "attention"
 SHARE = 0.5  # of a patch that a region must cover to mark it
-REGION_MEASURES = ("auroc", "dice", "pointing")
+POINTING = "pointing"
+CHANCE = "chance"
+REGION_MEASURES = ("auroc", "dice", POINTING)
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure with its interval over patients: of a reader or all of them, in an arm and a stage."""
+    """A measure with its interval over patients: of a reader or all of them, in an arm and a stage.
+
+    `n` readings of `patients` patients are what it is a share or a mean of.
+    """
 
     measure: str
     arm: str
@@ -58,7 +68,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Test:
-    """A paired comparison with patients as the unit: the mean difference, and a sign-flip test of it."""
+    """A comparison with patients as the unit: the mean difference, and a test of it."""
 
     measure: str
     first: str
@@ -155,35 +165,63 @@ def _column(rows: Iterable[Row], name: str) -> Floats:
     return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
 
 
+class Measure(NamedTuple):
+    """A statistic, the rows (n,) that it is of, and whether it is a share."""
+
+    statistic: Statistic
+    chosen: Floats
+    is_share: bool = True
+
+
 def _estimates(
-    arm: str, stage: str, reader: str, rows: Sequence[Row], statistics: dict[str, tuple[Statistic, int]]
+    arm: str, stage: str, reader: str, rows: Sequence[Row], measures: dict[str, Measure]
 ) -> Iterator[Estimate]:
-    """Measures over the rows with their intervals, each with the number of rows that it is of."""
-    patients = [row["patient"] for row in rows]
-    measures = {name: statistic for name, (statistic, n) in statistics.items() if n}
+    """Measures over the rows with their intervals, each with the rows and the patients that it is of."""
+    measures = {name: measure for name, measure in measures.items() if measure.chosen.any()}
     if not measures:
         return
-    values = bootstrap(measures, units=patients, draws=DRAWS, seed=SEED)
-    for name, value in values.items():
-        yield Estimate(name, arm, stage, reader, value, statistics[name][1], len(set(patients)))
+    units = [row["patient"] for row in rows]
+    statistics = {name: measure.statistic for name, measure in measures.items()}
+    for name, value in bootstrap(statistics, units=units, draws=DRAWS, seed=SEED).items():
+        chosen = measures[name].chosen
+        patients = len({unit for unit, own in zip(units, chosen, strict=True) if own})
+        value = _claimed(value, patients, is_share=measures[name].is_share)
+        yield Estimate(name, arm, stage, reader, value, int(chosen.sum()), patients)
 
 
-def _among(chosen: Floats, values: Floats) -> Statistic:
-    """The mean of the values of the rows that are chosen (n,)."""
-    return lambda weights: mean(weights * chosen, values)
+def _claimed(value: Interval, patients: int, *, is_share: bool = False) -> Interval:
+    """The interval that so many patients allow: few have none.
+
+    Patients who are all alike vary in no draw: a share then has the exact interval, another measure none.
+    """
+    if patients >= FEWEST and (value.low < value.high or not value.exists):
+        return value
+    if patients >= FEWEST and is_share:
+        return exact_share(value.estimate, patients)
+    return Interval(value.estimate, float("nan"), float("nan"))
+
+
+def _mean(values: Floats, *, is_share: bool = True) -> Measure:
+    """The mean of the values (n,) of all rows."""
+    return Measure(partial(mean, values=values), np.ones(len(values)), is_share)
+
+
+def _among(chosen: Floats, values: Floats) -> Measure:
+    """The share of the rows that are chosen (n,)."""
+    return Measure(lambda weights: mean(weights * chosen, values), chosen)
 
 
 def _performance(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
     """Accuracy, and for each positive class sensitivity and specificity."""
     for arm, stage, reader, own in _cells(study, rows):
         right = _column(own, "right")
-        statistics: dict[str, tuple[Statistic, int]] = {"accuracy": (partial(mean, values=right), len(own))}
+        measures = {"accuracy": _mean(right)}
         for name in study.plan.positive:
             ill = np.array([row["label"] == name for row in own], dtype=np.float64)
             called = np.array([row[DIAGNOSIS] == name for row in own], dtype=np.float64)
-            statistics[f"sensitivity {name}"] = (_among(ill, called), int(ill.sum()))
-            statistics[f"specificity {name}"] = (_among(1 - ill, 1 - called), int((1 - ill).sum()))
-        yield from _estimates(arm, stage, reader, own, statistics)
+            measures[f"sensitivity {name}"] = _among(ill, called)
+            measures[f"specificity {name}"] = _among(1 - ill, 1 - called)
+        yield from _estimates(arm, stage, reader, own, measures)
 
 
 def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
@@ -193,8 +231,11 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 
 def _reliance(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
-    """How often a wrong model pulls a right reader over, and a right model corrects a wrong reader."""
-    for arm in (arm.name for arm in study.plan.arms if arm.shows):
+    """How often a wrong model pulls a right reader over, and a right model corrects a wrong reader.
+
+    Only an arm that shows the model's answer can do either.
+    """
+    for arm in (arm.name for arm in study.plan.arms if arm.prediction):
         for reader in (ALL, *study.readers):
             pairs = [
                 pair for pair in _pairs(rows) if pair[1]["arm"] == arm and reader in (ALL, pair[1]["reader"])
@@ -205,11 +246,8 @@ def _reliance(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
             first, model = _column([b for b, _ in pairs], "right"), _column(own, "model_right")
             follows = np.array([row[DIAGNOSIS] == row["predicted"] for row in own], dtype=np.float64)
             led, wrong = first * (1 - model), (1 - first) * model
-            statistics = {
-                "over-reliance": (_among(led, follows), int(led.sum())),
-                "correction": (_among(wrong, follows), int(wrong.sum())),
-            }
-            yield from _estimates(arm, AFTER, reader, own, statistics)
+            measures = {"over-reliance": _among(led, follows), "correction": _among(wrong, follows)}
+            yield from _estimates(arm, AFTER, reader, own, measures)
 
 
 def _agreement(study: Study, readings: Sequence[Row]) -> Iterator[Estimate]:
@@ -248,6 +286,7 @@ def _kappas(
     """The kappa of each pair of answers by slide, and their mean; the same patients are drawn for all."""
     statistics: dict[str, Statistic] = {}
     shared: dict[str, int] = {}
+    patients: dict[str, set[str]] = {}
     for name, (one, other) in pairs.items():
         both = np.array([case.slide in one and case.slide in other for case in cases])
         if both.any():
@@ -257,16 +296,17 @@ def _kappas(
             )
             statistics[name] = partial(_kappa_among, both=both.astype(np.float64), first=first, second=second)
             shared[name] = int(both.sum())
+            patients[name] = {case.patient for case, own in zip(cases, both, strict=True) if own}
     if not statistics:
         return
     every = list(statistics.values())
     if len(every) > 1:
         statistics[ALL] = lambda weights: nan_mean([one(weights) for one in every])
-        shared[ALL] = sum(shared.values())
+        shared[ALL], patients[ALL] = sum(shared.values()), set().union(*patients.values())
     values = bootstrap(statistics, units=[case.patient for case in cases], draws=DRAWS, seed=SEED)
-    patients = len({case.patient for case in cases})
     for name, value in values.items():
-        yield Estimate(measure, arm, stage, name, value, shared[name], patients)
+        own = len(patients[name])
+        yield Estimate(measure, arm, stage, name, _claimed(value, own), shared[name], own)
 
 
 def _kappa_among(weights: Floats, *, both: Floats, first: Any, second: Any) -> Floats:
@@ -276,13 +316,17 @@ def _kappa_among(weights: Floats, *, both: Floats, first: Any, second: Any) -> F
 def measure_regions(study: Study, rows: Sequence[Row]) -> Iterator[Row]:
     """Regions drawn before any evidence was seen, against the scores of every method of the study.
 
-    Attention of the same runs is measured, too, whether or not an arm shows it.
+    Attention of the same runs is measured, too, whether or not an arm shows it. A region says what decides
+    for the reader's diagnosis: it counts only against evidence for that class.
     """
     for case in study.cases:
         drawn = [r for r in rows if r["slide"] == case.slide and r["stage"] == BEFORE and r["drawn"]]
         for run, evidence, columns in _evidence(study, case) if drawn else ():
             for row in drawn:
-                yield from _measure_region(row, case, run, evidence, columns)
+                for measured in _measure_region(row, case, run, evidence, columns):
+                    target = measured["target"]
+                    about = target if target in study.classes else case.answers[run].predicted
+                    yield {**measured, "counted": int(row[DIAGNOSIS] == about)}
 
 
 def _measure_region(
@@ -296,7 +340,7 @@ def _measure_region(
         raise FileError(f"readers/{row['reader']}.json: a region is damaged ({error}).") from None
     marked = covered_by_polygons(polygons, evidence.coords.astype(np.float64), evidence.patch_size) >= SHARE
     for method, column in columns.items():
-        about = {key: row[key] for key in ("reader", "slide", "patient", "label", "arm", "right")}
+        about = {key: row[key] for key in ("reader", "slide", "patient", "label", "arm", DIAGNOSIS, "right")}
         yield {
             **about,
             "model_right": int(case.answers[run].is_right(case.label)),
@@ -330,11 +374,11 @@ def _evidence(study: Study, case: Case) -> Iterator[tuple[str, Evidence, dict[st
 
 
 def _by_method(regions: Sequence[Row]) -> dict[str, list[Row]]:
-    """The measured regions of each method; of several runs, each has its name."""
+    """The measured regions of each method that count; of several runs, each has its name."""
     several = len({row["run"] for row in regions}) > 1
     methods: dict[str, list[Row]] = {}
     for row in regions:
-        if np.isfinite(row["auroc"]):
+        if row["counted"] and np.isfinite(row["auroc"]):
             methods.setdefault(f"{row['run']}: {row['method']}" if several else row["method"], []).append(row)
     return methods
 
@@ -343,19 +387,18 @@ def _region_means(regions: Sequence[Row]) -> Iterator[Estimate]:
     for method, own in _by_method(regions).items():
         for reader in (ALL, *dict.fromkeys(row["reader"] for row in own)):
             rows = [row for row in own if reader in (ALL, row["reader"])]
-            statistics: dict[str, tuple[Statistic, int]] = {
-                f"region {name}": (partial(mean, values=_column(rows, name)), len(rows))
-                for name in (*REGION_MEASURES, "chance")
+            measures = {
+                f"region {name}": _mean(_column(rows, name), is_share=name == POINTING)
+                for name in (*REGION_MEASURES, CHANCE)
             }
-            yield from _estimates(method, BEFORE, reader, rows, statistics)
+            yield from _estimates(method, BEFORE, reader, rows, measures)
 
 
 def _times(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
     for arm, stage, reader, own in _cells(study, rows):
-        seconds: dict[str, tuple[Statistic, int]] = {
-            "seconds": (partial(median, values=_column(own, "seconds")), len(own))
-        }
-        yield from _estimates(arm, stage, reader, own, seconds)
+        middle = partial(median, values=_column(own, "seconds"))
+        seconds = Measure(middle, np.ones(len(own)), is_share=False)
+        yield from _estimates(arm, stage, reader, own, {"seconds": seconds})
 
 
 def _answers(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
@@ -370,72 +413,151 @@ def _answers(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
             values = np.array([row[question.id] == "yes" for row in said], dtype=np.float64)
             if question.kind == "scale":
                 values = _column(said, question.id)
-            yield from _estimates(
-                arm, stage, reader, said, {f"answer {question.id}": (partial(mean, values=values), len(said))}
-            )
+            measure = _mean(values, is_share=question.kind == "yes-no")
+            yield from _estimates(arm, stage, reader, said, {f"answer {question.id}": measure})
 
 
 def _tests(study: Study, rows: Sequence[Row], regions: Sequence[Row]) -> list[Test]:
     """Stages of an arm, arms, and methods against chance and attention; Holm's correction over each kind."""
-    families: list[list[tuple[str, str, str, Floats, list[str]]]] = [[], [], []]
-    shown = [arm.name for arm in study.plan.arms if arm.shows]
-    for arm in shown:
+    families = (_stage_tests(study, rows), _arm_tests(study, rows), _region_tests(regions))
+    return [test for family in families for test in _corrected(list(family))]
+
+
+def _corrected(family: Sequence[Test]) -> list[Test]:
+    return [replace(t, p_holm=float(p)) for t, p in zip(family, holm([t.p for t in family]), strict=True)]
+
+
+def _stage_tests(study: Study, rows: Sequence[Row]) -> Iterator[Test]:
+    for arm in (arm.name for arm in study.plan.arms if arm.shows):
         pairs = [pair for pair in _pairs(rows) if pair[1]["arm"] == arm]
         gain = np.array([after["right"] - before["right"] for before, after in pairs], dtype=np.float64)
-        families[0].append(
-            ("accuracy", f"{arm}, after", f"{arm}, before", gain, [a["patient"] for _, a in pairs])
-        )
-    last = [row for row in rows if row["last"]]
+        patients = [after["patient"] for _, after in pairs]
+        yield from _paired("accuracy", f"{arm}, after", f"{arm}, before", gain, patients)
+
+
+def _arm_tests(study: Study, rows: Sequence[Row]) -> Iterator[Test]:
+    """Arms against each other, paired where every case is read under each; seconds are of all stages."""
+    last = _whole_times(rows)
     for measure, name in (("accuracy", "right"), ("seconds", "seconds")):
-        values = _case_means(study, last if name == "right" else _whole_times(rows), name)
-        for one, other in combinations([arm.name for arm in study.plan.arms], 2):
+        values = _case_means(study, last, name)
+        for one, other in combinations(values, 2):
+            if study.plan.design == "split":
+                yield from _unpaired(study, measure, other, one, last, name)
+                continue
             gap = values[other] - values[one]
             both = np.isfinite(gap)
             patients = [case.patient for case, own in zip(study.cases, both, strict=True) if own]
-            families[1].append((measure, other, one, gap[both], patients))
+            yield from _paired(measure, other, one, gap[both], patients)
+
+
+def _region_tests(regions: Sequence[Row]) -> Iterator[Test]:
     methods = _by_method(regions)
     for name, own in methods.items():
-        patients = [row["patient"] for row in own]
-        for measure in REGION_MEASURES:
-            chance = 0.5 if measure == "auroc" else _column(own, "chance")
-            families[2].append(
-                (f"region {measure}", name, "chance", _column(own, measure) - chance, patients)
-            )
+        yield from _paired(
+            "region auroc", name, CHANCE, _column(own, "auroc") - 0.5, [row["patient"] for row in own]
+        )
+        for measure in REGION_MEASURES[1:]:
+            yield _against_chance(measure, name, own)
     for name, own in methods.items():
         run, _, method = name.rpartition(": ")
         rival = f"{run}: {ATTENTION}" if run else ATTENTION
         if method == ATTENTION or rival not in methods:
             continue
         key = {(row["reader"], row["slide"], row["arm"]): row for row in methods[rival]}
-        both_rows = [(row, key[k]) for row in own if (k := (row["reader"], row["slide"], row["arm"])) in key]
-        patients = [row["patient"] for row, _ in both_rows]
+        both = [(row, key[k]) for row in own if (k := (row["reader"], row["slide"], row["arm"])) in key]
         for measure in REGION_MEASURES:
-            gap = np.array([row[measure] - other[measure] for row, other in both_rows])
-            families[2].append((f"region {measure}", name, rival, gap, patients))
-    return [test for family in families for test in _test_family(family)]
+            gap = np.array([row[measure] - other[measure] for row, other in both])
+            yield from _paired(f"region {measure}", name, rival, gap, [row["patient"] for row, _ in both])
 
 
-def _test_family(family: Sequence[tuple[str, str, str, Floats, list[str]]]) -> list[Test]:
-    family = [one for one in family if len(one[3])]
-    chances = [_sign_flip(gap, patients) for *_, gap, patients in family]
-    return [
-        Test(
-            measure, first, second, bootstrap_mean(gap, units=patients, draws=DRAWS, seed=SEED),
-            chance, float(corrected), len(gap), len(set(patients)),
-        )
-        for (measure, first, second, gap, patients), chance, corrected in zip(
-            family, chances, holm(chances), strict=True
-        )
-    ]  # fmt: skip
+def _paired(measure: str, first: str, second: str, gap: Floats, patients: list[str]) -> Iterator[Test]:
+    """The test of paired differences (n,), where there are any: a sign flip of whole patients."""
+    if not len(gap):
+        return
+    n = len(set(patients))
+    difference = _claimed(bootstrap_mean(gap, units=patients, draws=DRAWS, seed=SEED), n)
+    p = float("nan")  # fewer than two patients cannot differ
+    if n > 1:
+        alike = not unit_means(gap, patients).any()
+        p = 1.0 if alike else sign_flip_p(gap, units=patients, rng=np.random.default_rng(SEED))
+    yield Test(measure, first, second, difference, p, p, len(gap), n)
 
 
-def _sign_flip(gap: Floats, patients: list[str]) -> float:
-    """The test; nan where fewer than two patients could differ."""
-    if len(set(patients)) < 2:
-        return float("nan")
-    if not unit_means(gap, patients).any():
-        return 1.0
-    return sign_flip_p(gap, units=patients, rng=np.random.default_rng(SEED))
+def _unpaired(
+    study: Study, measure: str, first: str, second: str, rows: Sequence[Row], name: str
+) -> Iterator[Test]:
+    """The test of two arms that share out the cases: deal whole cases to the arms again, as the study did.
+
+    Cases of a label, and right or wrong, exchange their places with all their readings.
+    """
+    own = [row for row in rows if row["arm"] in (first, second)]
+    patients = [{row["patient"] for row in own if row["arm"] == arm} for arm in (first, second)]
+    if not all(patients):
+        return
+    values = _column(rows, name)
+
+    def gap(arms: Any, weights: Floats) -> Floats:
+        one, other = (mean(weights * (arms == arm), values) for arm in (first, second))
+        return one - other
+
+    null = [gap(arms, np.ones((1, len(rows)))) for arms in _deal_again(study, rows)]
+    drawn = np.abs(np.concatenate(null))
+    read, units = np.array([row["arm"] for row in rows]), [row["patient"] for row in rows]
+    found = bootstrap({name: partial(gap, read)}, units=units, draws=DRAWS, seed=SEED)[name]
+    p = permutation_share(abs(found.estimate), drawn[np.isfinite(drawn)])
+    found, n = _claimed(found, min(map(len, patients))), len(patients[0] | patients[1])
+    yield Test(measure, first, second, found, p, p, len(own), n)
+
+
+def _deal_again(study: Study, rows: Sequence[Row]) -> Iterator[Any]:
+    """The names of the arms of the readings (draws, n), where cases of a stratum exchange their places."""
+    names = np.array([arm.name for arm in study.plan.arms])
+    slides = list(dict.fromkeys(row["slide"] for row in rows))
+    case = np.array([slides.index(row["slide"]) for row in rows])
+    turn = np.array([study.readers.index(row["reader"]) for row in rows])
+    places = np.zeros(len(slides), dtype=np.int64)  # of each case: its arm for the first reader
+    places[case] = ([names.tolist().index(row["arm"]) for row in rows] - turn) % len(names)
+    strata = {each.slide: study.stratum(each) for each in study.cases}
+    rng = np.random.default_rng(SEED)
+    for some in draw_blocks(DRAWS_OF_CHANCE, len(rows)):
+        dealt = np.tile(places, (some, 1))
+        for stratum in sorted(set(strata.values())):
+            here = np.array([strata[slide] == stratum for slide in slides])
+            dealt[:, here] = rng.permuted(dealt[:, here], axis=1)
+        yield names[(dealt[:, case] + turn) % len(names)]
+
+
+def _against_chance(measure: str, method: str, rows: Sequence[Row]) -> Test:
+    """The test of hits, or of Dice, against the share of the slide that was marked.
+
+    These lie on one side of their chance far more often than on the other, so a sign flip would be wrong.
+    """
+    values, chance, patients = _column(rows, measure), _column(rows, CHANCE), [row["patient"] for row in rows]
+    n, expected = len(set(patients)), float(chance.mean())
+    found = bootstrap_mean(values, units=patients, draws=DRAWS, seed=SEED)
+    found = _claimed(found, n, is_share=measure == POINTING)
+    difference = Interval(found.estimate - expected, found.low - expected, found.high - expected)
+    p = _chance_p(values, chance, patients) if n > 1 else float("nan")
+    return Test(f"region {measure}", method, CHANCE, difference, p, p, len(rows), n)
+
+
+def _chance_p(values: Floats, chance: Floats, patients: list[str]) -> float:
+    """Test: how often chance alone gives a mean over patients as far out, twice the smaller side.
+
+    All regions of a patient are hit or missed together, each by its chance: a sum of unequal coins. No
+    measure from 0 to 1 with these means spreads wider, so it is a careful test of Dice, too.
+    """
+    codes = unit_codes(patients, len(values))
+    weights = 1 / (np.bincount(codes)[codes] * (codes.max() + 1))
+    rng = np.random.default_rng(SEED)
+    null = np.concatenate(
+        [
+            (rng.random((some, codes.max() + 1))[:, codes] < chance) @ weights
+            for some in draw_blocks(DRAWS_OF_CHANCE, len(values))
+        ]
+    )
+    observed = float(values @ weights)
+    return min(1.0, 2 * min(permutation_share(observed, null), permutation_share(-observed, -null)))
 
 
 def _whole_times(rows: Sequence[Row]) -> list[Row]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from xmil.core.errors import InputError
 from xmil.core.text import counted, read_toml
-from xmil.evaluate.statistics import PairedDesign
+from xmil.evaluate.statistics import PairedDesign, UnpairedDesign
 
 NAME = re.compile(r"[\w-]{1,40}")  # letters of any script are letters
 DIAGNOSIS, CONFIDENCE = "diagnosis", "confidence"
@@ -168,6 +168,11 @@ class Plan(Section):
             return tuple(f"reader-{i + 1}" for i in range(value))
         return value
 
+    @field_validator("positive", mode="before")
+    @classmethod
+    def _list_positive(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _check(self) -> Plan:
         if not self.readers:
@@ -272,12 +277,16 @@ def sample_size(plan: Plan, cases: int) -> str:
     """Say how many cases the plan's question needs with its readers, and what its own cases can show."""
     about, readers = plan.assumptions, len(plan.readers)
     shares = (about.accuracy, about.accuracy + about.gain)
+    arms, between = 1, f"correlation {about.correlation:g} between a reader's two answers, "
     design = PairedDesign(shares, about.correlation, readers, about.alike, about.alpha)
-    needed, found = design.cases(power=about.power), design.power(cases)
+    if plan.design == "split":
+        arms, between = len(plan.arms), "arms on cases of their own; correlation "
+        design = UnpairedDesign(shares, 0.0, readers, about.alike, about.alpha)
+    needed, found = arms * design.cases(power=about.power), design.power(cases / arms)
     without, with_it = (f"{100 * share:.0f} %" for share in shares)
     return (
         f"To tell an accuracy of {without} from {with_it} with {counted(readers, 'reader')} at a power of "
-        f"{100 * about.power:.0f} % (two-sided, alpha {about.alpha:g}; correlation {about.correlation:g} "
-        f"between a reader's two answers, {about.alike:g} between readers), a study needs "
+        f"{100 * about.power:.0f} % (two-sided, alpha {about.alpha:g}; {between}{about.alike:g} "
+        "between readers), a study needs "
         f"{counted(needed, 'case')}. This one has {cases}: a power of {100 * found:.0f} %."
     )

@@ -158,13 +158,17 @@ class Study:
         run = self.run_of(arm)
         return find_column(self.evidence(case, run), arm, case.answers[run].predicted, case.slide)
 
+    def stratum(self, case: Case) -> tuple[str, bool]:
+        """The cases among which the arms are dealt evenly: of a label, and right or wrong."""
+        return case.label, case.answers[self.runs[0]].is_right(case.label)
+
     @cached_property
     def _groups(self) -> list[int]:
         """The group of each case: those of a label, and right or wrong, are dealt evenly."""
         rng = np.random.default_rng([self._seed, 1])
         strata: dict[tuple[str, bool], list[int]] = {}
         for i, case in enumerate(self.cases):
-            strata.setdefault((case.label, case.answers[self.runs[0]].is_right(case.label)), []).append(i)
+            strata.setdefault(self.stratum(case), []).append(i)
         order = [i for key in sorted(strata) for i in rng.permutation(strata[key]).tolist()]
         groups = [0] * len(self.cases)
         for place, i in enumerate(order):
@@ -433,6 +437,9 @@ def make_study(
         (aside / READERS).mkdir()
         write_text(aside / CODES, csv_text(["reader", "code"], codes.items()))
         write_json(aside / STUDY, content)
+        for name in (CODES, STUDY):  # labels and codes are for whoever runs the study
+            (aside / name).chmod(0o600)
+        aside.chmod(0o700)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_folder(folder, fill)

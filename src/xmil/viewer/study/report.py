@@ -12,10 +12,10 @@ from xmil.core.durable import write_text
 from xmil.core.errors import InputError
 from xmil.core.explanation import card_of
 from xmil.core.text import counted, csv_text
-from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval
+from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval, why_no_interval
 from xmil.heatmaps.pages import Html, bullets, join, page, table, tag
 from xmil.storage import RunFolder
-from xmil.viewer.study.analysis import ALL, Estimate, Findings, Test, analyse, progress
+from xmil.viewer.study.analysis import ALL, CHANCE, Estimate, Findings, Test, analyse, progress
 from xmil.viewer.study.plan import AFTER, BEFORE, sample_size
 from xmil.viewer.study.readings import Study
 
@@ -56,8 +56,19 @@ def _readings_csv(findings: Findings) -> str:
 
 
 def _regions_csv(findings: Findings) -> str:
-    names = ["reader", "slide", "patient", "label", "arm", "right", "model_right", "run", "method", "target"]
-    names += ["patches", "marked", "auroc", "dice", "pointing", "chance"]
+    names = ["reader", "slide", "patient", "label", "arm", "diagnosis", "right", "model_right"]
+    names += [
+        "run",
+        "method",
+        "target",
+        "counted",
+        "patches",
+        "marked",
+        "auroc",
+        "dice",
+        "pointing",
+        "chance",
+    ]
     return csv_text(names, ([_cell(row[name]) for name in names] for row in findings.regions))
 
 
@@ -138,19 +149,17 @@ def _in_short(findings: Findings) -> Iterator[Html]:
                 yield join(
                     [
                         tag("b", _title(arm.name)), ": where the model was wrong and the reader right, the "
-                        f"reader followed it in {_interval(pulled.value)} of {counted(pulled.n, 'reading')}.",
+                        f"reader followed it in {_in_words(pulled)} of {counted(pulled.n, 'reading')}.",
                     ]
                 )  # fmt: skip
     for test in findings.tests:
-        if test.measure == "region auroc" and test.second == "chance":
+        if test.measure == "region auroc" and test.second == CHANCE:
             value = findings.find("region auroc", test.first, BEFORE)
             if value is not None:
                 yield join(
                     [
                         tag("b", _title(test.first)), " against readers' regions: AUROC ",
-                        _interval(value.value, plain=True),
-                        f" ({'above' if test.difference.estimate > 0 else 'below'} chance, ",
-                        f"p = {_p(test.p_holm)}).",
+                        f"{_in_words(value, plain=True)}; {_beside_chance(test)}.",
                     ]
                 )  # fmt: skip
 
@@ -171,6 +180,20 @@ def _judged(test: Test) -> str:
     return f"{change}: {_signed(points)} percentage points, p = {_p(test.p_holm)}"
 
 
+def _beside_chance(test: Test) -> str:
+    """Which side of chance a measure lies on, where the test tells."""
+    if not np.isfinite(test.p_holm):
+        return "too few patients to test"
+    side = "above chance" if test.difference.estimate > 0 else "below chance"
+    return f"{side if test.p_holm < ALPHA else 'not told apart from chance'} (p = {_p(test.p_holm)})"
+
+
+def _in_words(estimate: Estimate, *, plain: bool = False) -> str:
+    """An estimate with its interval, or why there is none."""
+    few = why_no_interval(estimate.patients, "patient") or "no interval: the patients are all alike"
+    return _interval(estimate.value, plain=plain).replace("[no interval]", f"({few})")
+
+
 def _signed(value: Interval) -> str:
     """A difference with its sign and its interval."""
     ends = f"[{value.low:+.3g}, {value.high:+.3g}]" if value.exists else "[no interval]"
@@ -183,8 +206,9 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
     yield tag(
         "p",
         "Before: on the tissue alone; after: with what the arm shows. "
-        f"Intervals hold 95 % and are over patients; fewer than {FEWEST} have none. Lines below an arm are "
-        "its readers.",
+        f"Intervals hold 95 % and are over the patients that a figure is of; fewer than {FEWEST} have none, "
+        "nor have patients who are all alike, but for shares, which then have the exact interval. Lines "
+        "below an arm are its readers.",
         kind="small",
     )
     yield _plot(study, [e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
@@ -245,11 +269,12 @@ def _reliance(findings: Findings) -> Iterator[Html]:
     yield tag(
         "p",
         "Over-reliance: the model was wrong, the reader right before seeing it, and changed to the model's "
-        "answer. Correction: the model was right, the reader wrong before, and changed to it.",
+        "answer. Correction: the model was right, the reader wrong before, and changed to it. Arms that do "
+        "not show the model's answer have neither.",
         kind="small",
     )
     head = ["arm", "model wrong, reader right", "over-reliance", "model right, reader wrong", "correction"]
-    yield table(rows, head=head) if rows else tag("p", "No arm shows anything of the model.")
+    yield table(rows, head=head) if rows else tag("p", "No arm shows the model's answer.")
 
 
 def _agreement(findings: Findings) -> Iterator[Html]:
@@ -282,7 +307,8 @@ def _regions(findings: Findings) -> Iterator[Html]:
             findings.find(f"region {m}", e.arm, BEFORE, e.reader) for m in ("dice", "pointing", "chance")
         ]
         rows.append([named, e.n, _interval(e.value, plain=True), *(_share(one) for one in others)])
-    if not rows:
+    left_out = {(r["reader"], r["slide"], r["arm"]) for r in findings.regions if not r["counted"]}
+    if not rows and not left_out:
         return
     yield tag("h2", "Readers' regions against the evidence")
     yield tag(
@@ -292,7 +318,15 @@ def _regions(findings: Findings) -> Iterator[Html]:
         "highest one lies in it; chance gives both the share of the slide that was marked.",
         kind="small",
     )
-    yield table(rows, head=["method", "readings", "AUROC", "Dice", "pointing", "chance"])
+    if left_out:
+        yield tag(
+            "p",
+            f"Regions of {counted(len(left_out), 'reading')} are left out where the reader's diagnosis was "
+            "not the class that the evidence is for (counted = 0 in regions.csv).",
+            kind="small",
+        )
+    if rows:
+        yield table(rows, head=["method", "readings", "AUROC", "Dice", "pointing", "chance"])
 
 
 def _time(findings: Findings) -> Iterator[Html]:
@@ -311,22 +345,28 @@ def _time(findings: Findings) -> Iterator[Html]:
                 cells.append(NO_VALUE if value is None else _share(value) if yes else _number(value.value))
             rows.append([_place(study, arm.name, stage), _number(seconds.value), *cells])
     yield tag("h2", "Time and further answers")
-    yield tag("p", "Median seconds at the case; mean of scales, share of yes.", kind="small")
+    yield tag("p", "Median seconds at each stage of the case; mean of scales, share of yes.", kind="small")
     yield table(rows, head=["arm", "seconds", *(question.text for question in asked)])
 
 
 def _tests(findings: Findings) -> Iterator[Html]:
+    split = "Arms have cases of their own: they are compared unpaired, by dealing whole cases again. "
+    split = split if findings.study.plan.design == "split" else ""
     yield tag("h2", "Tests")
     yield tag(
         "p",
         "Paired, with patients as the unit: each counts once, with the mean of its readings. p is of a "
-        "sign-flip test, corrected by Holm over the tests of the same kind.",
+        "sign-flip test, corrected by Holm over the tests of the same kind. "
+        f"{split}Seconds are the mean of all stages of a reading together. Dice and pointing are set "
+        "against chance by drawing: all regions of a patient are hit or missed together, each by the share "
+        "of its slide that was marked.",
         kind="small",
     )
     rows, marked = [], []
     for t in findings.tests:
         comparison = f"{_title(t.first)} minus {_title(t.second)}"
-        rows.append([t.measure, comparison, _signed(t.difference), _p(t.p), _p(t.p_holm), t.patients])
+        measure = "seconds, all stages together" if t.measure == "seconds" else t.measure
+        rows.append([measure, comparison, _signed(t.difference), _p(t.p), _p(t.p_holm), t.patients])
         marked.append(False)
     yield table(
         rows, head=["measure", "comparison", "difference", "p", "p (Holm)", "patients"], marked=marked
@@ -348,7 +388,7 @@ def _made(findings: Findings, lines: Sequence[tuple[str, int, int]]) -> Iterator
         [
             *arms,
             f"{counted(study.plan.periods, 'period')}{washout}; {counted(study.plan.repeats, 'case')} "
-            f"repeated, {counted(len(study.practice), 'practice case')}; seed {study.plan.seed}; "
+            f"repeated, {counted(len(study.practice), 'practice case')}; "
             f"made {study.made[:10]}.",
             sample_size(study.plan, len({case.patient for case in study.cases})),
             "Label, prediction, evidence and arm were not sent to the page before the first answer was "
@@ -376,8 +416,8 @@ def _interval(value: Interval, *, plain: bool = False) -> str:
         return NO_VALUE
     unit = "" if plain else " %"
     middle = f"{scale * value.estimate:.{digits}f}{unit}"
-    if not np.isfinite(value.low):
-        return middle
+    if not value.exists:
+        return f"{middle} [no interval]"
     return f"{middle} [{scale * value.low:.{digits}f}, {scale * value.high:.{digits}f}]"
 
 
