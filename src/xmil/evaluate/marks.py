@@ -325,6 +325,16 @@ def read_polygons(
     The file counts from the origin that it names, as those of `xmil heatmap` do, else from `origin`, else
     from the corner of level 0.
     """
+    return [rings for own in read_regions(path, names=names, origin=origin).values() for rings in own]
+
+
+def read_regions(
+    path: str | PathLike[str],
+    *,
+    names: Sequence[str] | None = None,
+    origin: tuple[float, float] | None = None,
+) -> dict[str, list[list[Floats]]]:
+    """Read polygons as `read_polygons` does, by class; those without a class have the name ""."""
     content, own = open_geojson(path)
     every = [f for f in content if isinstance(f, dict)]
     features = [f for f in every if names is None or class_name(f) in names]
@@ -333,12 +343,17 @@ def read_polygons(
         raise InputError(
             f"{path}: no annotation of class {', '.join(names)}. Found: {', '.join(classes) or 'none'}."
         )
+    regions: dict[str, list[list[Floats]]] = {}
     try:
-        x, y = (origin or (0.0, 0.0)) if own is None else own
-        polygons = parse_polygons(f.get("geometry", f) or {} for f in features)
-        return [[ring + np.array([x, y], dtype=np.float64) for ring in rings] for rings in polygons]
+        corner = np.array((origin or (0.0, 0.0)) if own is None else own, dtype=np.float64).reshape(2)
+        for feature in features:
+            polygons = parse_polygons([feature.get("geometry", feature) or {}])
+            moved = [[ring + corner for ring in rings] for rings in polygons]
+            if moved:
+                regions.setdefault(class_name(feature) or "", []).extend(moved)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise FileError(f"{path}: an annotation's geometry is damaged ({_line(error)}).") from None
+    return regions
 
 
 def parse_polygons(geometries: Iterable[dict[str, Any]]) -> list[list[Floats]]:
