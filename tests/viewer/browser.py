@@ -85,6 +85,11 @@ def served(collection: Any, models: list[Path] | None = None, *, port: int = 0) 
     server.stop()
 
 
+def is_fault(message: Any) -> bool:
+    """Whether the console complains; not of a tile that came as its slide was closed, which does no harm."""
+    return message.type in ("error", "warning") and not message.text.startswith("Ignoring tile")
+
+
 @contextmanager
 def opened(
     browser: Any, url: str, *, expect_errors: bool = False, reader: str | None = "reader", **options: Any
@@ -98,7 +103,7 @@ def opened(
     page = context.new_page()
     page.set_default_timeout(60_000)
     faults: list[str] = []
-    page.on("console", lambda m: faults.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("console", lambda m: faults.append(m.text) if is_fault(m) else None)
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("dialog", lambda dialog: (faults.append(f"dialog {dialog.message}"), dialog.dismiss()))
     page.goto(url)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.viewer.browser import chromium, expect_text
+from tests.viewer.browser import chromium, expect_text, is_fault
 from tests.viewer.reading_room import (
     TISSUE,
     Simulated,
@@ -86,9 +86,7 @@ class AtThePage:
         self.page = self.context.new_page()
         self.page.set_default_timeout(60_000)
         self.faults: list[str] = []
-        self.page.on(
-            "console", lambda m: self.faults.append(m.text) if m.type in ("error", "warning") else None
-        )
+        self.page.on("console", lambda m: self.faults.append(m.text) if is_fault(m) else None)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
 
     def enter(self, url: str) -> None:

@@ -326,16 +326,8 @@ def flip(
     return flips.curve(scores, order=order, action=action, steps=steps, seed=seed)
 
 
-def srg_of_curves(lerf: Curve, morf: Curve) -> float:
-    """The SRG of two curves of a bag, on the scale of `srg` with its usual steps, however coarse they are."""
-    return _srg((lerf.values - morf.values)[1:-1])
-
-
 def _srg(differences: Floats) -> float:
-    """The SRG from the differences of two curves between their common ends, joined by straight lines.
-
-    A mean over the points themselves would grow with their number, since both ends are in it.
-    """
+    """The SRG of 100 steps from differences of two coarse curves between their ends, by straight lines."""
     return float(differences.sum() / (len(differences) + 1) * STEPS / (STEPS + 1))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from xmil.evaluate.curves import (
     Scores,
     band_of,
     random_draws,
-    srg_of_curves,
     step_counts,
     top_instances,
 )
@@ -101,7 +100,7 @@ class Certificate:
     @property
     def srg(self) -> float:
         """Symmetric relevance gain."""
-        return srg_of_curves(self.lerf, self.morf)
+        return self.lerf.aupc - self.morf.aupc
 
     @property
     def unexplained(self) -> float | None:
@@ -222,7 +221,10 @@ def evaluate_slide(
     band = band_of(curves[len(own) :])
     verdicts = Judge(first, seed=settings.seed).verdicts([(e.method, e.scores) for e in explanations])
     pairs = zip(explanations, curves[: len(own) : 2], curves[1 : len(own) : 2], verdicts, strict=True)
-    certificates = [Certificate(e, morf, lerf, band, verdict) for e, morf, lerf, verdict in pairs]
+    certificates = [  # with one SRG, that of the curves: the verdict's has fewer steps
+        Certificate(e, morf, lerf, band, replace(verdict, srg=lerf.aupc - morf.aupc))
+        for e, morf, lerf, verdict in pairs
+    ]
     top = [top_instances(e.scores.astype(np.float64), settings.top, seed=settings.seed) for e in explanations]
     morf, tops = {settings.modes[0]: [c.morf for c in certificates]}, {}
     for mode in settings.modes:
