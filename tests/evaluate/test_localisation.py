@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from matplotlib.path import Path as Outline
 
 from xmil.core.errors import XmilError
 from xmil.evaluate import (
@@ -18,7 +16,6 @@ from xmil.evaluate import (
     relevance_mass,
 )
 
-GRID = 8  # points along a patch's edge at which polygons are sampled
 COORDS = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
 
 
@@ -106,36 +103,26 @@ def test_bad_geojson(tmp_path, content, words):
         marked_by_geojson(tmp_path / "none.geojson", COORDS, patch_size=100)
 
 
-def test_polygons_meet_the_boxes_near_them_only(tmp_path):
-    """Many small polygons and a few large ones against the plain way: every polygon with every point."""
+def test_covered_shares_are_exact(tmp_path):
+    """Overlapping regions, holes and many small ones: the areas that shapely finds."""
+    shapely = pytest.importorskip("shapely", reason="shapely is not installed")
     rng = np.random.default_rng(1)
     boxes = rng.integers(-50, 950, size=(60, 2)).astype(float)
-    polygons = [[np.array(square(*rng.uniform(-80, 1000, 2), e))] for e in [*rng.uniform(1, 40, 150), 400, 2]]
-    polygons[-2].append(np.array(square(*polygons[-2][0][0] + 60, 90)))  # a hole
-    steps = (np.arange(GRID) + 0.5) / GRID * 30
-    points = boxes[:, None] + np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
-    inside = np.zeros(points.shape[:2], dtype=bool)
-    for rings in polygons:
-        odd = np.zeros_like(inside)
-        for ring in rings:
-            low, high = ring.min(axis=0), ring.max(axis=0)
-            odd ^= ((points > low) & (points < high)).all(axis=2)
-        inside |= odd
-    np.testing.assert_array_equal(covered_by_polygons(polygons, boxes, 30), inside.mean(axis=1))
-    apart = [np.array(square(10_000 + 50 * i, 0, 9)) for i in range(3000)]
-    with calls_counted(Outline, "contains_points") as calls:
-        covered_by_polygons([[ring] for ring in apart], boxes, 30)
-    assert calls == []  # far away: none of the 3,000 is compared with any point
-
-
-@contextmanager
-def calls_counted(owner, name):
-    calls, original = [], getattr(owner, name)
-    setattr(owner, name, lambda *args, **more: calls.append(1) or original(*args, **more))
-    try:
-        yield calls
-    finally:
-        setattr(owner, name, original)
+    turns = [np.sort(rng.uniform(0, 2 * np.pi, n)) for n in (150, 30, 20)]
+    stars = [
+        rng.uniform(200, 800, 2) + 300 * np.array([np.cos(t), np.sin(t)]).T * rng.uniform(0.5, 1, (len(t), 1))
+        for t in turns
+    ]
+    small = [np.array(square(*rng.uniform(-80, 1000, 2), e)) for e in rng.uniform(1, 40, 150)]
+    hole = np.array(square(480, 480, 60))
+    whole = shapely.union_all([shapely.Polygon(ring) for ring in (*stars, *small)])
+    for without, area in (([], whole), ([[hole]], whole - shapely.Polygon(hole))):
+        expected = [area.intersection(shapely.box(x, y, x + 30, y + 30)).area / 900 for x, y in boxes]
+        found = covered_by_polygons([[ring] for ring in (*stars, *small)], boxes, 30, without=without)
+        np.testing.assert_allclose(found, expected, atol=1e-8)
+    path = write(tmp_path / "s.geojson", [feature([square(0, 0, 100)])])
+    edges = np.array([[49, 0], [50, 0], [51, 0], [500, 500]])  # 51, 50 and 49 of 100 columns lie inside
+    assert marked_by_geojson(path, edges, patch_size=100).tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

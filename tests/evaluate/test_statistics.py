@@ -158,6 +158,14 @@ def test_equal_methods_differ_as_rarely_as_the_level_says():
     assert covered >= 180
 
 
+def test_few_units_have_all_their_flips_counted():
+    rng = np.random.default_rng(0)
+    assert sign_flip_p([0.1, 0.2, 0.3], units="abc", rng=rng) == 2 / 8
+    assert sign_flip_p([0.1, 0.2, 0.3], units="abc", rng=rng, two_sided=False) == 1 / 8
+    assert sign_flip_p([0.3, 0.1, -0.1], units="abc", rng=rng) == 6 / 8  # sums of 5, 3, 3 and 1 tenths
+    assert sign_flip_p([0.0, 0.0], units="ab", rng=rng) == 1.0
+
+
 def test_a_unit_counts_once():
     """Copies of a slide in its case change neither tests nor intervals."""
     (once,) = compare({"a": A, "b": B}, [("a", "b")], units=range(25))

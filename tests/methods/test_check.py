@@ -43,6 +43,12 @@ def test_evidence_that_switches_a_unit_off_is_refused_or_warned_about(seed: int,
     np.testing.assert_array_equal(e.scores, plain.scores)
 
 
+def test_random_scores_get_no_advice() -> None:
+    model = xmil.create_model("attnmil", in_dim=D, n_classes=2, seed=1)
+    warned = [xmil.explain(model, bag(10, seed), method="random", target=1).warnings for seed in range(8)]
+    assert not any("contradict" in line for lines in warned for line in lines)
+
+
 @pytest.mark.parametrize("name", ["attnmil", "meanpool"])
 def test_right_scores_pass(name: str) -> None:
     model = xmil.create_model(name, in_dim=D, n_classes=2, seed=1)

@@ -77,11 +77,46 @@ def test_rows_and_summary_are_as_by_hand(run: Path, drawn: Path) -> None:
     assert own["chance"] == pytest.approx(4 / 12)
     assert rows["s1", "anna", "lrp"]["auroc"] == 1.0  # the file counts from an origin of its own
     assert rows["s1", "ben", "lrp"]["dice"] == 0.0
-    assert list(agreement.left_out) == ["s2"]
-    assert any("other" in line for line in said)
+    assert [(row["slide_id"], row["file"]) for row in agreement.left_out] == [
+        (name, str(drawn / f"{name}.geojson")) for name in ("other", "s2")
+    ]
+    assert all(row["error"].startswith(row["file"]) for row in agreement.left_out)
+    assert all(any(name in line for line in said) for name in ("other", "s2"))
     dice = next(r for r in agreement.summary if (r["method"], r["measure"]) == ("lrp", "dice"))
     assert dice["mean"] == pytest.approx(2 / 3)
     assert (dice["n"], dice["slides"], dice["cases"]) == (3, 2, 1)
+
+
+def test_each_class_of_regions_is_measured_by_itself(run: Path, tmp_path: Path) -> None:
+    drawn = tmp_path / "classes"
+    drawn.mkdir()
+    features = [
+        *json.loads(collection((0, 0, 20, 20)))["features"],
+        *json.loads(collection((20, 0, 20, 20), kind="Artefact"))["features"],
+        *json.loads(collection((20, 0, 20, 20), (500, 0, 20, 20), kind="Off"))["features"],
+        *json.loads(collection((500, 0, 20, 20), kind="Far"))["features"],
+        {**json.loads(collection((0, 0, 10, 10)))["features"][0], "properties": {}},
+    ]
+    (drawn / "s0.geojson").write_text(json.dumps({"features": features}), encoding="utf-8")
+    found = compare_annotations(Run(run), drawn)
+    lrp = {row["class"]: row for row in found.rows if row["method"] == "lrp"}
+    assert {kind: (row["marked"], row["dice"]) for kind, row in lrp.items() if kind} == {
+        "Tumor": (4, 1.0), "Artefact": (4, 0.0), "Off": (4, 0.0),
+    }  # fmt: skip
+    assert lrp[""]["marked"] == 1
+    assert {row["class"] for row in found.summary} == {"Tumor", "Artefact", "Off", ""}
+    (fault,) = found.left_out
+    assert "Far" in fault["error"]
+    assert [name for name in ("Tumor", "Artefact", "(no class)") if name not in found.as_text()] == []
+
+
+def test_a_case_counts_once_and_its_test_is_exact(run: Path, drawn: Path) -> None:
+    (drawn / "s2.geojson").write_text(collection((0, 0, 20, 20)), encoding="utf-8")
+    found = compare_annotations(Run(run), drawn).summary
+    dice = next(row for row in found if (row["method"], row["measure"]) == ("lrp", "dice"))
+    assert (dice["n"], dice["cases"]) == (4, 2)
+    assert dice["mean"] == pytest.approx((2 / 3 + 1) / 2)  # regions of s0 and s1 are one case's
+    assert dice["p"] == 0.5  # 2 of the 4 flips of two signs
 
 
 def test_the_command_needs_no_model(run: Path, drawn: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +127,8 @@ def test_the_command_needs_no_model(run: Path, drawn: Path, capsys: pytest.Captu
     with (run / "agreement.csv").open(encoding="utf-8") as stream:
         assert len(list(csv.DictReader(stream))) == 6
     assert (run / "agreement_summary.csv").is_file()
+    with (run / "agreement_failures.csv").open(encoding="utf-8") as stream:
+        assert [row["slide_id"] for row in csv.DictReader(stream)] == ["other", "s2"]
     assert command(["evaluate", str(run)]) == 2
     assert "--annotations" in capsys.readouterr().err
     assert command(["evaluate", "--annotations", str(drawn)]) == 2
@@ -102,7 +139,9 @@ def test_the_command_needs_no_model(run: Path, drawn: Path, capsys: pytest.Captu
 def test_python_and_a_folder_of_ones_own(run: Path, drawn: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     xmil.evaluate_slides(run=run, annotations=drawn, out=out)
-    assert sorted(path.name for path in out.iterdir()) == ["agreement.csv", "agreement_summary.csv"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "agreement.csv", "agreement_failures.csv", "agreement_summary.csv",
+    ]  # fmt: skip
     with pytest.raises(InputError, match="model"):
         xmil.evaluate_slides(out=out)
 

@@ -157,6 +157,37 @@ def test_no_verdict_on_evidence_that_was_not_measured(browser: Any, url: str, ma
         expect_count(panel.locator(".verdict-line"), 0)
 
 
+def test_the_badge_is_of_the_method_that_is_shown(browser: Any, tmp_path: Path, url: str, made: Made) -> None:
+    said = json.loads((made.runs[0] / "certificates" / "slide-1.json").read_text())["methods"]
+    with opened(browser, url) as page:
+        open_slide(page, url, 1)
+        page.locator("select[name=target]").select_option(said[0]["target"])
+        for each in said:
+            page.locator("select[name=method]").select_option(each["method"])
+            page.wait_for_function(
+                "s => document.querySelector('.facts .verdict')?.title === s", arg=each["sentence"]
+            )
+    scores = {(m, "tumour"): signed(20) for m in ("lrp", "attention", "random")}
+    write_run(tmp_path, "s", scores, coords=grid(5, 4, EDGE))
+    about = json.loads((tmp_path / "run.json").read_text())
+    kinds = {"lrp": "better", "attention": "no better"}
+    judged = {"method": "lrp", "kind": "better", "sentence": "Over the cohort.", "cases": list("abcdefgh")}
+    judged["methods"] = [{"method": method, "kind": kind} for method, kind in kinds.items()]
+    (tmp_path / "run.json").write_text(json.dumps({**about, "verdict": judged}))
+    with served(Collection([tmp_path])) as address, opened(browser, address) as page:
+        expect_text(page.locator("td .verdict"), "cohort: better than random")
+        open_slide(page, address, 0)
+        badge = page.locator(".facts .verdict")
+        expect_text(badge, "cohort: better than random (8 cases)")
+        page.keyboard.press("3")
+        expect_text(page.locator(".panel"), "was not tested")
+        expect_text(page.locator(".panel"), "Over the cohort.")
+        page.locator("select[name=method]").select_option("attention")
+        expect_text(badge, "cohort: no better than random (8 cases)")
+        page.locator("select[name=method]").select_option("random")
+        expect_text(badge, "not tested")
+
+
 def test_slides_in_two_panes_lie_level(browser: Any, tmp_path: Path) -> None:
     runs = [tmp_path / "a run with a name that is rather long", tmp_path / "b"]
     for run, classes in zip(runs, (("HPV-", "HPV+"), ("HPV+",)), strict=True):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from xmil.evaluate import covered_by_polygons
 from xmil.heatmaps import SIGNED, STEPS, Scale
 
 SOURCES = Path(__file__).parents[2] / "page" / "src"
@@ -29,6 +30,14 @@ const { rgbTable, rgbaTable } = await import(process.argv[1]);
 const alpha = (signed) => [...rgbaTable("rdbu", signed, true)].map((word) => word >>> 24);
 const found = { colours: [...rgbTable("rdbu", true)], signed: alpha(true), unsigned: alpha(false) };
 process.stdout.write(JSON.stringify(found));
+"""
+
+INSIDE = """
+import { readFileSync } from "node:fs";
+const { patchesIn } = await import(process.argv[1]);
+const { xy, edge, polygons } = JSON.parse(readFileSync(0, "utf8"));
+const layout = { x: xy.map((p) => p[0]), y: xy.map((p) => p[1]), edge };
+process.stdout.write(JSON.stringify(polygons.map((some) => patchesIn(layout, some))));
 """
 
 
@@ -69,3 +78,23 @@ def test_outlines_of_any_patches_are_valid_and_exact() -> None:
         assert found.is_valid
         assert found.area == len(centres)
         assert all(found.contains(centre) for centre in centres)
+
+
+def test_the_page_marks_the_patches_that_an_evaluation_marks() -> None:
+    rng = np.random.default_rng(0)
+    xy = np.stack(np.meshgrid(np.arange(8), np.arange(8)), axis=-1).reshape(-1, 2) * 128.0
+    given = [[[np.array([[291, 303], [564, 303], [564, 575], [291, 575]])]]]  # 63 of 128 rows of (384, 512)
+    given.append([[np.array([[0, 0], [64, 0], [64, 128], [0, 128]])]])  # one half
+    for _ in range(20):
+        turns = np.sort(rng.uniform(0, 2 * np.pi, (3, 30)), axis=1)
+        way = np.stack([np.cos(turns), np.sin(turns)], axis=-1) * rng.uniform(100, 400, (3, 30, 1))
+        ring, hole, other = way * np.array([1.0, 0.2, 1.0])[:, None, None] + rng.uniform(300, 700, (3, 1, 2))
+        given.append([[ring, hole], [other]])
+    polygons = [[[ring.tolist() for ring in rings] for rings in some] for some in given]
+    found = run_node(
+        INSIDE, "annotations/geometry.ts", {"xy": xy.tolist(), "edge": 128, "polygons": polygons}
+    )
+    for some, patches in zip(given, found, strict=True):
+        assert patches == np.flatnonzero(covered_by_polygons(some, xy, 128) >= 0.5).tolist()
+    assert [xy[i].tolist() for i in found[0]] == [[384, 256], [256, 384], [384, 384]]
+    assert found[1] == [0]

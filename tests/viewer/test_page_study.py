@@ -147,5 +147,6 @@ def test_annotations_are_set_against_the_evidence(browser: Any, url: str, made: 
         row = page.locator("[data-table=by-slide] tbody tr").first
         expect_text(row, "16 of 96")
         expect_text(row, "anna")
+        expect_text(row, "(no class)")
         row.get_by_role("link").click()
         page.wait_for_function("() => window.xmil.view?.row.key === 0")

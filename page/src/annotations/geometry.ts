@@ -19,17 +19,63 @@ export function inside(polygon: Polygon, x: number, y: number): boolean {
   return odd;
 }
 
-/** The patches whose centres lie in any of the polygons. */
+/** The patches of which at least half lies in the polygons, as `xmil evaluate` marks them. */
 export function patchesIn(layout: Layout, polygons: Polygon[]): number[] {
   const boxes = polygons.map((polygon) => boxOf([polygon]));
-  const half = layout.edge / 2;
+  const { edge } = layout;
   const result: number[] = [];
   for (let i = 0; i < layout.x.length; i++) {
-    const [x, y] = [layout.x[i] + half, layout.y[i] + half];
-    const hit = polygons.some((polygon, k) => x >= boxes[k].x && y >= boxes[k].y && x <= boxes[k].x + boxes[k].width && y <= boxes[k].y + boxes[k].height && inside(polygon, x, y));
-    if (hit) result.push(i);
+    const [x, y] = [layout.x[i], layout.y[i]];
+    const near = polygons.filter((_, k) => x + edge > boxes[k].x && y + edge > boxes[k].y && x < boxes[k].x + boxes[k].width && y < boxes[k].y + boxes[k].height);
+    if (near.length && coveredShare(near, x, y, edge) >= 0.5 - 5e-10) result.push(i); // the last digits of a sum do not decide
   }
   return result;
+}
+
+type Line = [number, number, number, number];
+
+/** The share of a square that lies in polygons; where they overlap it counts once. */
+export function coveredShare(polygons: Polygon[], left: number, top: number, edge: number): number {
+  const shapes: Line[][] = [];
+  for (const polygon of polygons) {
+    const lines = polygon.flatMap((ring) => ring.map(([x, y], i): Line => [(ring.at(i - 1)![0] - left) / edge, (ring.at(i - 1)![1] - top) / edge, (x - left) / edge, (y - top) / edge]));
+    const here = lines.filter(([x1, y1, x2, y2]) => Math.max(y1, y2) > 0 && Math.min(y1, y2) < 1 && Math.min(x1, x2) < 1);
+    if (here.some(enters)) shapes.push(here);
+    else if (inside(polygon, left + edge / 2, top + edge / 2)) return 1;
+  }
+  const heights = cuts(shapes.flat().filter(enters));
+  let sum = 0;
+  for (let i = 1; i < heights.length; i++) sum += (heights[i] - heights[i - 1]) * coveredLength(shapes, (heights[i] + heights[i - 1]) / 2);
+  return sum;
+}
+
+const enters = ([x1, , x2]: Line): boolean => Math.max(x1, x2) > 0;
+const slope = ([x1, y1, x2, y2]: Line): number => (x2 - x1) / (y2 - y1);
+
+/** The heights in the unit square at which a line begins, ends, meets another, enters or leaves: in between all borders are straight. */
+function cuts(lines: Line[]): number[] {
+  const found = new Set([0, 1]);
+  const add = (y: number) => y > 0 && y < 1 && found.add(y);
+  const [slopes, bases] = [lines.map(slope), lines.map((line) => line[0] - slope(line) * line[1])];
+  lines.forEach(([, y1, , y2], i) => {
+    for (const y of [y1, y2, -bases[i] / slopes[i], (1 - bases[i]) / slopes[i]]) add(y);
+    for (let j = 0; j < i; j++) add((bases[j] - bases[i]) / (slopes[i] - slopes[j]));
+  });
+  return [...found].sort((a, b) => a - b);
+}
+
+/** How much of the unit square's width lies in shapes at a height. */
+function coveredLength(shapes: Line[][], y: number): number {
+  const spans = shapes.flatMap((lines) => {
+    const x = lines.filter(([, y1, , y2]) => y1 > y !== y2 > y).map((line) => Math.min(1, Math.max(0, line[0] + (y - line[1]) * slope(line)))).sort((a, b) => a - b);
+    return x.flatMap((from, i): Point[] => (i % 2 ? [] : [[from, x[i + 1] ?? 1]])); // lines beyond the right edge were left out
+  });
+  let [sum, reached] = [0, 0];
+  for (const [from, to] of spans.sort((a, b) => a[0] - b[0])) {
+    sum += Math.max(0, to - Math.max(from, reached));
+    reached = Math.max(reached, to);
+  }
+  return sum;
 }
 
 /** The patches that a disc touches. */

@@ -33,7 +33,7 @@ export interface InsideFacts {
   density: number | null;
 }
 
-/** The scores of patches whose centres lie inside. */
+/** The scores of patches that lie inside by half or more. */
 export function factsInside(note: Annotation, evidence: Evidence): InsideFacts | null {
   if (!evidence.scores.x || (note.shape ?? "area") !== "area") return null;
   const patches = patchesIn(Layout.of(evidence.scores), note.polygons);

@@ -7,6 +7,7 @@ import { getAgreement, type Agreement } from "../server/cohort";
 import { slideHash } from "../state/address";
 
 const MEASURES = [["auroc", "AUROC"], ["dice", "Dice"], ["pointing", "Pointing"]] as const;
+const NO_CLASS = "(no class)";
 
 export class AgreementView {
   readonly element = el("main", { class: "cohort agreement", tabIndex: -1 });
@@ -30,25 +31,26 @@ export class AgreementView {
   }
 
   private draw({ rows, summary, left_out }: Agreement): void {
-    if (!rows.length) return put(this.tables, el("p", { class: "muted", role: "status" }, "Nobody has drawn a region on a slide of this run yet."));
+    const reasons = left_out.map((reason) => el("p", { class: "muted small" }, reason));
+    if (!rows.length) return put(this.tables, el("p", { class: "muted", role: "status" }, "Nobody has drawn a region on a slide of this run yet."), ...reasons);
     const slides = new Set(rows.map((row) => row.slide_id)).size;
-    const groups = [...new Set(summary.map((line) => `${line.method}\n${line.target}`))];
-    const overall = groups.map((group) => {
-      const own = summary.filter((line) => `${line.method}\n${line.target}` === group);
+    const groupOf = (line: Agreement["summary"][number]) => JSON.stringify([line.class, line.method, line.target]);
+    const overall = [...new Set(summary.map(groupOf))].map((group) => {
+      const own = summary.filter((line) => groupOf(line) === group);
       const cells = MEASURES.map(([name]) => own.find((line) => line.measure === name)!);
-      const { method, target, chance } = own.find((line) => line.measure === "dice")!;
-      return [methodName(method), target, ...cells.map((line) => (line.low === null ? share(line.mean) : `${share(line.mean)} [${share(line.low)}, ${share(line.high)}]`)), share(chance), String(cells[0].cases)];
+      const { class: kind, method, target, chance } = own.find((line) => line.measure === "dice")!;
+      return [kind || NO_CLASS, methodName(method), target, ...cells.map((line) => (line.low === null ? share(line.mean) : `${share(line.mean)} [${share(line.low)}, ${share(line.high)}]`)), share(chance), String(cells[0].cases)];
     });
-    const each = rows.map((row) => [link(row.slide_id), row.reader || "–", methodName(row.method), row.target, ...MEASURES.map(([name]) => share(row[name])), share(row.chance), `${row.marked} of ${row.patches}`]);
+    const each = rows.map((row) => [link(row.slide_id), row.reader || "–", row.class || NO_CLASS, methodName(row.method), row.target, ...MEASURES.map(([name]) => share(row[name])), share(row.chance), `${row.marked} of ${row.patches}`]);
     const titles = MEASURES.map(([, title]) => title);
     put(
       this.tables,
-      el("p", { class: "muted" }, `${plural(slides, "annotated slide")}; intervals are over cases. AUROC: do patches inside the regions score higher (chance 0.5)? Dice: the regions against as many of the highest-scored patches. Pointing: does the highest-scored patch lie inside? Chance gives the last two the share of the slide that is marked.`),
+      el("p", { class: "muted" }, `${plural(slides, "annotated slide")}; each class of regions is measured by itself, and means and intervals are over cases. AUROC: do patches inside the regions score higher (chance 0.5)? Dice: the regions against as many of the highest-scored patches. Pointing: does the highest-scored patch lie inside? Chance gives the last two the share of the slide that is marked.`),
       el("h2", {}, "Overall"),
-      table(["Method", "Target", ...titles, "Chance", "Cases"], overall, "overall"),
+      table(["Regions", "Method", "Target", ...titles, "Chance", "Cases"], overall, "overall"),
       el("h2", {}, "By slide"),
-      table(["Slide", "Reader", "Method", "Target", ...titles, "Chance", "Patches inside"], each, "by-slide"),
-      ...Object.values(left_out).map((reason) => el("p", { class: "muted small" }, reason)),
+      table(["Slide", "Reader", "Regions", "Method", "Target", ...titles, "Chance", "Patches inside"], each, "by-slide"),
+      ...reasons,
     );
   }
 }

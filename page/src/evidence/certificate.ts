@@ -1,7 +1,7 @@
 /** How far the scores can be trusted: flip curve against chance, account of the output, verdict. */
 
 import { button, el, put, svg } from "../dom";
-import { countPatches, formatNumber, methodName, partNames, WORDS } from "../words";
+import { countPatches, formatNumber, methodName, partNames, plural, WORDS } from "../words";
 import type { Choice, Evidence } from "./evidence";
 import { describeEvidence, warningsOf } from "./legend";
 import type { Audit, Certificate, MethodCertificate, SlideRow } from "../server/api";
@@ -11,17 +11,41 @@ const SIGNS: Record<string, string> = { good: "✓", poor: "≈", bad: "✕", op
 
 /** The verdict of a slide's row: its certificate's, else that of the run. */
 export function rowVerdict(row: SlideRow): HTMLElement {
-  const chip = verdictLabel(row.verdict, row.verdict_method, row.verdict_orders, row.verdict_cases);
-  if (row.verdict_sentence) chip.title = row.verdict_sentence;
+  return titled(verdictLabel(row.verdict, row.verdict_method, row.verdict_orders, row.verdict_cases), row.verdict_sentence);
+}
+
+/** The verdict on the evidence that is shown: of this slide, else of its method over the run; null where nothing was tested. */
+export function shownVerdict(evidence: Evidence, predicted: string | null): HTMLElement | null {
+  const { certificate, cohort, columns } = evidence.scores.set;
+  const { method, target } = evidence.choice;
+  const among = columns.filter((column) => column.method === method).length; // of several classes, the predicted one was tested
+  const own = measuredOf(evidence);
+  if (own) return titled(verdictLabel(own.verdict, method, own.orders), own.sentence);
+  const kind = isPlain(evidence) && (among < 2 || target === predicted) ? cohort?.verdicts[method] : undefined;
+  if (cohort && kind) return titled(verdictLabel(kind, null, null, cohort.cases), method === cohort.method ? cohort.sentence : null);
+  return certificate || cohort ? el("span", { class: "verdict" }, `${methodName(method)}: this map was not tested`) : null;
+}
+
+function titled(chip: HTMLElement, sentence: string | null): HTMLElement {
+  if (sentence) chip.title = sentence;
   return chip;
+}
+
+/** Whether the map is a method's own for a class, of the whole slide. */
+const isPlain = ({ choice, without, part }: Evidence): boolean => choice.against === null && choice.minus === null && !without && !part;
+
+/** What the slide's certificate says of the evidence that is shown. */
+function measuredOf(evidence: Evidence): MethodCertificate | undefined {
+  const { method, target } = evidence.choice;
+  return isPlain(evidence) ? evidence.scores.set.certificate?.methods.find((m) => m.method === method && m.target === target) : undefined;
 }
 
 /** A verdict as a small label with a sign that does not rely on colour: whose it is, and how many random orders or cases it is held against. */
 export function verdictLabel(verdict: string | null, method: string | null = null, orders: number | null = null, cases: number | null = null): HTMLElement {
   if (!verdict) return el("span", { class: "muted" }, "–");
   const [mark, words] = MARKS[verdict] ?? ["open", verdict]; // "cannot tell", or the word of an earlier version
-  const beside = [method && methodName(method), orders ? `${orders} orders` : null, cases ? `run, ${cases} cases` : null].filter(Boolean).join(", ");
-  return el("span", { class: `verdict ${mark}` }, el("span", { ariaHidden: "true" }, `${SIGNS[mark]} `), beside ? `${words} (${beside})` : words);
+  const beside = [method && methodName(method), orders ? `${orders} orders` : null, cases ? plural(cases, "case") : null].filter(Boolean).join(", ");
+  return el("span", { class: `verdict ${mark}${cases ? " of-cohort" : ""}` }, el("span", { ariaHidden: "true" }, `${SIGNS[mark]} `), cases ? "cohort: " : "", beside ? `${words} (${beside})` : words);
 }
 
 /** What the panel needs of the page. */
@@ -41,13 +65,13 @@ export class CertificatePanel {
     const { audit } = evidence.column;
     const { method, target, against } = evidence.choice;
     const measured = certificate?.methods.filter((m) => m.method === method) ?? [];
-    const plain = against === null && evidence.choice.minus === null && !evidence.without && !evidence.part;
-    const result = measured.find((m) => m.target === target && plain);
+    const result = measuredOf(evidence);
     put(
       this.element,
       el("h2", {}, describeEvidence(evidence)),
       warningsOf(evidence),
       ...(evidence.without ? [this.partOnly(evidence.without)] : certificate && result ? this.faithfulness(certificate, result) : measured.length ? [this.elsewhere(measured[0])] : [this.missing(certificate)]),
+      ...(result ? [] : this.cohort(evidence)),
       ...(audit ? [accountOf(audit, against === null ? null : target)] : [el("section", { class: "block" }, el("h2", {}, WORDS.account), el("p", { class: "muted" }, "The scores of this method do not add up to the output."))]),
       this.made(evidence),
       certificate && certificate.methods.length > 1 && this.others(certificate, evidence),
@@ -64,6 +88,13 @@ export class CertificatePanel {
   private missing(certificate: Certificate | null): HTMLElement {
     const text = certificate ? "This method was not tested on this slide." : "The evidence of this slide was not tested. xmil evaluate tests how faithful it is.";
     return el("p", { class: "muted" }, text);
+  }
+
+  /** The verdict on the method's maps over the run. */
+  private cohort({ scores, choice }: Evidence): HTMLElement[] {
+    const { cohort } = scores.set;
+    const kind = cohort?.verdicts[choice.method];
+    return cohort && kind ? [el("p", { class: "cohort-line" }, verdictLabel(kind, null, null, cohort.cases), choice.method === cohort.method ? ` ${cohort.sentence}` : "")] : [];
   }
 
   /** No verdict on a map of part of the bag. */

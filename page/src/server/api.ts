@@ -130,6 +130,8 @@ export interface EvidenceSet {
   noun: string;
   sides: [string, string];
   certificate: Certificate | null;
+  /** The verdicts on all maps of the run, by method, and in words that on one of them. */
+  cohort?: { verdicts: Record<string, string | undefined>; method: string; cases: number; sentence: string } | null;
   /** Found by the model while the slide was looked at. */
   deciding?: Deciding;
 }

@@ -53,6 +53,7 @@ export interface AgreementRow {
   slide_id: string;
   case_id: string;
   reader: string;
+  class: string;
   method: string;
   target: string;
   patches: number;
@@ -65,8 +66,8 @@ export interface AgreementRow {
 
 export interface Agreement {
   rows: AgreementRow[];
-  summary: { method: string; target: string; measure: string; mean: number; low: number | null; high: number | null; chance: number; p: number | null; n: number; slides: number; cases: number }[];
-  left_out: Record<string, string>;
+  summary: { class: string; method: string; target: string; measure: string; mean: number; low: number | null; high: number | null; chance: number; p: number | null; n: number; slides: number; cases: number }[];
+  left_out: string[];
 }
 
 export const getAgreement = (run: number): Promise<Agreement> => json(`api/agreement-${run}.json`);

@@ -252,7 +252,7 @@ export class SlideView implements PaneHost {
   onChoose(pane: Pane): void {
     this.pair();
     this.leave();
-    queueMicrotask(() => pane === this.active && this.panels.refresh());
+    queueMicrotask(() => pane === this.active && this.showActive());
     this.onMove();
   }
 

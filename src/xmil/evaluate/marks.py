@@ -23,7 +23,8 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 COLUMNS = ("evidence", "label")
 SUFFIXES = (".geojson", ".csv", ".npy", ".png")
-GRID = 8  # points along a patch's edge at which polygons are sampled
+DIGITS = 9  # of a covered share: one half is one half, whatever the last digits of a sum are
+CROWD, SMALL = 48, 1 / 16  # edges in a square that are too many, and the side below which it is not cut again
 _DEEP = 32  # collections within collections; no annotation has more
 
 
@@ -231,44 +232,86 @@ def covered_by_polygons(
     *,
     without: Sequence[list[Floats]] = (),
 ) -> Floats:
-    """Sample the share of each box (n, 2) that lies in polygons, each an outline and its holes.
+    """Compute the share of each box (n, 2) that lies in polygons, each an outline and its holes.
 
-    What lies in one of `without` does not count. A polygon meets only the boxes near it.
+    Even-odd within a polygon; where polygons overlap, the area counts once. What lies in one of `without`
+    does not count. A polygon meets only the boxes near it.
 
     >>> square = np.array([[0.0, 0.0], [8.0, 0.0], [8.0, 8.0], [0.0, 8.0]])
     >>> covered_by_polygons([[square]], np.array([[0.0, 0.0], [4.0, 0.0]]), 8)
     array([1. , 0.5])
     """
-    steps = (np.arange(GRID) + 0.5) / GRID * patch_size
-    offsets = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
-    inside = np.zeros((len(xy0), len(offsets)), dtype=bool)
-    order = np.argsort(
-        xy0[:, 0], kind="stable"
-    )  # by the left edge: boxes near a polygon are found by bisection
+    if without:  # what both cover, less what `without` covers
+        both = covered_by_polygons([*polygons, *without], xy0, patch_size)
+        return np.round(both - covered_by_polygons(without, xy0, patch_size), DIGITS)
+    order = np.argsort(xy0[:, 0], kind="stable")  # boxes near a polygon are found by bisection
     lefts, tops = xy0[order].T
-    for rings, value in [*((rings, True) for rings in polygons), *((rings, False) for rings in without)]:
-        if not rings:
-            continue
+    meeting: dict[int, list[Floats]] = {}
+    for rings in filter(None, polygons):
         (left, top), (right, bottom) = rings[0].min(axis=0), rings[0].max(axis=0)
         strip = slice(*np.searchsorted(lefts, (left - patch_size, right)).tolist())
         near = order[strip][(tops[strip] >= top - patch_size) & (tops[strip] <= bottom)]
-        if len(near):
-            points = (xy0[near, None] + offsets).reshape(-1, 2)
-            inside[near] = np.where(_inside(points, rings).reshape(len(near), -1), value, inside[near])
-    return np.asarray(inside.mean(axis=1))
+        edges = np.concatenate([np.hstack([np.roll(ring, 1, axis=0), ring]) for ring in rings])
+        for box in near.tolist():
+            meeting.setdefault(box, []).append(edges)
+    shares = np.zeros(len(xy0))
+    for box, shapes in meeting.items():
+        corner = np.tile(xy0[box], 2)
+        shares[box] = _covered([(edges - corner) / patch_size for edges in shapes], 0.0, 0.0, 1.0)
+    return np.round(shares, DIGITS)
 
 
-def _inside(points: Floats, rings: list[Floats]) -> npt.NDArray[np.bool_]:
-    """Even-odd: within the outline and in no hole."""
-    from matplotlib.path import Path as Outline
+def _covered(shapes: list[Floats], left: float, top: float, side: float) -> float:
+    """The area of a square that lies in shapes, given by their edges (k, 4) from x1, y1 to x2, y2.
 
-    inside = np.zeros(len(points), dtype=bool)
-    for ring in rings:
-        low, high = ring.min(axis=0), ring.max(axis=0)
-        near = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
-        if len(near):
-            inside[near] ^= Outline(ring).contains_points(points[near])
-    return inside
+    A square that many edges cross is cut into four, which fewer of them meet.
+    """
+    right, bottom, middle = left + side, top + side, top + side / 2
+    near: list[Floats] = []
+    crossing = 0
+    for edges in shapes:
+        x1, y1, x2, y2 = edges.T
+        here = (np.maximum(y1, y2) > top) & (np.minimum(y1, y2) < bottom) & (np.minimum(x1, x2) < right)
+        inner = int((here & (np.maximum(x1, x2) > left)).sum())
+        if inner:
+            near.append(edges[here])
+            crossing += inner
+        elif int(((y1 > middle) != (y2 > middle))[here].sum()) % 2:  # the square lies in it as a whole
+            return side * side
+    if crossing > CROWD and side > SMALL:
+        half = side / 2
+        corners = [(left + dx, top + dy) for dx in (0.0, half) for dy in (0.0, half)]
+        return sum(_covered(near, x, y, half) for x, y in corners)
+    return _slabs(near, left, top, side) if near else 0.0
+
+
+def _slabs(shapes: list[Floats], left: float, top: float, side: float) -> float:
+    """Cut a square at every height where an edge in it begins, ends, meets another, enters or leaves.
+
+    Between two such heights each border is straight, so that the length covered midway gives the area.
+    """
+    right, bottom = left + side, top + side
+    ends = np.concatenate([edges[np.maximum(edges[:, 0], edges[:, 2]) > left] for edges in shapes])[:, 1::2]
+    slanted = [edges[edges[:, 1] != edges[:, 3]] for edges in shapes]  # level edges bound no length
+    owner = np.repeat(np.arange(len(slanted)), [len(edges) for edges in slanted])
+    x1, y1, x2, y2 = np.concatenate(slanted).T
+    slope = (x2 - x1) / (y2 - y1)
+    inner = np.maximum(x1, x2) > left
+    a, b = slope[inner], (x1 - slope * y1)[inner]
+    with np.errstate(divide="ignore", invalid="ignore"):  # of parallel and upright edges
+        crossings = (b[None] - b[:, None]) / (a[:, None] - a[None])
+        borders = (np.array([[left], [right]]) - b) / a
+    heights = np.concatenate([ends.ravel(), crossings.ravel(), borders.ravel(), [top, bottom]])
+    heights = np.unique(heights[(heights >= top) & (heights <= bottom)])
+    middle = ((heights[1:] + heights[:-1]) / 2)[:, None]
+    met = (np.minimum(y1, y2) < middle) & (middle < np.maximum(y1, y2))
+    x = np.where(met, np.clip(x1 + (middle - y1) * slope, left, right), right)
+    order = np.argsort(x, axis=1, kind="stable")
+    x, met, owner = np.take_along_axis(x, order, axis=1), np.take_along_axis(met, order, axis=1), owner[order]
+    covered = np.zeros(x.shape, dtype=bool)
+    for number in range(len(shapes)):
+        covered |= np.cumsum(met & (owner == number), axis=1) % 2 == 1
+    return float((np.diff(x, axis=1, append=right) * covered).sum(axis=1) @ np.diff(heights))
 
 
 def read_polygons(
@@ -282,6 +325,16 @@ def read_polygons(
     The file counts from the origin that it names, as those of `xmil heatmap` do, else from `origin`, else
     from the corner of level 0.
     """
+    return [rings for own in read_regions(path, names=names, origin=origin).values() for rings in own]
+
+
+def read_regions(
+    path: str | PathLike[str],
+    *,
+    names: Sequence[str] | None = None,
+    origin: tuple[float, float] | None = None,
+) -> dict[str, list[list[Floats]]]:
+    """Read polygons as `read_polygons` does, by class; those without a class have the name ""."""
     content, own = open_geojson(path)
     every = [f for f in content if isinstance(f, dict)]
     features = [f for f in every if names is None or class_name(f) in names]
@@ -290,12 +343,17 @@ def read_polygons(
         raise InputError(
             f"{path}: no annotation of class {', '.join(names)}. Found: {', '.join(classes) or 'none'}."
         )
+    regions: dict[str, list[list[Floats]]] = {}
     try:
-        x, y = (origin or (0.0, 0.0)) if own is None else own
-        polygons = parse_polygons(f.get("geometry", f) or {} for f in features)
-        return [[ring + np.array([x, y], dtype=np.float64) for ring in rings] for rings in polygons]
+        corner = np.array((origin or (0.0, 0.0)) if own is None else own, dtype=np.float64).reshape(2)
+        for feature in features:
+            polygons = parse_polygons([feature.get("geometry", feature) or {}])
+            moved = [[ring + corner for ring in rings] for rings in polygons]
+            if moved:
+                regions.setdefault(class_name(feature) or "", []).extend(moved)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise FileError(f"{path}: an annotation's geometry is damaged ({_line(error)}).") from None
+    return regions
 
 
 def parse_polygons(geometries: Iterable[dict[str, Any]]) -> list[list[Floats]]:

@@ -24,6 +24,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Statistic = Callable[[Floats], Floats]  # weights (draws, n) -> values (draws,)
 ALPHA = 0.05
+EXACT = 12  # units whose 2^12 flips of signs are all counted
 FEWEST = 8  # units that an interval needs
 SMALLEST = 0.01  # difference below which nothing is called better
 NORMAL = NormalDist()
@@ -260,13 +261,19 @@ def sign_flip_p(
 ) -> float:
     """Test: the chance of a mean as far from zero when the sign of each unit is a coin's.
 
-    Each unit counts once, with the mean of its values. One-sided, only a mean above zero counts.
+    Each unit counts once, with the mean of its values. One-sided, only a mean above zero counts. Up to
+    EXACT units all flips are counted; of more, `draws` are drawn.
 
-    >>> sign_flip_p([1.0] * 10, units=range(10), rng=np.random.default_rng(0)) < 0.01
-    True
+    >>> sign_flip_p([1.0] * 9, units=range(9), rng=np.random.default_rng(0))
+    0.00390625
     """
     sample = unit_means(values, units)
     observed = float(sample.mean())
+    if len(sample) <= EXACT:
+        coins = np.arange(2 ** len(sample))[:, None] >> np.arange(len(sample)) & 1
+        null = (1.0 - 2.0 * coins) @ sample / len(sample)
+        far = (np.abs(null), abs(observed)) if two_sided else (null, observed)
+        return float((far[0] >= far[1] - 1e-12 * np.abs(sample).max()).mean())
     signs = (rng.choice([-1.0, 1.0], size=(some, len(sample))) for some in draw_blocks(draws, len(sample)))
     null = np.concatenate([block @ sample / len(sample) for block in signs])
     return permutation_share(abs(observed), np.abs(null)) if two_sided else permutation_share(observed, null)

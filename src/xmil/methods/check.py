@@ -20,10 +20,10 @@ LITTLE = 0.1  # of what the output loses when all patches leave: scores below it
 def check_attributions(method: Method, network: Network, x: Tensor, result: Attributions) -> Attributions:
     """Warn beside scores of a bag (1, n, d) that contradict the model; the scores stay as they are.
 
-    Of signed methods alone. `params["check"]` says why scores were not checked. It takes three passes over at
-    most 1,024 patches: each half, and zero vectors.
+    Of signed methods alone, and not of `random`, which is there to be beaten. `params["check"]` says why
+    scores were not checked. It takes three passes over at most 1,024 patches: each half, and zero vectors.
     """
-    if not method.signed:
+    if not method.signed or method.name == "random":
         return result
     n, reason = x.shape[1], None
     if n < FEWEST:

@@ -1,7 +1,8 @@
 """Readers' regions against the saved scores of a run: AUROC, Dice and pointing, slide by slide and overall.
 
-agreement.csv            a row for each slide, reader, method and target
-agreement_summary.csv    the means over a cohort with intervals over cases, and tests against chance
+agreement.csv            a row for each slide, reader, class of regions, method and target
+agreement_summary.csv    the means over cases with intervals and tests against chance, by class of regions
+agreement_failures.csv   the files, or the classes in them, that were left out, and why
 """
 
 from __future__ import annotations
@@ -16,47 +17,47 @@ import numpy as np
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError, XmilError, absent
 from xmil.core.explanation import card_of
-from xmil.core.text import counted, csv_text, shorten, text_table
-from xmil.evaluate.marks import covered_by_polygons, read_polygons, score_regions
-from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p
+from xmil.core.text import counted, csv_text, text_table
+from xmil.evaluate.marks import covered_by_polygons, read_regions, score_regions
+from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_means
 from xmil.heatmaps import opened
 from xmil.storage import Run, read_explanations
 
 FOLDER = "annotations"  # of a run, where the viewer keeps what readers draw
-TABLE, SUMMARY = "agreement.csv", "agreement_summary.csv"
+TABLE, SUMMARY, FAILURES = "agreement.csv", "agreement_summary.csv", "agreement_failures.csv"
+NO_CLASS = "(no class)"  # what tables call regions without one
 MEASURES = {"auroc": "AUROC", "dice": "Dice", "pointing": "pointing"}
+GROUP = ("class", "method", "target")  # what is measured by itself
+SAID = 3  # reasons on the screen; the table of failures has them all
 SHARE = 0.5  # of a patch that regions must cover to mark it
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Rows by slide, the summary over slides, and the slides that could not be compared, with the reason."""
+    """Rows by slide, the summary over slides, and what could not be compared: slide, file and reason."""
 
     rows: list[Row]
     summary: list[Row]
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: list[Row] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
-        """Write both tables."""
-        for name, rows in ((TABLE, self.rows), (SUMMARY, self.summary)):
-            head = list(rows[0])
+        """Write the tables; that of failures has a head alone where nothing was left out."""
+        for name, rows in ((TABLE, self.rows), (SUMMARY, self.summary), (FAILURES, self.left_out)):
+            head = list(rows[0]) if rows else ["slide_id", "file", "error"]
             write_text(folder / name, csv_text(head, ([_cell(row[key]) for key in head] for row in rows)))
 
     def as_text(self) -> str:
         """The summary as a table."""
-        groups = list(dict.fromkeys((row["method"], row["target"]) for row in self.summary))
-        lines = [["method", "target", *MEASURES.values(), "chance", "regions", "cases"]]
-        for method, target in groups:
-            own = {
-                row["measure"]: row
-                for row in self.summary
-                if (row["method"], row["target"]) == (method, target)
-            }
+        groups: dict[tuple[str, ...], dict[str, Row]] = {}
+        for row in self.summary:
+            groups.setdefault(tuple(row[key] for key in GROUP), {})[row["measure"]] = row
+        lines = [["regions", "method", "target", *MEASURES.values(), "chance", "n", "cases"]]
+        for (kind, method, target), own in groups.items():
             cells = [_interval(own[measure]) for measure in MEASURES]
             first = own["dice"]
             counts = [f"{first['chance']:.2f}", str(first["n"]), str(first["cases"])]
-            lines.append([card_of(method).title, target, *cells, *counts])
+            lines.append([kind or NO_CLASS, card_of(method).title, target, *cells, *counts])
         return text_table(lines)
 
 
@@ -68,28 +69,27 @@ def compare_annotations(
     slides: Mapping[str, Path] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Agreement:
-    """Compare every annotated slide of a run with its scores, by each method and target.
+    """Compare every annotated slide of a run with its scores, by class of regions, method and target.
 
     `folder` holds SLIDE.geojson, as QuPath exports it, or SLIDE/READER.geojson, as the viewer writes; by
     default it is the run's own. `names` are the classes of annotations that count. QuPath counts from the
     scanned bounds: `slides` (id to file) says where they begin, for files that do not.
     """
-    place = run.path / FOLDER if folder is None else folder
-    files = list_annotations(place)
+    files = list_annotations(run.path / FOLDER if folder is None else folder)
     rows: list[Row] = []
-    left_out: dict[str, str] = {}
-    for slide, path in run.files.items():
-        for reader, drawn in files.get(slide, {}).items():
-            try:
-                rows += _compare(run, slide, path, reader, drawn, names, (slides or {}).get(slide))
-            except XmilError as error:
-                left_out[slide] = str(error)
-    unknown = [slide for slide in files if slide not in run.files]
-    if unknown:
-        say(f"{counted(len(unknown), 'annotated slide')} not in the run: {shorten(unknown, 3)}.")
+    left_out: list[Row] = []
+    for slide, drawn in ((slide, drawn) for slide, own in files.items() for drawn in own.items()):
+        try:
+            found, faults = _compare(run, slide, *drawn, names, (slides or {}).get(slide))
+        except XmilError as error:
+            found, faults = [], [str(error)]
+        rows += found
+        left_out += [{"slide_id": slide, "file": str(drawn[1]), "error": fault} for fault in faults]
     if left_out:
-        reasons = shorten(list(left_out.values()), 2)
-        say(f"{counted(len(left_out), 'slide')} left out: {reasons}.")
+        reasons = [row["error"].removesuffix(".") for row in left_out]
+        told = "; ".join(reasons[:SAID]) + (f"; and {more} more" if (more := len(reasons) - SAID) > 0 else "")
+        some = counted(len({row["file"] for row in left_out}), "file")
+        say(f"{some} left out, as a whole or in part: {told}.")
     return Agreement(rows, summarise(rows), left_out)
 
 
@@ -108,61 +108,73 @@ def list_annotations(folder: Path) -> dict[str, dict[str, Path]]:
 
 
 def _compare(
-    run: Run, slide: str, path: Path, reader: str, drawn: Path, names: Sequence[str], picture: Path | None
-) -> list[Row]:
-    """The rows of one reader's regions on one slide."""
-    explanations = read_explanations(path)
+    run: Run, slide: str, reader: str, drawn: Path, names: Sequence[str], picture: Path | None
+) -> tuple[list[Row], list[str]]:
+    """The rows of one reader's regions on one slide, and what is wrong with a class of them."""
+    if slide not in run.files:
+        raise InputError(f"{drawn}: the run has no slide {slide}.")
+    explanations = read_explanations(run.files[slide])
     first = explanations[0]
     if first.coords is None or first.patch_size is None:
-        raise InputError(f"{slide}: the places of its patches are not known")
+        raise InputError(f"{drawn}: the places of the patches of {slide} are not known.")
     with opened(picture) as image:
         origin = None if image is None else (float(image.bounds[0]), float(image.bounds[1]))
-    polygons = read_polygons(drawn, names=tuple(names) or None, origin=origin)
-    marked = covered_by_polygons(polygons, first.coords.astype(np.float64), first.patch_size) >= SHARE
-    if not marked.any() or marked.all():
-        raise InputError(
-            f"{drawn.name}: its regions mark {'all' if marked.any() else 'no'} patches of {slide}"
-        )
-    return [
-        {
+    regions = read_regions(drawn, names=tuple(names) or None, origin=origin)
+    if not regions:
+        raise InputError(f"{drawn}: has no polygon.")
+    rows: list[Row] = []
+    faults: list[str] = []
+    for kind, polygons in regions.items():
+        marked = covered_by_polygons(polygons, first.coords.astype(np.float64), first.patch_size) >= SHARE
+        if not marked.any() or marked.all():
+            what = f"its regions {kind or NO_CLASS}"
+            faults.append(f"{drawn}: {what} mark {'all' if marked.any() else 'no'} patches of {slide}.")
+            continue
+        about = {
             "slide_id": slide,
             "case_id": run.rows.get(slide, {}).get("case_id") or slide,
             "reader": reader,
-            "method": e.method,
-            "target": str(e.target),
-            "patches": len(marked),
-            "marked": int(marked.sum()),
-            **score_regions(marked, e.scores),
+            "class": kind,
         }
-        for e in explanations
-    ]
+        counts = {"patches": len(marked), "marked": int(marked.sum())}
+        rows += [
+            {
+                **about,
+                "method": e.method,
+                "target": str(e.target),
+                **counts,
+                **score_regions(marked, e.scores),
+            }
+            for e in explanations
+        ]
+    return rows, faults
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """The mean of each measure with its interval over cases, and the test against chance."""
-    targets: dict[tuple[str, str, str], int] = {}
+    """The mean of each measure over cases with its interval, and the test against chance."""
+    targets: dict[tuple[str, ...], int] = {}
     for row in rows:
-        key = (row["slide_id"], row["reader"], row["method"])
+        key = (row["slide_id"], row["reader"], row["class"], row["method"])
         targets[key] = targets.get(key, 0) + 1
-    several = {method for (_, _, method), n in targets.items() if n > 1}
-    groups: dict[tuple[str, str], list[Row]] = {}
+    several = {method for (*_, method), n in targets.items() if n > 1}
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:  # where slides have one target each, that of their prediction, they belong together
         target = row["target"] if row["method"] in several else "each slide's own"
-        groups.setdefault((row["method"], target), []).append(row)
+        groups.setdefault((row["class"], row["method"], target), []).append(row)
     summary: list[Row] = []
-    for (method, target), own in groups.items():
+    for group, own in groups.items():
         cases = [row["case_id"] for row in own]
+        units = range(len(set(cases)))  # each case counts once, with the mean of its regions
         for measure in MEASURES:
-            values = np.array([row[measure] for row in own])
-            chance = np.array([0.5 if measure == "auroc" else row["chance"] for row in own])
-            mean, gap = bootstrap_mean(values, units=cases), values - chance
-            tested = len(set(cases)) > 1 and bool(gap.any())
-            p = sign_flip_p(gap, units=cases, rng=np.random.default_rng(0)) if tested else float("nan")
+            values = unit_means([row[measure] for row in own], cases)
+            chance = unit_means([0.5 if measure == "auroc" else row["chance"] for row in own], cases)
+            mean, gap = bootstrap_mean(values, units=units), values - chance
+            tested = len(units) > 1 and bool(gap.any())
+            p = sign_flip_p(gap, units=units, rng=np.random.default_rng(0)) if tested else float("nan")
             summary.append({
-                "method": method, "target": target, "measure": measure, "mean": mean.estimate,
+                **dict(zip(GROUP, group, strict=True)), "measure": measure, "mean": mean.estimate,
                 "low": mean.low, "high": mean.high, "chance": float(chance.mean()), "p": p, "p_holm": p,
-                "n": len(own),
-                "slides": len({row["slide_id"] for row in own}), "cases": len(set(cases)),
+                "n": len(own), "slides": len({row["slide_id"] for row in own}), "cases": len(units),
             })  # fmt: skip
     for row, corrected in zip(summary, holm([row["p"] for row in summary]), strict=True):
         row["p_holm"] = float(corrected)

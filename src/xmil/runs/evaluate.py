@@ -45,7 +45,7 @@ from xmil.evaluate import (
 )
 from xmil.methods import list_methods
 from xmil.runs import Listener
-from xmil.runs.agreement import SUMMARY, TABLE, compare_annotations
+from xmil.runs.agreement import FAILURES, SUMMARY, TABLE, compare_annotations
 from xmil.runs.cohort_run import TableRow, Tally, slide_row
 from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share
@@ -131,7 +131,8 @@ def _agree(run: Run, request: EvaluateRequest, out: Path, listener: Listener) ->
     out.mkdir(parents=True, exist_ok=True)
     agreement.write(out)
     listener.say(agreement.as_text())
-    listener.say(f"Annotations against scores: written to {out / TABLE} and {out / SUMMARY}.")
+    left_out = f"; {out / FAILURES} says what was left out" if agreement.left_out else ""
+    listener.say(f"Annotations against scores: written to {out / TABLE} and {out / SUMMARY}{left_out}.")
     return run
 
 

@@ -234,9 +234,11 @@ class Site(PageSite):
 
         shown, place = self.collection.run(run), self.collection.runs[0].path / FOLDER
         if not place.is_dir():
-            return {"rows": [], "summary": [], "left_out": {}}
+            return {"rows": [], "summary": [], "left_out": []}
         found = compare_annotations(shown, place)
-        reasons = {slide: reason.replace(str(place.parent), "") for slide, reason in found.left_out.items()}
+        reasons = [
+            row["error"].replace(f"{place}/", "").replace(f"{shown.path}/", "") for row in found.left_out
+        ]
         return {"rows": found.rows, "summary": found.summary, "left_out": reasons}
 
     def names(self, run: int) -> dict[str, Any]:

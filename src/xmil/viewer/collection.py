@@ -15,6 +15,7 @@ from xmil.core.explanation import CARDS, PARTS
 from xmil.core.interactions import Interactions
 from xmil.core.task import TASKS
 from xmil.core.text import bare_name, is_plain, small_number
+from xmil.core.verdict import RunVerdict
 from xmil.data.header import slide_name
 from xmil.storage import (
     FAILURES,
@@ -116,6 +117,14 @@ class ShownRun(Run):
             return {} if path is None else self._read(_read_verdict, path)
         except XmilError:
             return {}
+
+
+def _cohort_verdict(verdict: RunVerdict) -> dict[str, Any]:
+    """What a run's verdict says of each method that was tried, and in words of its own."""
+    rows = [row for row in verdict.methods if isinstance(row, dict)]
+    kinds = {str(row.get("method")): str(row.get("kind")) for row in rows}
+    about = {"method": verdict.method, "cases": len(verdict.cases), "sentence": verdict.sentence}
+    return {"verdicts": {**kinds, verdict.method: verdict.kind}, **about}
 
 
 def _read_about(path: Path) -> dict[str, Any]:
@@ -380,6 +389,7 @@ class Collection:
             numbers = [float(value) for value in task.answer(evidence.outputs)]
         names = task.names(len(evidence.logits), run.class_names, run.spec.get("time_bins"))
         certificates = (same.certificate(slide_id) for same in self._of_same_models(run))
+        verdict = run.verdict
         columns = [
             {**column, "ends": task.short_ends(column["target"]) if column["signed"] else ("low", "high")}
             for column in evidence.columns
@@ -398,6 +408,7 @@ class Collection:
             "noun": task.noun.capitalize(),
             "sides": task.sides,
             "certificate": next((certificate for certificate in certificates if certificate), None),
+            "cohort": None if verdict is None else _cohort_verdict(verdict),
             "inside": run.find("inside", slide_id) is not None,
             "pairs": bool(run.find_interactions(slide_id)),
             "concepts": run.find("concepts", slide_id) is not None,
