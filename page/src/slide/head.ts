@@ -4,7 +4,7 @@ import { button, el, put, svg } from "../dom";
 import { countPatches, formatNumber, formatPercent, WORDS } from "../words";
 import type { Tool } from "../annotations/drawing";
 import { correctLabel } from "../cohort/list";
-import { shownVerdict } from "../evidence/certificate";
+import { rowVerdict, shownVerdict } from "../evidence/certificate";
 import type { Run, SlideInfo, SlideRow } from "../server/api";
 import type { Pane } from "./pane";
 import type { PanelName } from "./panels";
@@ -95,7 +95,7 @@ export function slideHead(view: HeadHost): HTMLElement[] {
       whatIf !== null ? fact("What if", whatIf) : null,
       info.predicted !== null ? fact(WORDS.prediction, info.predicted, row?.probability != null ? ` ${formatPercent(row.probability, 0)}` : "") : null,
       value(view) !== null ? fact(info.sets[0].noun, formatNumber(value(view))) : null,
-      whatIf === null && view.active?.evidence ? shownVerdict(view.active.evidence, info.predicted) : null,
+      whatIf === null ? (view.active?.evidence ? shownVerdict(view.active.evidence, info.predicted) : row?.verdict ? rowVerdict(row) : null) : null, // the row's until the scores are there, so that nothing moves
       info.label !== null ? fact(WORDS.label, info.label) : null,
       info.correct !== null && whatIf === null ? correctLabel(info.correct) : null,
       info.case && info.case !== info.id ? fact("Case", info.case) : null,
