@@ -314,11 +314,10 @@ def _with_intervals(
     estimates, codes = bootstrap(measures, units=units, **options), unit_codes(units, len(units))
     for name, own in estimates.items():
         if own.exists and own.high - own.low < 1e-12:
-            low = high = float("nan")
+            estimates[name] = Interval(own.estimate, float("nan"), float("nan"))
             if name in shares and own.estimate in (0.0, 1.0):
-                end = ((1 - options.get("level", 0.95)) / 2) ** (1 / len(np.unique(codes[shares[name]])))
-                low, high = (end, 1.0) if own.estimate == 1 else (0.0, 1 - end)
-            estimates[name] = Interval(own.estimate, low, high)
+                n, level = len(np.unique(codes[shares[name]])), options.get("level", 0.95)
+                estimates[name] = statistics.exact_share(own.estimate, n, level)
     return estimates
 
 
