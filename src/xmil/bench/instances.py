@@ -237,7 +237,12 @@ def read_idx(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
             f"{path}: {shape} declares {expected:,} bytes, but {less} follow the header; "
             "the file is damaged, download it again."
         )
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+    try:
+        return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+    except ValueError:  # an axis of length zero beside absurd ones, or too many axes
+        raise FileError(
+            f"{path}: impossible shape {shape}; the file is damaged, download it again."
+        ) from None
 
 
 def _idx_shape(stream: IO[bytes] | gzip.GzipFile, path: str | PathLike[str]) -> tuple[int, ...]:

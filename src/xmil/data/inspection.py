@@ -236,7 +236,7 @@ def inspect_run(path: Path) -> Report:
     else:
         if run.kind == "predict":
             facts = {"predictions": 0}
-            with suppress(OSError, pa.ArrowException):
+            with suppress(OSError, ValueError, pa.ArrowException):
                 facts["predictions"] = int(pq.read_metadata(path / "predictions.parquet").num_rows)
         if run.verdict is not None:
             facts["verdict"] = run.verdict.sentence

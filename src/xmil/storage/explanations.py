@@ -224,7 +224,7 @@ def _checked_header(metadata: Mapping[bytes, bytes] | None, path: Path_) -> dict
     try:
         header = parse_json(raw)
         layout, columns = int(header["layout"]), header["columns"]
-        if not isinstance(columns, dict):
+        if not isinstance(columns, dict) or not all(map(_is_column, columns.values())):
             raise TypeError
     except (ValueError, TypeError, LookupError, ArithmeticError):
         raise FileError(f"{path}: the explanation's metadata is damaged; explain the slide again.") from None
@@ -233,6 +233,17 @@ def _checked_header(metadata: Mapping[bytes, bytes] | None, path: Path_) -> dict
             f"{path}: written by a later xmil (layout {layout} > {LAYOUT}); upgrade xmil to read it."
         )
     return dict(header)
+
+
+def _is_column(about: object) -> bool:
+    """Whether a header describes a column as we write it: a method, its parameters, an audit of numbers."""
+    if not isinstance(about, dict) or not isinstance(about.get("method"), str):
+        return False
+    params, audit = about.get("params"), about.get("audit")
+    is_audit = audit is None or (
+        isinstance(audit, dict) and all(isinstance(share, int | float) for share in audit.values())
+    )
+    return is_audit and isinstance(params, dict | None)
 
 
 def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: Path_) -> Explanation:

@@ -600,7 +600,7 @@ def _bears(path: Path, mark: Any) -> bool:
         return False
     with suppress(XmilError):
         return bool(read_provenance(path)[0].get("provenance", {}).get("fingerprint") == mark)
-    with suppress(OSError, pa.ArrowException):
+    with suppress(OSError, ValueError, pa.ArrowException):
         return str(mark).encode() in (pq.read_schema(path).metadata or {}).values()
     return False
 
