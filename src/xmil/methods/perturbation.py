@@ -35,7 +35,7 @@ from xmil.network import Network
 from xmil.subsets import open_subsets
 
 OUTPUTS = ("probability", "logit", "log_odds", "contrastive")
-COMPANY, DRAWS = 3, 8  # chosen on digits, docs/verdict.md
+COMPANY, DRAWS = 3, 8  # chosen on digits, docs/studies/choice.md
 
 
 @torch.no_grad()

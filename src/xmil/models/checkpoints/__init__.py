@@ -54,7 +54,7 @@ def load_model(
     encoder: str | None = None,
     head: int | None = None,
 ) -> MILModel:
-    """The model in a checkpoint, in eval mode on the CPU; see docs/checkpoints.md for the families.
+    """The model in a checkpoint, in eval mode on the CPU; see docs/reference/checkpoints.md for the families.
 
     Only tensors are read: a checkpoint that would run code is refused. Weights stored in float64 stay so; any
     others become float32. What the checkpoint and the files beside it cannot say of its outputs, such as the
