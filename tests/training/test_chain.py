@@ -1,4 +1,4 @@
-"""From slides to Table 2 by one command each, in the layout of docs/table2.md."""
+"""From slides to Table 2 by one command each, in the layout of docs/studies/table2.md."""
 
 from __future__ import annotations
 

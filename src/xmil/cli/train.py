@@ -22,7 +22,7 @@ REFRESH = 0.1  # seconds between two changes of the bar
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="TOML file of settings; see docs/training.md.")],
+    config: Annotated[Path, typer.Argument(help="TOML file of settings; see docs/howto/training.md.")],
     change: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change a setting: --set optim.lr=1e-3; may be repeated."),

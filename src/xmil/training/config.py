@@ -217,7 +217,7 @@ class Config(Section):
 
 def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Config:
     """The settings of a TOML file, with `section.key=value` changes on top."""
-    content = read_toml(path, way="give settings as in docs/training.md")
+    content = read_toml(path, way="give settings as in docs/howto/training.md")
     changes = list(changes)
     if not content and not changes:
         raise FileError(f"{path}: holds no settings; name features and cohort under [data] at least.")
