@@ -10,13 +10,15 @@ STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
 PAGE      := $(shell find page/src -type f)
+LOWEST    ?= tests/core tests/data tests/storage tests/nn tests/network tests/subsets tests/models tests/lrp tests/methods
+PINS      ?=
 STORES    := spatialdata==0.7.3 spatialdata-plot==0.4.0 ome-zarr==0.15.0
 MINUTES   ?= 10
 SEED      := $(or $(SEED),$(shell date +%s))
 PYTEST    := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 COVER     := --cov --cov-report=term $(if $(COVERAGE),--cov-fail-under=$(COVERAGE))
 
-.PHONY: help demo style types lint pytest test test-full fuzz coverage test-stores bench docs dist check-dist release clean
+.PHONY: help demo style types lint pytest test test-full fuzz coverage test-stores test-lowest bench docs dist check-dist bundle release clean
 
 help:
 	@echo "make demo        install, then go from digit slides to evidence and a report"
@@ -26,11 +28,13 @@ help:
 	@echo "make fuzz        damaged inputs for MINUTES=10, going on where the last call stopped; build/fuzz has the counts"
 	@echo "make coverage    the tests with a report of the lines they miss (COVERAGE=95 makes a lower share an error)"
 	@echo "make test-stores exports in Zarr, read and drawn by their own libraries in an environment of their own"
+	@echo "make test-lowest the rooms of numbers, files and runs, with the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff, mypy, import layers, spelling"
 	@echo "make bench       measure speed and memory (ratios within one run)"
 	@echo "make docs        build the documentation into site/; warnings are errors"
 	@echo "make dist        build sdist and wheel into dist/"
-	@echo "make release     test-full, dist, its bill of materials (CycloneDX), and the proof that the wheel can be built again"
+	@echo "make bundle      dist, and a tar of wheels, checksums and a Containerfile for machines without internet"
+	@echo "make release     test-full, dist, the bundle, its bill of materials (CycloneDX), and the proof that the wheel can be built again"
 	@echo "make check-dist  install the wheel in a clean environment; xmil doctor and xmil demo --quick must pass"
 
 $(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(PAGE)
@@ -86,6 +90,18 @@ $(VENV)-stores/.installed:
 test-stores: $(STAMP) $(VENV)-stores/.installed
 	XMIL_STORES_PYTHON=$(VENV)-stores/bin/python $(BIN)/pytest tests/heatmaps/test_stores.py
 
+# torch and torchvision are those of constraints.txt; PINS="torch==2.11.0 torchvision==0.26.0" tries others.
+$(VENV)-lowest/.installed: pyproject.toml constraints.txt release/lowest.py
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m release.lowest $(PINS) > $(VENV)-lowest/pins.txt
+	$(VENV)-lowest/bin/python $(PIP) -r $(VENV)-lowest/pins.txt
+	XMIL_SKIP_PAGE=1 $(VENV)-lowest/bin/python $(PIP) --no-deps -e .
+	$(VENV)-lowest/bin/python -m pip check
+	touch $@
+
+test-lowest: $(VENV)-lowest/.installed
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n $(JOBS) --dist loadscope $(LOWEST)
+
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
@@ -96,7 +112,10 @@ dist: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m build
 
-release: test-full dist
+bundle: dist
+	$(BIN)/python -m release.bundle
+
+release: test-full bundle
 	$(BIN)/python -m release.bill --out dist/xmil.cdx.json
 	$(BIN)/python -m release.twice
 
@@ -108,4 +127,4 @@ check-dist: dist
 	cd $(CLEAN) && venv/bin/xmil doctor && venv/bin/xmil demo --quick --out demo-out
 
 clean:
-	rm -rf $(VENV) $(VENV)-stores build dist site .coverage htmlcov demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-stores $(VENV)-lowest build dist site .coverage htmlcov demo-out .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,97 @@
+"""A bundle for machines without internet: `python -m release.bundle` packs dist/xmil-VERSION-offline-PLATFORM.tar.
+
+It holds the wheel in dist/, the wheels it needs under constraints.txt, their SHA-256, a README and the Containerfile.
+The wheels fit the system and the Python that run this; torch is the build that pip's settings lead to (CPU or CUDA).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = "train,slides,encoders,viewer,ray,zarr,export,anndata,dicom,insight"
+SUMS = "SHA256SUMS"
+README = """\
+# xmil {version}, offline
+
+Wheels for {platform}. Without network:
+
+    sha256sum --check --quiet SHA256SUMS
+    python3 -m venv xmil-env
+    xmil-env/bin/pip install --no-index --find-links wheels --constraint constraints.txt "xmil[{extras}]"
+    xmil-env/bin/xmil doctor
+
+Fewer extras install less: "xmil[slides,viewer]", or xmil alone. torch here is {torch}.
+To build an image from the Containerfile, only its base image must be at hand:
+
+    podman build --network none --tag xmil .
+"""
+
+
+def fetch(wheel: Path, folder: Path, extras: str) -> None:
+    """Collect the wheel and all it needs in a folder; what comes as sources alone is built."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+    command += ["--wheel-dir", str(folder), "--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([*command, f"{wheel.resolve()}[{extras}]"], check=True)
+
+
+def pack(wheels: Path, out: Path, extras: str = EXTRAS) -> Path:
+    """Write the bundle of a folder of wheels into `out`; the same wheels give the same bytes."""
+    (version,) = (path.name.split("-")[1] for path in wheels.glob("xmil-*.whl"))
+    (torch,) = (path.name for path in wheels.glob("torch-*.whl"))
+    platform = f"{sysconfig.get_platform()}-py{sys.version_info.major}{sys.version_info.minor}"
+    name = f"xmil-{version}-offline-{platform}"
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, name)
+        shutil.copytree(wheels, home / "wheels")
+        for file in ("constraints.txt", "Containerfile"):
+            shutil.copyfile(ROOT / file, home / file)
+        text = README.format(version=version, platform=platform, extras=extras, torch=torch)
+        (home / "README.md").write_text(text, encoding="utf-8")
+        write_sums(home)
+        out.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(out / f"{name}.tar", "w") as archive:  # wheels are compressed already
+            for path in sorted(home.rglob("*")):
+                archive.add(path, f"{name}/{path.relative_to(home)}", recursive=False, filter=_anonymous)
+    return out / f"{name}.tar"
+
+
+def write_sums(home: Path) -> None:
+    """Write the SHA-256 of every file, as `sha256sum --check` reads them."""
+    lines = []
+    for path in sorted(path for path in home.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.relative_to(home)}\n")
+    (home / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = ""
+    member.mode = 0o755 if member.isdir() else 0o644
+    return member
+
+
+def main() -> None:
+    """Pack the wheel in dist/ with what it needs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--extras", default=EXTRAS)
+    args = parser.parse_args()
+    (wheel,) = (ROOT / "dist").glob("xmil-*.whl")
+    with tempfile.TemporaryDirectory() as folder:
+        fetch(wheel, Path(folder), args.extras)
+        made = pack(Path(folder), args.out, args.extras)
+        print(f"{made}: {len(list(Path(folder).iterdir()))} wheels, {made.stat().st_size / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
