@@ -67,7 +67,9 @@ def build() -> typer.Typer:
     for name, panel in command_panels().items():
         function = getattr(import_module(f"{commands.__name__}.{name}"), name)
         if isinstance(function, typer.Typer):  # commands of its own
-            app.add_typer(function, name=name, rich_help_panel=panel)
+            for each in function.registered_commands:
+                each.cls = Command
+            app.add_typer(function, name=name, cls=Group, rich_help_panel=panel)
         else:
             app.command(name.replace("_", "-"), cls=Command, rich_help_panel=panel)(function)
     for point in entry_points(group=GROUP):  # commands of other packages

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen, as_flags, command_line, costs_said, finished
 from xmil.core.errors import InputError, XmilError
 from xmil.core.text import counted
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from xmil.storage import Run
 
 
+@with_examples(
+    "explain --model model.pt --features slide.h5",
+    "explain --model model.pt --features features --slides slides --out run",
+)
 @command(ExplainRequest)
 def explain(request: ExplainRequest, screen: Screen) -> int:
-    """Explain every slide: which instances speak for a class, and which against it.
+    """Explain every slide: which patches speak for a class, and which against it.
 
     Slides without features are tiled and encoded first. Without --out one feature file or slide is explained:
     verdict, account and strongest patches are printed, and a picture is left in the current folder.
