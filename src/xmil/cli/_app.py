@@ -141,7 +141,7 @@ REMOVED = {  # options of the version before, of all commands or of one, and wha
     "--gpus": "use --device cuda/4 for four workers on a GPU, --device cuda/1 for one each",
     "--decode": "JPEG tiles are decoded by the CPU, which was no slower",
     "--best": "the best method is always named",
-    "--top": "sufficiency and necessity use a tenth of the instances",
+    "--top": "sufficiency and necessity use a tenth of the patches",
     "--method": "use --methods",
     "inside --method": "use --map",
     "--threads": "set the environment variable OMP_NUM_THREADS",

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-@_command.with_examples("toy --quick", "toy --task four_bags --model attnmil --methods lrp,attention --out toy")
+@_command.with_examples(
+    "toy --quick", "toy --task four_bags --model attnmil --methods lrp,attention --out toy"
+)
 def toy(
     task: Annotated[str, typer.Option(help="Tasks, separated by commas, or 'all'.")] = "",
     model: Annotated[str, typer.Option(help="Models: attnmil, transmil, addmil, mambamil, or 'all'.")] = "",
