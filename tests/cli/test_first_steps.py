@@ -53,7 +53,7 @@ def test_one_slide_is_told_and_drawn(here: Path, model: Path, capsys: pytest.Cap
     best, (x, y) = int(np.argmax(e.scores)), e.coords[int(np.argmax(e.scores))]
     assert code == 0
     assert f"s1: predicted {e.target.cls} (probabilities: 0 " in out
-    assert f"account: {e.output:.4g} = {e.audit.instances:.4g} instances" in out
+    assert f"audit: {e.output:.4g} = {e.audit.instances:.4g} patches" in out
     assert f"highest: patch {best} at {x},{y} ({e.scores[best]:+.3g})" in out
     assert (here / "s1.heatmap.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in here.iterdir()] == ["s1.heatmap.png"]  # no run is left behind

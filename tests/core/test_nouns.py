@@ -24,7 +24,7 @@ def test_bag_normalises() -> None:
         np.ones((1, 3, 4), np.float16), coords=np.array([[0.0, 1.0], [2, 3], [4, 5]]), slide_id="s"
     )
     assert (bag.features.dtype, bag.features.shape, bag.coords.dtype) == (np.float32, (3, 4), np.int64)  # type: ignore[union-attr]
-    assert (len(bag), bag.dim, repr(bag)) == (3, 4, "Bag('s', 3 instances x 4 features)")
+    assert (len(bag), bag.dim, repr(bag)) == (3, 4, "Bag('s', 3 patches x 4 features)")
     part = bag.select([2, 0])
     np.testing.assert_array_equal(part.coords, [[4, 5], [0, 1]])
 
@@ -32,7 +32,7 @@ def test_bag_normalises() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"features": np.ones(3)}, r"\(instances, width\). Got \(3,\)"),
+        ({"features": np.ones(3)}, r"\(patches, width\). Got \(3,\)"),
         ({"features": np.array([[object()]])}, "must be numbers"),
         ({"coords": np.zeros((2, 2))}, r"shape \(3, 2\). Got \(2, 2\)"),
         ({"coords": np.full((3, 2), np.nan)}, "finite"),

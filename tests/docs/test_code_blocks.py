@@ -88,10 +88,12 @@ def check_command(words: list[str]) -> None:
     if words[0].startswith("--"):
         assert words[0] in {name for parameter in group().params for name in parameter.opts} | {"--help"}
         return
-    command = group().commands.get(words[0])
+    command, (name, *rest) = group().commands.get(words[0]), words
     assert command is not None, f"there is no command 'xmil {words[0]}'"
-    if "--help" not in words:
-        command.make_context(words[0], [word for word in words[1:] if word != "--debug"])
+    if rest and rest[0] in (inner := getattr(command, "commands", {})):
+        command, (name, *rest) = inner[rest[0]], rest
+    if "--help" not in rest:
+        command.make_context(name, [word for word in rest if word != "--debug"])
 
 
 def check_module(name: str) -> None:

@@ -221,7 +221,7 @@ def test_layers_are_named_or_refused() -> None:
     model = xmil.create_model("transmil", in_dim=16, n_classes=2, dim=16, seed=0)
     with pytest.raises(xmil.XmilError, match=r"Did you mean 'instance'"):
         xmil.explain(model, FEATURES, layer="instanc")
-    with pytest.raises(InputError, match="one row for each of the 30 instances"):
+    with pytest.raises(InputError, match="one row for each of the 30 patches"):
         xmil.explain(model, FEATURES, layer="layers.0")
     with pytest.raises(InputError, match="gave no tensor"):
         xmil.explain(model, FEATURES, layer="layers.0.attn.to_qkv")

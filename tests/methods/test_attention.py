@@ -45,7 +45,7 @@ def test_pooling_weights(columns: int) -> None:
     net = Pooling(columns).eval()
     e = explained(net)
     np.testing.assert_allclose(e.scores, net.weights(X).mean(dim=1).detach().numpy(), atol=1e-6)
-    assert "softmax 0 of 1 over instances, in the module itself" in e.params["softmax"]
+    assert "softmax 0 of 1 over patches, in the module itself" in e.params["softmax"]
     assert any(line.startswith("The attention shown is softmax 0") for line in e.warnings)
 
 
@@ -109,7 +109,7 @@ def test_without_a_token_what_instances_receive() -> None:
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="No softmax of Mean weighs the 9 instances"):
+    with pytest.raises(UnsupportedError, match="No softmax of Mean weighs the 9 patches"):
         explained(type("Mean", (nn.Module,), {"forward": lambda self, x: x.mean(dim=1)[:, :2]})())
     with pytest.raises(
         InputError, match=r"'layer' parameter of attention must be an int in the range \[0, 1\)"

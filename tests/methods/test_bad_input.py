@@ -34,8 +34,8 @@ def spoiled(value: float) -> np.ndarray:
         (spoiled(np.inf), r"not finite .* row 3"),
         (xmil.Bag(spoiled(np.nan), slide_id="s1"), r"bag 's1'.* row 3"),
         (np.zeros((5, 9)), r"width 8, but the bag has width 9"),
-        (np.zeros(8), r"\(instances, width\)"),
-        (torch.zeros(2, 5, 8), r"\(instances, width\)"),
+        (np.zeros(8), r"\(patches, width\)"),
+        (torch.zeros(2, 5, 8), r"\(patches, width\)"),
         (torch.zeros(5, 8, dtype=torch.complex64), "must be real"),
         (np.array([["x"] * 8] * 5), "must be numbers"),
         ((GOOD, np.zeros((5, 2))), r"Bag\(features, coords=\.\.\.\)\. Got a tuple"),
@@ -163,7 +163,7 @@ def test_scores_that_are_not_finite_are_an_error() -> None:
             return x.abs().sqrt().mean(dim=1)[:, :2]
 
     with pytest.raises(
-        UnsupportedError, match=r"'gxi' gave scores that are not finite for bag 's1'.*instance 0"
+        UnsupportedError, match=r"'gxi' gave scores that are not finite for bag 's1'.*patch 0"
     ):
         xmil.explain(Root(), xmil.Bag(np.zeros((3, 8)), slide_id="s1"), method="gxi", target=0)
 

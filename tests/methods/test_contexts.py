@@ -117,7 +117,7 @@ def test_mean_and_standard_error_are_the_formula(name: str, method: str) -> None
     np.testing.assert_array_equal(e.stable, np.abs(mean) > stats.t.ppf(0.975, m - 1) * stderr)
     assert e.output == pytest.approx(float(model(bag[None])[0, 1].detach()), abs=1e-6)
     (said,) = (line for line in e.warnings if "sub-bags of" in line)
-    assert "means over 8 sub-bags of 5 instances" in said
+    assert "means over 8 sub-bags of 5 patches" in said
     assert "compare the order" in said
     assert ("their sum is about 2.2 times audit.instances" in said) == (method != "gxi")
     if method == "gxi":

@@ -176,7 +176,7 @@ def test_bad_parameters(params: dict[str, object], words: str) -> None:
 
 
 def test_a_lone_instance_has_no_pairs() -> None:
-    with pytest.raises(InputError, match="two instances or more"):
+    with pytest.raises(InputError, match="two patches or more"):
         xmil.interactions(model_of("attnmil"), bag_of(1), target=1)
 
 

@@ -49,7 +49,7 @@ def test_only_additive_models_have_instance_logits() -> None:
     x = torch.randn(1, 4, 6, dtype=torch.float64)
     additive = model_of("addmil")
     torch.testing.assert_close(additive.instance_logits(x).sum(dim=1), additive(x))
-    with pytest.raises(UnsupportedError, match="not sums over instances"):
+    with pytest.raises(UnsupportedError, match="not sums over patches"):
         model_of("dsmil").instance_logits(x)
-    with pytest.raises(UnsupportedError, match="does not join instances by weights"):
+    with pytest.raises(UnsupportedError, match="does not join patches by weights"):
         model_of("transmil").attention_weights(x)

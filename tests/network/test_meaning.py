@@ -118,7 +118,7 @@ def test_the_fast_path_of_torch_is_not_taken_for_chance() -> None:
 
 
 def test_a_mask_that_cannot_be_told_is_asked_for() -> None:
-    with pytest.raises(InputError, match="whether True keeps an instance or leaves it out"):
+    with pytest.raises(InputError, match="whether True keeps a patch or leaves it out"):
         xmil.explain(Masked(ignores=True, fill=-1e9, mean=True), BAG)
 
 
@@ -173,7 +173,7 @@ def test_rows_within_what_a_module_holds_are_seen(hold: Any) -> None:
 
     net = Held(-2)
     net.meta = hold(torch.rand(12, 2))
-    with pytest.raises(InputError, match="one row for each of the 12 instances"):
+    with pytest.raises(InputError, match="one row for each of the 12 patches"):
         xmil.explain(net, BAG, method="one_removed")
 
 

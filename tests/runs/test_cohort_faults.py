@@ -176,7 +176,7 @@ def test_a_part_that_is_empty_or_not_finite_is_named(which: str, tmp_path: Path)
     assert run(make(folder, "--by", "case", out="run")) == 1
     failed = {row["slide_id"]: row["error"] for row in table(folder / "run" / "failures.csv")}
     assert set(failed) == {"s000", "s001", "s002", "s003"}
-    assert f"Case 'c0': {folder / 'features' / 's001.h5'} has no instances" in failed["s000"]
+    assert f"Case 'c0': {folder / 'features' / 's001.h5'} has no patches" in failed["s000"]
     file = folder / "features" / "s003.h5"
     assert f"Case 'c1': features of {file} are not finite (NaN or inf) in 1 of 20 rows" in failed["s002"]
     assert "row 2" in failed["s002"]

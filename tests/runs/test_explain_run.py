@@ -386,7 +386,7 @@ def test_two_hundred_slides_with_five_broken_ones(
     assert "row 3" in failed["s020"]
     assert "width 13" in failed["s030"]
     assert "s040.h5" in failed["s040"]
-    assert "no instances" in failed["s050"]
+    assert "no patches" in failed["s050"]
     assert len(bytes_of(folder / "run")) == len(table(folder / "run" / "slides.csv")) == count - 5
     (features / "s010.h5").write_bytes(whole)  # mended: it is tried again
     assert run(command(folder)) == 1

@@ -378,7 +378,7 @@ def test_large_bags_are_left_out_and_said(folder):
     sizes = [len(xmil.read_bag(folder / "features" / f"s{i}.h5")) for i in range(30)]
     found = make_plan(config_of(folder, data={"exclude_above": 15})).training_set
     assert len(found) == sum(n <= 15 for n in sizes)
-    assert f"{sum(n > 15 for n in sizes)} bags have more than 15 instances" in found.notes[0]
+    assert f"{sum(n > 15 for n in sizes)} bags have more than 15 patches" in found.notes[0]
 
 
 def test_run_json_says_what_was_run(folder, tmp_path):

@@ -179,7 +179,7 @@ def test_item_09_outputs_that_are_no_rows_of_a_layer_cannot_be_picked(tmp_path: 
 def test_item_09_unknown_settings_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, 2, learning_rate=0.1, twist="left", turns=3)
     assert xmil.load_model(path).notes == ("args.json has settings of unknown meaning: turns, twist",)
-    with pytest.raises(CheckpointError, match="num_encoders 40, an encoder for each instance"):
+    with pytest.raises(CheckpointError, match="num_encoders 40, an encoder for each patch"):
         xmil.load_model(write(tmp_path, 2, num_encoders=40))
 
 

@@ -129,7 +129,7 @@ def test_item_01_joined_constants_that_depend_on_the_bag_are_cut(
 @pytest.mark.parametrize("name", ["softmax", "detach", "inverse", "no_grad"])
 def test_item_01_scores_that_are_all_zero_are_refused(name: str) -> None:
     net = Head(lambda h: CONSTANTS[name](h) + 1e-9 * mean(h))
-    with pytest.raises(UnsupportedError, match=r"No relevance reaches the instances.*ig, gxi, single"):
+    with pytest.raises(UnsupportedError, match=r"No relevance reaches the patches.*ig, gxi, single"):
         xmil.explain(net, X, target=1)
     assert np.abs(xmil.explain(net, X, method="single", target=1).scores).max() > 1e-3
 

@@ -111,9 +111,9 @@ CLOSURES = ["tensor", "sliced", "global", "array", "list", "bag", "default", "me
 def test_item_04_companions_that_are_closed_over_are_refused(kind: str) -> None:
     forward = closing(kind)
     for method in ("single", "one_removed", "combined", "milli", "shapley"):
-        with pytest.raises(InputError, match=r"one row for each of the 12 instances.*forward's signature"):
+        with pytest.raises(InputError, match=r"one row for each of the 12 patches.*forward's signature"):
             xmil.explain(Placed(), features(), method=method, target=0, forward=forward)
-    with pytest.raises(InputError, match="one row for each of the 12 instances"):
+    with pytest.raises(InputError, match="one row for each of the 12 patches"):
         xmil.flip(Placed(), features(), np.arange(12), target=0, forward=forward)
     e = xmil.explain(Placed(), features(), method="gxi", target=0, forward=forward)  # the bag stays whole
     np.testing.assert_allclose(e.scores, (features()[:, 0] * PLACES[0, :, 0]).numpy(), rtol=1e-6)
@@ -134,7 +134,7 @@ def test_item_04_modules_that_read_from_outside_are_seen() -> None:
 
     chained = xmil.chain(nn.Identity(), nn.Linear(2, 2), forward=embed)
     for net, forward in ((ReadsGlobal(), None), (ReadsGlobal(), lambda net, x: net(x)), (chained, None)):
-        with pytest.raises(InputError, match="one row for each of the 12 instances"):
+        with pytest.raises(InputError, match="one row for each of the 12 patches"):
             xmil.explain(net, features(), method="single", target=0, forward=forward)
         assert len(xmil.explain(net, features(), method="gxi", target=0, forward=forward)) == 12
 
@@ -155,7 +155,7 @@ def test_item_04_what_is_hidden_deeper_is_refused_when_it_does_not_fit() -> None
         def forward(self, x: Tensor) -> Tensor:
             return (x * self.table).mean(dim=1)[:, :2]
 
-    with pytest.raises(InputError, match="runs on all 12 instances of the bag, but not on 11 of them"):
+    with pytest.raises(InputError, match="runs on all 12 patches of the bag, but not on 11 of them"):
         xmil.explain(Own(), features(), method="one_removed", target=0)
     net = TopInstances()
     net.places = PLACES[0]
@@ -340,7 +340,7 @@ class Misleading(nn.Module):
     ("net", "n", "words"),
     [
         (Wide(), 12, "takes features of width 7, but the bag has width 5"),
-        (TopInstances(), 3, "TopInstances needs at least 4 instances, but the bag has 3"),
+        (TopInstances(), 3, "TopInstances needs at least 4 patches, but the bag has 3"),
         (Placed(), 12, "Placed asks for 'coords', which the bag does not have"),
         (
             Misleading(),
@@ -360,7 +360,7 @@ def test_item_08_errors_say_what_was_found_out(net: nn.Module, n: int, words: st
 
 
 def test_item_08_sub_bags_that_are_too_small_are_named() -> None:
-    with pytest.raises(UnsupportedError, match="needs at least 4 instances, and here it was to run on 1"):
+    with pytest.raises(UnsupportedError, match="needs at least 4 patches, and here it was to run on 1"):
         xmil.explain(TopInstances(), features(), method="single", target=1)
     with pytest.raises(UnsupportedError, match="mode='mask'"):
         xmil.flip(TopInstances(), features(), np.arange(12), target=1, steps="each")

@@ -189,8 +189,7 @@ def _check_scores(scores: Any, n: int, where: str) -> Any:
     values = np.asarray(plain.detach().cpu() if isinstance(plain, Tensor) else plain)
     if values.shape != (n,) or values.dtype.kind not in "fiub" or not np.isfinite(values).all():
         raise InputError(
-            f"Scores must be {n} finite numbers, one per instance; {where} gave "
-            f"{values.dtype} {values.shape}."
+            f"Scores must be {n} finite numbers, one per patch; {where} gave {values.dtype} {values.shape}."
         )
     return values.astype(np.float64)
 

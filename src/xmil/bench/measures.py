@@ -75,15 +75,15 @@ FAITHFULNESS = (
     Measure("srg", "SRG", "symmetric relevance gain: AUPC with the least relevant first minus the most"),
     Measure("aupc", "AUPC", "mean probability of the class while the most relevant are removed", -1),
     Measure("aupc_mask", "AUPC masked", "the same with zeros in place of what is removed", -1),
-    Measure("sufficiency", "Sufficiency", "probability of the class from the top 10 % of instances alone"),
-    Measure("necessity", "Necessity", "drop in probability without the top 10 % of instances"),
+    Measure("sufficiency", "Sufficiency", "probability of the class from the top 10 % of patches alone"),
+    Measure("necessity", "Necessity", "drop in probability without the top 10 % of patches"),
     Measure(
         "flipped_at_zero",
         "Flipped at zero",
-        "share of decisions that flip once all instances with positive scores are removed and others remain",
+        "share of decisions that flip once all patches with positive scores are removed and others remain",
     ),
     Measure(
-        "needed", "Needed to flip", "share of instances removed, by the ranking, when the decision flips", -1
+        "needed", "Needed to flip", "share of patches removed, by the ranking, when the decision flips", -1
     ),
     Measure(
         "minimal",

@@ -50,7 +50,7 @@ class Protocol:
             must = f"an int in the range [1, {MOST_REPETITIONS}]"
             raise bad_parameter("repetitions", "toy", must, self.repetitions)
         if min(self.sizes) < 2 or self.bag_size < 1:
-            raise bad_parameter("sizes", "toy", "at least two bags each, of one instance or more", self.sizes)
+            raise bad_parameter("sizes", "toy", "at least two bags each, of one patch or more", self.sizes)
 
     def training_of(self, setup: Setup) -> Training:
         """The training of a model under this protocol."""

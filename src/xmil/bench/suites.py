@@ -147,7 +147,7 @@ SUITES = {
         ),
         Suite(
             "faithfulness",
-            "Faithfulness: what the model does when instances leave",
+            "Faithfulness: what the model does when patches leave",
             partial(digit_problems, [TASKS[name] for name in PAPER_TASKS]),
             FAITHFULNESS,
             grade_faithfulness,

@@ -67,7 +67,9 @@ def build() -> typer.Typer:
     for name, panel in command_panels().items():
         function = getattr(import_module(f"{commands.__name__}.{name}"), name)
         if isinstance(function, typer.Typer):  # commands of its own
-            app.add_typer(function, name=name, rich_help_panel=panel)
+            for each in function.registered_commands:
+                each.cls = Command
+            app.add_typer(function, name=name, cls=Group, rich_help_panel=panel)
         else:
             app.command(name.replace("_", "-"), cls=Command, rich_help_panel=panel)(function)
     for point in entry_points(group=GROUP):  # commands of other packages
@@ -139,7 +141,7 @@ REMOVED = {  # options of the version before, of all commands or of one, and wha
     "--gpus": "use --device cuda/4 for four workers on a GPU, --device cuda/1 for one each",
     "--decode": "JPEG tiles are decoded by the CPU, which was no slower",
     "--best": "the best method is always named",
-    "--top": "sufficiency and necessity use a tenth of the instances",
+    "--top": "sufficiency and necessity use a tenth of the patches",
     "--method": "use --methods",
     "inside --method": "use --map",
     "--threads": "set the environment variable OMP_NUM_THREADS",

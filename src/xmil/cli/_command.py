@@ -18,6 +18,7 @@ from xmil.runs.requests import ADVANCED, COMPUTE, INPUT, OUTPUT, SLIDES, WHAT, p
 
 PANELS = (INPUT, SLIDES, WHAT, OUTPUT, COMPUTE, ADVANCED)
 R = TypeVar("R", bound=Request)
+F = TypeVar("F", bound=Callable[..., Any])
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
 Layout = Annotated[
     str, typer.Option("--format", help="Layout of the feature files, if it cannot be recognised.")
@@ -51,6 +52,18 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
         run.__name__, run.__module__ = function.__name__, function.__module__
         run.__doc__ = function.__doc__ or request.__doc__
         return run
+
+    return decorate
+
+
+def with_examples(*lines: str) -> Callable[[F], F]:
+    """Show commands that work in the help of a command, under its first sentence."""
+
+    def decorate(function: F) -> F:
+        first, *rest = (" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
+        shown = "\n".join(f"    xmil {line}" for line in lines)
+        function.__doc__ = "\n\n".join((first, "Examples:", shown, *rest))
+        return function
 
     return decorate
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 SHOWN = 12  # changes that --compare prints
 
 
+@_command.with_examples(
+    "bench --suite evidence --quick",
+    "bench --suite evidence --methods method.py:explain --out results",
+)
 def bench(
     suite: Annotated[
         list[str] | None,
@@ -83,7 +87,7 @@ def bench(
     ] = None,
     as_json: _command.Json = False,
 ) -> int:
-    """Referee explanations: methods and models, ours and yours, against tasks whose answers are known.
+    """Score explanation methods and models, ours and yours, on tasks whose answers are known.
 
     Writes results.json, bags.parquet and a page, index.html; without --suite, the page alone from the results
     in --out. The speed measurements are `make bench`.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli._command import Json
+from xmil.cli._command import Json, with_examples
 
 if TYPE_CHECKING:
     from xmil.demo.pipeline import Demo, Timing
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
+@with_examples("demo", "demo --tissue --out tissue-demo")
 def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for everything; an interrupted run continues where it stopped.")
@@ -41,7 +42,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of bags and models.")] = 0,
     as_json: Json = False,
 ) -> int:
-    """Draw slides, tile, embed, train, predict, explain, evaluate and draw heatmaps; write a report."""
+    """Run the whole way on drawn slides: tile, embed, train, predict, explain, evaluate, heatmaps, report."""
     import torch
 
     from xmil.core.errors import InputError

@@ -17,15 +17,17 @@ from typing import Annotated, Any
 import typer
 
 from xmil._version import __version__
+from xmil.cli._command import with_examples
 
 
+@with_examples("doctor", "doctor --no-check --json")
 def doctor(
     json_: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     check: Annotated[
         bool, typer.Option(help="Explain tiny models and compare the scores with stored values.")
     ] = True,
 ) -> int:
-    """Say what is installed, which devices there are, what to install for what, and check the results.
+    """Check the installation: packages, devices, and the scores of tiny models against stored ones.
 
     The exit code is 0 when all is well, and 1 when a required package is missing or broken or the self-check
     fails. Optional packages may be missing.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen, command_line, finished
 from xmil.runs.requests import EmbedRequest
 
 
+@with_examples(
+    "embed --tiles tiles --slides slides --encoder resnet50",
+    "embed --tiles tiles --slides slides --encoder resnet18 --stain-norm --out features",
+)
 @command(EmbedRequest)
 def embed(request: EmbedRequest, screen: Screen) -> int:
-    """Encode the patches of slides; features in TRIDENT's layout, one file per slide."""
+    """Turn the patches of slides into features: one file per slide, in TRIDENT's layout."""
     from xmil.runs.embed import embed_slides
 
     run = embed_slides.run(request, listener=screen)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen, finished
 from xmil.runs.requests import EvaluateRequest
 
 
+@with_examples(
+    "evaluate --model model.pt --features features --out evaluated",
+    "evaluate run --annotations run/annotations",
+)
 @command(EvaluateRequest)
 def evaluate(request: EvaluateRequest, screen: Screen) -> int:
-    """Drop instances by each method's scores and see whether the prediction follows."""
+    """Measure how faithful each method is: drop patches by its scores and watch the prediction."""
     from xmil.runs.evaluate import evaluate_slides
 
     run = evaluate_slides.run(request, listener=screen)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from xmil.cli._command import with_examples
+
 EXAMPLES = {
     "See everything work on embedded data": "xmil demo",
     "Find out what a file or folder is": "xmil inspect features/ model.pt slide.svs",
@@ -27,6 +29,7 @@ EXAMPLES = {
 }
 
 
+@with_examples("examples", "examples --json")
 def examples(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen, as_flags, command_line, costs_said, finished
 from xmil.core.errors import InputError, XmilError
 from xmil.core.text import counted
@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from xmil.storage import Run
 
 
+@with_examples(
+    "explain --model model.pt --features slide.h5",
+    "explain --model model.pt --features features --slides slides --out run",
+)
 @command(ExplainRequest)
 def explain(request: ExplainRequest, screen: Screen) -> int:
-    """Explain every slide: which instances speak for a class, and which against it.
+    """Explain every slide: which patches speak for a class, and which against it.
 
     Slides without features are tiled and encoded first. Without --out one feature file or slide is explained:
-    verdict, account and strongest patches are printed, and a picture is left in the current folder.
+    its verdict, audit and strongest patches are printed, and a picture is written to the current folder.
     """
     from xmil.runs.explain import draw_run, explain_run
 
@@ -302,7 +306,7 @@ def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
         print(f"  {report['measured']}")
     for e, facts in zip(found, report["explanations"], strict=True):
         print(f"\n{title(e)} {subtitle(e)}: output {e.output:.4g}")
-        print(f"  account: {_account(facts['audit'])}")
+        print(f"  audit: {_audit(facts['audit'])}")
         for heading, rows in (("highest", facts["top"]), ("lowest", facts["bottom"])):
             if rows:
                 print(f"  {heading}: " + ", ".join(_patch(row) for row in rows))
@@ -328,11 +332,13 @@ def _verdict(report: dict[str, Any]) -> str:
     return ", ".join([*said, counted(int(report["n"]), "patch")])
 
 
-def _account(audit: dict[str, float] | None) -> str:
+def _audit(audit: dict[str, float] | None) -> str:
     if audit is None:
         return "scores of this method do not add up to the output"
+    from xmil.core.explanation import PARTS
+
     shares = {key: value for key, value in audit.items() if key != "output" and abs(value) > 5e-7}
-    told = " + ".join(f"{value:.4g} {key.replace('_', ' ')}" for key, value in shares.items())
+    told = " + ".join(f"{value:.4g} {PARTS[key].lower()}" for key, value in shares.items())
     return f"{audit['output']:.4g} = {told.replace('+ -', '- ') or '0'}"
 
 

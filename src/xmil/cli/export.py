@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen, finished
 from xmil.runs.requests import ExportRequest
 
 
+@with_examples("export run --to qupath --slides slides", "export run --to csv,parquet --out tables")
 @command(ExportRequest)
 def export(request: ExportRequest, screen: Screen) -> int:
-    """Write each slide's scores for QuPath, ASAP, DICOM, OME-Zarr, SpatialData and tables."""
+    """Write each slide's scores for QuPath, ASAP, DICOM, OME-Zarr, SpatialData, and as tables."""
     from xmil.runs.heatmap import draw_slides
 
     folder = request.run.parent if request.run.is_file() else request.run

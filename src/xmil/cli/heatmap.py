@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen, command_line, finished
 from xmil.runs.requests import DrawRequest
 
 
+@with_examples(
+    "heatmap run --slides slides",
+    "heatmap run --slides slides --to pdf,csv --scale cohort --out figures",
+)
 @command(DrawRequest)
 def heatmap(request: DrawRequest, screen: Screen) -> int:
-    """Draw each slide's scores: overlays, panels, patch sheets; GeoJSON, OME-TIFF, tables."""
+    """Draw each slide's scores: overlays, panels, patch sheets; GeoJSON, OME-TIFF and tables."""
     from xmil.runs.heatmap import draw_slides
     from xmil.storage import Run
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen, finished
 from xmil.runs.requests import InsightRequest
 
 
+@with_examples("insight run", "insight run --slides slides --cohort cohort.csv --causes site --album")
 @command(InsightRequest)
 def insight(request: InsightRequest, screen: Screen) -> int:
-    """Find concepts, strategies, shortcuts and biomarkers over a run; write a report and a card."""
+    """Find concepts, strategies, shortcuts and biomarkers in a run; write a report and a card."""
     from xmil.insights import insight as run_insight
 
     return finished(run_insight.run(request, listener=screen), screen)

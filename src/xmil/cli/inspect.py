@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xmil.cli._command import with_examples
 from xmil.core.errors import FileError, XmilError
 from xmil.core.text import SLIDE_SUFFIXES, bare_name, is_plain
 
@@ -27,6 +28,7 @@ Files = Annotated[
 ]
 
 
+@with_examples("inspect features model.pt slide.svs", "inspect cohort.csv run --json")
 def inspect(
     files: Files,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry per path.")] = False,
@@ -36,7 +38,7 @@ def inspect(
     mpp: Annotated[float | None, typer.Option(help="Microns per level-0 pixel of the slide.")] = None,
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels.")] = None,
 ) -> None:
-    """Say what feature files, checkpoints, slides, cohorts, explanations and runs are, and what they lack."""
+    """Say what files and folders are, and what they lack: features, models, slides, tables, runs."""
     from xmil.cli._screen import as_text
 
     options = {"format": layout, "mpp": mpp, "patch_size": patch_size}

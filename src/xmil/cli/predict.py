@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen, finished
 from xmil.runs.requests import PredictRequest
 
 
+@with_examples(
+    "predict --model model.pt --features features --out predictions",
+    "predict --model models --features features --cohort cohort.csv --out predictions",
+)
 @command(PredictRequest)
 def predict(request: PredictRequest, screen: Screen) -> int:
-    """Predict every slide: probabilities, values or risks, with measures where the truth is known."""
+    """Predict every slide: probabilities, values or risks, and measures if the labels are known."""
     from xmil.runs.predict import predict_slides
 
     return finished(predict_slides.run(request, listener=screen), screen)

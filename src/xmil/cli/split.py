@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xmil.cli._command import Json
+from xmil.cli._command import Json, with_examples
 from xmil.core.errors import InputError, XmilError
 from xmil.core.text import counted
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from xmil.data import Cohort
 
 
+@with_examples(
+    "split cohort.csv --folds 5 --stratify label",
+    "split cohort.csv --fractions train=0.7,val=0.1,test=0.2 --out split.csv",
+)
 def split(
     cohort: Annotated[Path, typer.Argument(help="CSV or Parquet table, or the paper's metadata folder.")],
     folds: Annotated[int | None, typer.Option(help="Number of folds, written to the column `fold`.")] = None,
@@ -38,7 +42,7 @@ def split(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Split a cohort by case, so that no case lies on two sides, and write the split as a column."""
+    """Split a cohort by case into folds, or into training, validation and test sets."""
     from xmil.data import read_cohort, split_folds, split_fractions
     from xmil.data.cohort import CASE
     from xmil.data.splits import check_labels

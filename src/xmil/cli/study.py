@@ -6,20 +6,30 @@ import json
 
 import typer
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen
 from xmil.runs.requests import StudyReportRequest, StudyRequest
 
-study = typer.Typer(
-    help="Let pathologists read cases with and without evidence, blinded; measure what they found.",
-    no_args_is_help=True,
+study = typer.Typer()
+
+
+@study.callback()
+@with_examples("study init run --slides slides --plan study.toml --out study", "study report study")
+def about() -> None:
+    """Let pathologists read cases with and without evidence, blinded, and measure what they find."""
+
+
+@study.command("init")
+@with_examples(
+    "study init run --slides slides --plan study.toml --out study",
+    "study init run evaluated --slides slides --plan study.toml --out study",
 )
-
-
-@study.command("init", epilog="Example: xmil study init run --slides slides --plan study.toml --out study")
 @command(StudyRequest)
 def init(request: StudyRequest, screen: Screen) -> int:
-    """Make a study from runs and a plan: cases, arms, an order for each reader; `xmil view` serves it."""
+    """Set up a reading study from runs and a plan: cases, arms, and an order for each reader.
+
+    `xmil view STUDY` serves it.
+    """
     from xmil.viewer.study import make_study, read_plan, sample_size
 
     plan = read_plan(request.plan)
@@ -34,7 +44,8 @@ def init(request: StudyRequest, screen: Screen) -> int:
     return 0
 
 
-@study.command("report", epilog="Example: xmil study report study")
+@study.command("report")
+@with_examples("study report study", "study report study --out report")
 @command(StudyReportRequest)
 def report(request: StudyReportRequest, screen: Screen) -> int:
     """Write what the readers of a study found: one HTML page, and tables for R."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from xmil.cli._command import command
+from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen, finished
 from xmil.runs.requests import TileRequest
 
 
+@with_examples("tile slides --out tiles", "tile slide.svs --magnification 40 --drop pen,blur --out tiles")
 @command(TileRequest)
 def tile(request: TileRequest, screen: Screen) -> int:
-    """Lay patches on the tissue of slides: corners in TRIDENT's layout, outlines, overview pictures."""
+    """Lay patches on the tissue of slides; write corners in TRIDENT's layout, outlines and overviews."""
     from xmil.cli.inspect import embedding
     from xmil.runs.tile import tile_slides
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
+@_command.with_examples(
+    "toy --quick", "toy --task four_bags --model attnmil --methods lrp,attention --out toy"
+)
 def toy(
     task: Annotated[str, typer.Option(help="Tasks, separated by commas, or 'all'.")] = "",
     model: Annotated[str, typer.Option(help="Models: attnmil, transmil, addmil, mambamil, or 'all'.")] = "",
@@ -50,7 +53,7 @@ def toy(
     plots: Annotated[bool, typer.Option(help="Draw bar plots and example bags.")] = True,
     as_json: _command.Json = False,
 ) -> None:
-    """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
+    """Train models on bags of digits, explain them, and compare the explanations with the true evidence."""
     import torch
 
     from xmil.bench import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli._command import Json
+from xmil.cli._command import Json, with_examples
 from xmil.cli._screen import print_failures
 from xmil.core.text import counted
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 REFRESH = 0.1  # seconds between two changes of the bar
 
 
+@with_examples("train config.toml", "train config.toml --set optim.lr=1e-3 --out models")
 def train(
     config: Annotated[Path, typer.Argument(help="TOML file of settings; see docs/howto/training.md.")],
     change: Annotated[
@@ -51,7 +52,7 @@ def train(
         typer.Option("--dry-run", help="Print the resolved settings, check cohort and features, and stop."),
     ] = False,
 ) -> int:
-    """Train models: folds, repeats and a grid in one command; goes on after an interruption."""
+    """Train models from a file of settings: folds, repeats and a grid in one command."""
     from xmil.training.config import dumps, load_config, plain
     from xmil.training.training_set import check_columns
 

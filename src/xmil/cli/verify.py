@@ -9,15 +9,17 @@ from typing import Annotated
 
 import typer
 
+from xmil.cli._command import with_examples
 from xmil.core.errors import XmilError
 
 
+@with_examples("verify run", "verify run --quick")
 def verify(
     run: Annotated[Path, typer.Argument(help="Folder of a run, of any command.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare the sizes of files only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Check that every file of a run is as it was written; of scores also accounts, models and features."""
+    """Check that the files of a run are unchanged, its audits add up, and its models and features match."""
     from xmil.core.text import counted
     from xmil.runs.verify import SCORED, run_files, unknowns, verify_run
     from xmil.storage import open_run

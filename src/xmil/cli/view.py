@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STUDY = "study.json"  # what makes a folder a study
 
 
+@_command.with_examples("view run --slides slides", "view run --slides slides --export page")
 def view(
     runs: Annotated[
         list[Path],
@@ -61,7 +62,7 @@ def view(
         typer.Option("--json", help="One line of JSON: the address and the slides, or what was written."),
     ] = False,
 ) -> int:
-    """Look at slides and evidence in the browser; Ctrl-C ends."""
+    """Show slides and their evidence in the browser, until Ctrl-C."""
     try:
         import uvicorn  # noqa: F401
     except ImportError:

@@ -79,7 +79,7 @@ class Patches:
         except (TypeError, ValueError):
             raise InputError("Coordinates must be numbers.") from None
         if raw.ndim != 2 or raw.shape[1] != 2:
-            raise InputError(f"Coordinates must have shape (instances, 2). Got {raw.shape} instead.")
+            raise InputError(f"Coordinates must have shape (patches, 2). Got {raw.shape} instead.")
         if not np.all(np.abs(raw) < _FAR):  # false for NaN as well
             raise InputError(
                 "Coordinates must be finite and within 2^40. The file is damaged or of another layout."
@@ -206,7 +206,7 @@ class Bag(Placed):
 
     >>> bag = Bag(np.zeros((3, 8)), coords=[[0, 0], [256, 0], [0, 256]], patch_size=256, slide_id="s1")
     >>> bag
-    Bag('s1', 3 instances x 8 features, patch_size=256)
+    Bag('s1', 3 patches x 8 features, patch_size=256)
     """
 
     features: FloatArray
@@ -277,7 +277,7 @@ class Bag(Placed):
         facts = [
             f"{key}={value}" for key in ("patch_size", "mpp", "encoder") if (value := getattr(self, key))
         ]
-        size = f"{counted(len(self), 'instance')} x {counted(self.dim, 'feature')}"
+        size = f"{counted(len(self), 'patch')} x {counted(self.dim, 'feature')}"
         return f"Bag({', '.join([repr(self.slide_id), size, *facts])})"
 
     @property
@@ -333,7 +333,7 @@ def as_features(values: Any, *, name: str = "the bag") -> FloatArray:
         array = np.empty(0, dtype=object)
     if array.dtype == object:
         raise InputError(
-            f"Features of {name} must be numbers, in one array (instances, width); coordinates go beside it, "
+            f"Features of {name} must be numbers, in one array (patches, width); coordinates go beside it, "
             f"as Bag(features, coords=...). Got a {type(values).__name__} instead."
         )
     if array.dtype.kind not in "fiub":
@@ -341,7 +341,7 @@ def as_features(values: Any, *, name: str = "the bag") -> FloatArray:
     if array.ndim == 3 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != 2:
-        raise InputError(f"Features of {name} must have shape (instances, width). Got {array.shape} instead.")
+        raise InputError(f"Features of {name} must have shape (patches, width). Got {array.shape} instead.")
     return np.ascontiguousarray(array, dtype=np.float32)
 
 

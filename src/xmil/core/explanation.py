@@ -1,4 +1,4 @@
-"""An explanation: one score per instance for one explained output, with its account."""
+"""An explanation: one score per instance for one explained output, with its audit."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Explanation(Placed):
         """Write this explanation as a Parquet table; see `xmil.storage` for several in one."""
         if PurePath(path).suffix.lower() in OTHER_FORMATS:
             raise InputError(
-                f"{path}: an explanation is saved as Parquet, with its account; end the name in .parquet, or "
+                f"{path}: an explanation is saved as Parquet, with its audit; end the name in .parquet, or "
                 "write its table alone with e.to_pandas().to_csv(...)."
             )
         import_module(STORAGE).write_explanations([self], path)

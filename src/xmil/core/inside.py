@@ -1,4 +1,4 @@
-"""What an explanation says inside single patches: one map per patch, with its account."""
+"""What an explanation says inside single patches: one map per patch, with its audit."""
 
 from __future__ import annotations
 

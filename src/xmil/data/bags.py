@@ -42,7 +42,7 @@ def read_bag(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     np.save(f"{folder}/s1.npy", np.zeros((5, 8), "float16"))
     ...     read_bag(f"{folder}/s1.npy", rows=[4, 0])
-    Bag('s1', 2 instances x 8 features)
+    Bag('s1', 2 patches x 8 features)
     """
     return open_bag(path, format, mpp=mpp, patch_size=patch_size).read(rows)
 
@@ -213,14 +213,14 @@ def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
 
     >>> bag, rows = join_bags([Bag(np.zeros((2, 4))), Bag(np.ones((3, 4)))], name="case 1")
     >>> bag, rows
-    (Bag('case 1', 5 instances x 4 features), [slice(0, 2, None), slice(2, 5, None)])
+    (Bag('case 1', 5 patches x 4 features), [slice(0, 2, None), slice(2, 5, None)])
     """
     if len(bags) == 1:
         return named(bags[0], name), [slice(0, len(bags[0]))]
     for bag in bags:
         if not len(bag):
             raise InputError(
-                f"Case {name!r}: {bag.called} has no instances; extract its features again, or take the "
+                f"Case {name!r}: {bag.called} has no patches; extract its features again, or take the "
                 "slide out of the cohort."
             )
         if not np.isfinite(bag.features.sum(dtype=np.float64)):

@@ -57,9 +57,7 @@ class InstanceFilter:
         for name in self.lacks:
             keep &= ~(_column(header, name) > 0)
         if not keep.any():
-            raise InputError(
-                f"{header.path}: no instance passes the filter; leave the slide out or widen it."
-            )
+            raise InputError(f"{header.path}: no patch passes the filter; leave the slide out or widen it.")
         return np.flatnonzero(keep).astype(np.int64)
 
 
@@ -174,7 +172,7 @@ class BagDataset(Dataset[Sample]):
         ]
         if over:
             logger.warning(
-                "max_instances=%d leaves out %d instances of %d slides of %d.",
+                "max_instances=%d leaves out %d patches of %d slides of %d.",
                 *(self.max_instances, sum(slide.instances for slide in over), len(over), len(self)),
             )
         return tuple(over)

@@ -252,11 +252,11 @@ class Flips:
         values = scores.detach().cpu().numpy() if isinstance(scores, Tensor) else np.asarray(scores)
         if values.dtype.kind not in "fiub" or values.shape != (self.n,):
             raise InputError(
-                f"The scores must be {self.n} numbers, one for each instance. Got shape {values.shape}."
+                f"The scores must be {self.n} numbers, one for each patch. Got shape {values.shape}."
             )
         if not np.isfinite(values).all():
             first = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise InputError(f"The scores must be finite. Instance {first} has {values[first]}.")
+            raise InputError(f"The scores must be finite. Patch {first} has {values[first]}.")
         return values.astype(np.float64)
 
     def logits_of(

@@ -203,9 +203,9 @@ def _instance_values(path: Path, n: int) -> Floats:
     except XmilError:
         raise
     except (OSError, LookupError, ValueError, TypeError, OverflowError, csv.Error) as error:
-        raise FileError(f"{path}: not one number for each instance ({_line(error)}).") from None
+        raise FileError(f"{path}: not one number for each patch ({_line(error)}).") from None
     if values.shape != (n,) or not np.isfinite(values).all():
-        raise InputError(f"{path}: must hold {n} finite numbers, one for each instance. Got {values.shape}.")
+        raise InputError(f"{path}: must hold {n} finite numbers, one for each patch. Got {values.shape}.")
     return values
 
 

@@ -324,7 +324,7 @@ def plot(explanation: Explanation, slide: Any = None, **look: Any) -> Any:
 
 
 def explanation_html(explanation: Explanation) -> str:
-    """Show the explanation as HTML in a notebook: its words, its picture, its account, its warnings."""
+    """Show the explanation as HTML in a notebook: its words, its picture, its audit, its warnings."""
     picture = plot(explanation, **({"size": SMALL} if _has_places(explanation) else {}))
     png = io.BytesIO()
     picture.savefig(png, format="png", dpi=100)

@@ -530,7 +530,7 @@ def to_anndata(explanations: Sequence[Explanation]) -> Any:
     """The explanations of one slide as AnnData: a row per patch, a variable `<method>:<target>` each.
 
     `obsm["spatial"]` has the middle of each patch in level-0 pixels, as scanpy and LazySlide expect it, and
-    `uns["xmil"]` what else is known: outputs, accounts, patch edge, mpp and warnings.
+    `uns["xmil"]` what else is known: outputs, audits, patch edge, mpp and warnings.
     """
     anndata, first = load_optional("anndata", "anndata"), explanations[0]
     if len({len(e) for e in explanations}) > 1:

@@ -200,5 +200,5 @@ def _certificate_text(evaluated: Run | None, slide: str, e: Explanation) -> str:
     account = ""
     if e.audit is not None:
         shares = {key: value for key, value in e.audit.as_dict().items() if value}
-        account = "Account: " + ", ".join(f"{key} {number(value)}" for key, value in shares.items()) + ". "
+        account = "Audit: " + ", ".join(f"{key} {number(value)}" for key, value in shares.items()) + ". "
     return fill(f"{account}No certificate: run xmil evaluate and give its folder as evaluated=.", LETTERS)

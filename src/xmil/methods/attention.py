@@ -243,7 +243,7 @@ def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int
     softmaxes = _keep_used(network, x, *_find_instance_softmaxes(network, x))
     if not softmaxes:
         raise UnsupportedError(
-            f"No softmax of {network.name} weighs the {n} instances: it has no attention to show; use lrp, "
+            f"No softmax of {network.name} weighs the {n} patches: it has no attention to show; use lrp, "
             "ig or single."
         )
     count = len(softmaxes)
@@ -255,7 +255,7 @@ def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int
     else:
         raise bad_parameter("layer", "attention", f"an int in the range [0, {count})", layer)
     softmax = softmaxes[at]
-    what = f"softmax {at} of {count} over instances, in {softmax.place}, of shape {softmax.shape}"
+    what = f"softmax {at} of {count} over patches, in {softmax.place}, of shape {softmax.shape}"
     token = len(softmax.received) - n  # 1 if a class token is among what is weighed
     if softmax.columns is not None and not token and softmax.columns.shape[1] == n_outputs > 1:
         return softmax.columns, f"{what}, a row for each class"
@@ -266,7 +266,7 @@ def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int
     if token:
         which, row = ("last", softmax.last) if softmax.ends else ("first", softmax.first)
         return row[instances, None], f"{what}, the row of the {which} token, taken as the class token"
-    return softmax.received[:, None], f"{what}, what each instance receives in the mean"
+    return softmax.received[:, None], f"{what}, what each patch receives in the mean"
 
 
 def _find_instance_softmaxes(network: Network, x: Tensor) -> tuple[list[Weights], list[int]]:

@@ -168,9 +168,9 @@ def _explanation(
         first = int(np.flatnonzero(~np.isfinite(scores))[0])
         rules = {"preset", "epsilon"} <= set(method.parameters)
         raise UnsupportedError(
-            f"The method {method.name!r} gave scores that are not finite for {described.called}, first at "
-            f"instance {first}; {'another preset, a larger epsilon or ' if rules else ''}model.double() may "
-            "help, where numbers are too small or large for single precision."
+            f"The method {method.name!r} gave scores that are not finite for {described.called}, "
+            f"first at patch {first}; {'another preset, a larger epsilon or ' if rules else ''}"
+            "model.double() may help, if numbers are too small or large for single precision."
         )
     return Explanation(
         scores=scores,
@@ -263,7 +263,7 @@ def explain_contexts(
 ) -> Attributions:
     """Average a method with its `own` parameters over sub-bags; `contexts` are those of `deal`."""
     if own.get("feature_level"):
-        raise InputError("Contexts average scores of instances; leave out feature_level=True.")
+        raise InputError("Contexts average scores of patches; leave out feature_level=True.")
     with torch.no_grad():
         logits = network(x)
     outputs = question.outputs(logits)
@@ -278,7 +278,7 @@ def explain_contexts(
         mean = _average([run[k] for run in runs], hands, x)
         what = "scores" if mean.audit is None else "scores and the audit"
         sizes = f"1 to {n}" if contexts["keep"] is None else f"{size:.0f}"
-        note = f"The {what} are means over {len(hands)} sub-bags of {sizes} instances"
+        note = f"The {what} are means over {len(hands)} sub-bags of {sizes} patches"
         if size < n:
             total = f", so their sum is about {n / size:.3g} times audit.instances"
             note += (
@@ -308,7 +308,7 @@ def deal(n: int, *, contexts: int, keep: float | None, seed: int | Sequence[int]
     size = max(1, ceil((0.5 if keep is None else keep) * n - 1e-9))  # 0.1 * 30 is a little above 3
     fewest = ceil(FEWEST * n / size)
     if isinstance(contexts, bool) or not isinstance(contexts, int) or contexts < fewest:
-        need = f"an int in the range [{fewest}, inf), so that each of {n} instances is in {FEWEST} sub-bags"
+        need = f"an int in the range [{fewest}, inf), so that each of {n} patches is in {FEWEST} sub-bags"
         raise bad_parameter("contexts", "explain", need, contexts)
     rng = np.random.default_rng(seed_words(seed, "contexts"))
     sizes = [size] * contexts

@@ -293,12 +293,12 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
     where = "the pixels" if layer is None else f"the layer {layer!r}"
     if not abs(other) <= OTHER * max(size, 1e-12):
         raise UnsupportedError(
-            f"The account does not close at {where}: {other:.3g} of {size:.3g} is unexplained. "
+            f"The audit does not close at {where}: {other:.3g} of {size:.3g} is unexplained. "
             "Stop at a later layer, leave gamma and epsilon out, or use method='occlusion'."
         )
     if not growth <= EXPLODED:  # terms far beyond those of the features cancel, and say nothing
         raise UnsupportedError(
-            f"The account explodes at {where}: its terms are {growth:.1g} times those of the features. "
+            f"The audit explodes at {where}: its terms are {growth:.1g} times those of the features. "
             "Stop at a later layer, take a larger gamma, or use method='tokens'."
         )
     return TileMap(values[0] if len(values) == 1 else values, constant=constant, other=other)

@@ -96,7 +96,7 @@ def interactions(
         game = open_subsets(network, x)
         (explained,) = question.outputs(game.logits)
     if game.n < 2:
-        raise InputError("Interactions need a bag of two instances or more.")
+        raise InputError("Interactions need a bag of two patches or more.")
     members, names = _members(groups, game.n)
     if groups is None and game.n > top:
         chosen = _strongest(
@@ -269,10 +269,10 @@ def _members(groups: Any, n: int) -> tuple[Tensor | None, tuple[str, ...] | None
         return None, None
     labels = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if labels.shape != (n,):
-        raise bad_parameter("groups", "interactions", f"{n} labels, one for each instance", labels.shape)
+        raise bad_parameter("groups", "interactions", f"{n} labels, one for each patch", labels.shape)
     names, index = np.unique(labels.astype(str), return_inverse=True)
     if len(names) < 2:
-        raise InputError("Interactions need two groups or more; all instances have one label.")
+        raise InputError("Interactions need two groups or more; all patches have one label.")
     return torch.from_numpy(index == np.arange(len(names))[:, None]), tuple(names.tolist())
 
 

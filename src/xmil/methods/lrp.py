@@ -1,4 +1,4 @@
-"""xMIL-LRP: layer-wise relevance propagation through the whole model, its presets and its account.
+"""LRP: layer-wise relevance propagation through the whole model, its presets and its audit.
 
 Hense, Jamshidi Idaji et al., "xMIL: Insightful Explanations for Multiple Instance Learning in
 Histopathology", NeurIPS 2024.
@@ -175,7 +175,7 @@ def _propagate(
         if flow.tensor.shape[:2] != (1, x.shape[1]):
             raise InputError(
                 f"The layer {layer!r} gives {tuple(flow.tensor.shape)}, not one row for each of the "
-                f"{x.shape[1]} instances; name a layer before the instances are joined or padded."
+                f"{x.shape[1]} patches; name a layer before the patches are joined or padded."
             )
         centre = at_input if layer is None else centring.find(network, flow.tensor)
         (scores,), baseline = _split_off_baseline(flow, centre)
@@ -334,7 +334,7 @@ def account_warnings(audit: Audit, *, size: float, cuts: Sequence[str] = ()) -> 
     scale = max(size, abs(audit.output), *(value for name, value in shares.items() if name != "other"))
     if shares["other"] > REFUSED_OTHER * scale:
         raise UnsupportedError(
-            f"The account does not close: {audit}. Either the rules are unstable here (another preset, a "
+            f"The audit does not close: {audit}. Either the rules are unstable here (another preset, a "
             "larger epsilon or model.double() may help), or the model runs operations that the engine "
             "cannot see."
         )
@@ -342,13 +342,13 @@ def account_warnings(audit: Audit, *, size: float, cuts: Sequence[str] = ()) -> 
     if shares["cut"] > WARNED_CUT * sum(shares.values()):
         where = f" ({'; '.join(cuts)})" if cuts else " (the explained output is not linear in the logits)"
         warnings.append(
-            f"{shares['cut'] / sum(shares.values()):.0%} of the account stops at values that depend on the "
+            f"{shares['cut'] / sum(shares.values()):.0%} of the relevance stops at values that depend on the "
             f"bag but carry no relevance{where}: the scores do not show that part. Compare with "
             "method='single' or 'one_removed'."
         )
     if shares["other"] > WARNED_OTHER * scale:
         warnings.append(
-            f"The account closes only to {shares['other'] / scale:.1%}: low precision, or rules that are "
+            f"The audit closes only to {shares['other'] / scale:.1%}: low precision, or rules that are "
             "unstable for this bag. model.double(), another preset or a larger epsilon may help."
         )
     return tuple(warnings)
@@ -371,7 +371,7 @@ def check_reached(
             depends = float((x.detach() * gradient).sum(dim=-1).abs().sum()) > least
     if depends:
         raise UnsupportedError(
-            "No relevance reaches the instances, though the output depends on them: it stops at values that "
+            "No relevance reaches the patches, though the output depends on them: it stops at values that "
             "the rules take as constants, such as a softmax or a detached tensor. Use a method that needs no "
             "rules: ig, gxi, single, one_removed."
         )

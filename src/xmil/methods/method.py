@@ -272,8 +272,7 @@ def find_background(background: Any, *, network: Network, x: Tensor, method: str
         raise bad_parameter("background", method, BACKGROUNDS, background)
     if chosen is not None and chosen.dim != x.shape[-1]:
         raise InputError(
-            f"The background of {method} must have the width of the instances, {x.shape[-1]}. "
-            f"Got {chosen.dim}."
+            f"The background of {method} must have the width of the patches, {x.shape[-1]}. Got {chosen.dim}."
         )
     return chosen
 
@@ -371,11 +370,11 @@ def _as_point(values: Any, x: Tensor, method: str) -> Tensor:
     point = rows if rows.ndim == 1 else rows.reshape(-1, rows.shape[-1]).mean(dim=0) if rows.ndim else rows
     if point.shape != x.shape[-1:]:
         raise InputError(
-            f"The baseline of {method} must have the width of the instances, {x.shape[-1]}. "
+            f"The baseline of {method} must have the width of the patches, {x.shape[-1]}. "
             f"Got {tuple(rows.shape)}."
         )
     if not bool(torch.isfinite(point).all()):
-        raise InputError(f"The baseline of {method} is not finite; it holds NaN or inf, or no instance.")
+        raise InputError(f"The baseline of {method} is not finite; it holds NaN or inf, or no patch.")
     return point.to(x.dtype)
 
 

@@ -64,9 +64,7 @@ def removed_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Ten
     return torch.stack([o(logits).unsqueeze(1) - o(without).view(x.shape[:2]) for o in outputs], dim=1)
 
 
-@register_method(
-    "single", signed=False, cost="n passes over one instance", outputs=OUTPUTS, batch=single_batch
-)
+@register_method("single", signed=False, cost="n passes over one patch", outputs=OUTPUTS, batch=single_batch)
 @torch.no_grad()
 def single(network: Network, x: Tensor, question: Question) -> Attributions:
     """f({x_k}): the output of each instance alone."""
@@ -135,7 +133,7 @@ def draw_companies(
 @register_method(
     "one_added",
     signed=True,
-    cost="8 n passes over 4 instances; about 2 for pooling models",
+    cost="8 n passes over 4 patches; about 2 for pooling models",
     outputs=("log_odds", "logit", "contrastive", "probability"),
     batch=added_batch,
 )
@@ -277,7 +275,7 @@ def logits_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tens
     supports=lambda network: (
         None
         if getattr(network.model, "pooling", None) == "additive"
-        else "its output is not a sum of instance logits"
+        else "its output is not a sum of patch logits"
     ),
     batch=logits_batch,
 )

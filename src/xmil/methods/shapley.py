@@ -77,7 +77,7 @@ def shapley(
     """
     check_sampling("shapley", precision, permutations=(permutations, 4))
     if exact and x.shape[1] > LARGEST:
-        raise bad_parameter("exact", "shapley", f"False for bags of more than {LARGEST} instances", exact)
+        raise bad_parameter("exact", "shapley", f"False for bags of more than {LARGEST} patches", exact)
     centre = find_baseline(baseline, strength, network=network, x=x, method="shapley")
     game = open_subsets(network, x, None if centre is None else centre.shift)
     outputs = question.outputs(game.logits)
@@ -192,7 +192,7 @@ class _Orders:
         self, outputs: Sequence[Output], precision: float | None, progress: Progress | None
     ) -> Estimate:
         logger.info(
-            "shapley: %d instances on %s, %s",
+            "shapley: %d patches on %s, %s",
             self.game.n, self.game.network.name, _LazyText(partial(self._describe_cost, precision)),
         )  # fmt: skip
         total = squares = torch.zeros(len(outputs), self.game.n, device=self.game.x.device).double()

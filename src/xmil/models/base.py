@@ -122,7 +122,7 @@ class MILModel(nn.Module, ABC):
                     f"The mask must be a bool tensor of shape {tuple(x.shape[:2])}. Got {tuple(mask.shape)}."
                 )
             if not bool(mask.any(dim=1).all()):
-                raise InputError("Each bag of a batch needs at least one instance in its mask.")
+                raise InputError("Each bag of a batch needs at least one patch in its mask.")
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         return self.aggregate(self.embed(x), mask, **companions)
 
@@ -136,7 +136,7 @@ class MILModel(nn.Module, ABC):
 
     def attention_weights(self, h: Tensor) -> Tensor:
         """The weights (b, n, k) by which embedded instances are joined, one column per branch."""
-        raise UnsupportedError(f"{type(self).__name__} does not join instances by weights.")
+        raise UnsupportedError(f"{type(self).__name__} does not join patches by weights.")
 
     def attention_layers(self) -> list[SelfAttention]:
         """Self-attention in whose first row a class token looks at the instances, first layer first."""
@@ -144,7 +144,7 @@ class MILModel(nn.Module, ABC):
 
     def instance_logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """What each instance adds to the outputs of an additive model, (b, n, c); zero outside the mask."""
-        raise UnsupportedError(f"The outputs of {type(self).__name__} are not sums over instances.")
+        raise UnsupportedError(f"The outputs of {type(self).__name__} are not sums over patches.")
 
 
 class PooledMIL(MILModel):

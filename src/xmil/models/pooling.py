@@ -34,7 +34,7 @@ class _LinearPooling(MILModel):
 class MeanPool(_LinearPooling, PooledMIL):
     """Linear + ReLU layers, the mean over instances, linear classifier."""
 
-    no_attention = "it weighs all instances alike"
+    no_attention = "it weighs all patches alike"
 
     def attend(self, h: Tensor) -> Tensor:
         """Equal attention: the softmax of a constant is the mean."""

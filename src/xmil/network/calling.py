@@ -276,7 +276,7 @@ def check_parameters(module: nn.Module, companions: Sequence[str]) -> None:
     raise InputError(
         f"{name}.forward asks for {' and '.join(map(repr, strange))} beside the features, which no bag has; "
         f"pass forward=lambda net, x: net(x, {first}=...), or a Bag with extras={{{first!r}: ...}} if it "
-        "has a row for each instance."
+        "has a row for each patch."
     )
 
 
@@ -432,8 +432,8 @@ def fixed_value_error(name: str, shape: str, n: int, *, owner: str) -> InputErro
     word = last if last.isidentifier() and "coord" not in last.lower() else "coords"
     advice = "coords=..." if word == "coords" else f"extras={{{word!r}: ...}}"
     return InputError(
-        f"{owner} holds {name!r} {shape}, one row for each of the {n} instances, which would stay "
-        "complete while instances leave the bag; name it in forward's signature, "
+        f"{owner} holds {name!r} {shape}, one row for each of the {n} patches, which would stay "
+        "complete while patches leave the bag; name it in forward's signature, "
         f"forward=lambda net, x, *, {word}: ..., and pass a Bag with {advice}."
     )
 
@@ -492,7 +492,7 @@ def _with_contents(values: Mapping[Any, Any], depth: int) -> Iterator[tuple[str,
 def _shape_per_instance(value: Any, n: int) -> str | None:
     """In words, the shape of a value with a row per instance; None for any other."""
     if isinstance(value, Bag):
-        return f"(a bag of {n} instances)" if len(value) == n else None
+        return f"(a bag of {n} patches)" if len(value) == n else None
     if isinstance(value, nn.Parameter):
         return None
     if isinstance(value, Tensor | np.ndarray) or hasattr(value, "tocsr"):

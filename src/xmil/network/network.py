@@ -179,7 +179,7 @@ class Network:
         at = full.expand(len(x), -1) if rows is None else torch.where(rows < 0, -1, full[rows])
         if at.shape != x.shape[:2]:
             raise InputError(
-                f"A bag of {x.shape[1]} instances does not say which of the {n} of the full one it holds; "
+                f"A bag of {x.shape[1]} patches does not say which of the {n} of the full one it holds; "
                 "pass their rows."
             )
         return at
@@ -309,7 +309,7 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
         x = bag[0] if bag.ndim == 3 and bag.shape[0] == 1 else bag
         if x.ndim != 2 or x.is_complex():
             raise InputError(
-                f"Features of the bag must be real, of shape (instances, width). Got {tuple(bag.shape)}."
+                f"Features of the bag must be real, of shape (patches, width). Got {tuple(bag.shape)}."
             )
         if x.device != like.device and like.numel():
             raise InputError(f"The bag is on {x.device} but the model on {like.device}; move one of them.")
@@ -321,7 +321,7 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
     x = x.to(like.dtype) if like.is_floating_point() else x.float()
     if x.shape[0] == 0:
         start = f"{name[0].upper()}{name[1:]}" if name.startswith(("bag ", "the bag")) else name
-        nothing = f"{start} has no instances; there is nothing to explain"
+        nothing = f"{start} has no patches; there is nothing to explain"
         raise InputError(f"{nothing}: extract its features again{leave}." if leave else f"{nothing}.")
     width = getattr(network.model, "in_dim", None)
     if width is not None and x.shape[1] != width:

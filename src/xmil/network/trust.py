@@ -98,7 +98,7 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
         fewer = attempt(partial(network.logits, x[:, :-1], torch.arange(n - 1, device=x.device).unsqueeze(0)))
         if fewer is not None and fewer.shape[1] == n - 1:
             raise InputError(
-                f"{network.name} returned a number for each instance, not logits of the bag; pass forward= "
+                f"{network.name} returned a number for each patch, not logits of the bag; pass forward= "
                 f"to join them, such as forward=lambda net, x: net(x).mean(dim=1){IN_A_RUN}."
             )
     if network.changed_buffers:
@@ -189,8 +189,8 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
             continue
         if other is None and network.forward is None and x.shape[1] == x.shape[2] > 1:
             raise InputError(
-                f"{network.companions.name} has as many instances as features ({x.shape[1]}), and "
-                f"{network.name} runs on bags of this size alone: it may take features for instances. Say "
+                f"{network.companions.name} has as many patches as features ({x.shape[1]}), and "
+                f"{network.name} runs on bags of this size alone: it may take features for patches. Say "
                 "which: forward=lambda net, x: net(x.mT) if it wants (1, d, n), else forward=lambda net, x: "
                 f"net(x){IN_A_RUN}."
             )
@@ -309,7 +309,7 @@ def _check_mask(network: Network, x: Tensor) -> None:
     size = min(float((without - out).abs().max()) for out in same)
     start = ", ".join(["lambda net, x", *(["*", *style.names] if style.names else [])])
     ways = f"forward={start}: {style.text}, or {style.full_mask(name, 'mask').text} with mask = "
-    ways += "torch.zeros(x.shape[:2], dtype=torch.bool), or torch.ones if True keeps an instance" + IN_A_RUN
+    ways += "torch.zeros(x.shape[:2], dtype=torch.bool), or torch.ones if True keeps a patch" + IN_A_RUN
     text = f"{network.name} gives another output with {name}=None than with a full mask (by {size:.3g})"
     if style.passes_none:
         raise InputError(f"{text}; say which it was trained with: {ways}.")
@@ -347,7 +347,7 @@ def _settle_mask(network: Network, x: Tensor) -> bool:
         fitting = [mask for mask in fitting if _mask_keeps(network, style.with_mask, x, mask)]
         if len(fitting) != 1:
             raise InputError(
-                f"{network.name} takes a mask, and its output depends on whether True keeps an instance or "
+                f"{network.name} takes a mask, and its output depends on whether True keeps a patch or "
                 f"leaves it out, which no trial call shows; pass forward=lambda net, x: {style.text} with "
                 f"ones = torch.ones(x.shape[:2], dtype=torch.bool), or zeros in their place{IN_A_RUN}."
             )
@@ -592,7 +592,7 @@ def _too_few_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> 
         if n < MOST_INSTANCES and runs(MOST_INSTANCES):
             least = _fewest(runs, n, MOST_INSTANCES)
             return InputError(
-                f"{network.name} needs at least {least} instances, but {network.companions.name} has {n}."
+                f"{network.name} needs at least {least} patches, but {network.companions.name} has {n}."
             )
     return None
 
@@ -609,12 +609,12 @@ def sub_bag_error(network: Network, m: int, error: Exception) -> XmilError:
     if m < n - 1 and runs(n - 1):
         least = _fewest(runs, m, n - 1)
         return UnsupportedError(
-            f"{network.name} needs at least {least} instances, and here it was to run on {m}; use what keeps "
+            f"{network.name} needs at least {least} patches, and here it was to run on {m}; use what keeps "
             "the bag whole: the methods lrp, ig and gxi, and mode='mask' in flip."
         )
     return InputError(
-        f"{network.name} runs on all {n} instances of the bag, but not on {m} of them ({first_line(error)}): "
-        "what it has for each instance must travel with them: name it in forward's signature, such as "
+        f"{network.name} runs on all {n} patches of the bag, but not on {m} of them ({first_line(error)}): "
+        "what it has for each patch must travel with them: name it in forward's signature, such as "
         "forward=lambda net, x, *, coords: net(x, coords)."
     )
 

@@ -716,7 +716,7 @@ class Explainer:
             budget //= 4
             if budget < LEAST_MEMORY:
                 raise InputError(
-                    f"{case.name}: memory ran out for {len(bag):,} instances on {self.run.device}; use a "
+                    f"{case.name}: memory ran out for {len(bag):,} patches on {self.run.device}; use a "
                     "device with more, fewer workers=, or methods that need less."
                 )
             if self.run.device.startswith("cuda"):

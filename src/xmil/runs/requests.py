@@ -262,9 +262,9 @@ def upgrade_background(values: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainRequest(CohortRequest):
-    """Explain every slide: which instances speak for a class, and which against it.
+    """Explain every slide: which patches speak for a class, and which against it.
 
-    Without --out one feature file or slide is explained: verdict, account and strongest patches are printed,
+    Without --out one feature file or slide is explained: verdict, audit and strongest patches are printed,
     and a picture is left in the current folder.
     """
 
@@ -345,7 +345,7 @@ class ExplainRequest(CohortRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(CohortRequest):
-    """Drop instances by each method's scores and see whether the prediction follows.
+    """Drop patches by each method's scores and see whether the prediction follows.
 
     With --annotations, scores are compared with what readers drew: RUN --annotations needs no model.
     """
@@ -374,7 +374,7 @@ class EvaluateRequest(CohortRequest):
     )
     background: Path | None = option(BACKGROUND, None, panel=WHAT)
     truth: Path | None = option(
-        "Ground truth: a folder of GeoJSON, masks or instance labels.", None, panel=INPUT
+        "Ground truth: a folder of GeoJSON, masks or patch labels.", None, panel=INPUT
     )
     truth_class: str = option(
         "Class that the ground truth is evidence for, by name or number.", "1", panel=INPUT
@@ -388,7 +388,7 @@ class EvaluateRequest(CohortRequest):
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
         """A tenth of the instances is always the top; the best method is always named."""
-        pop_old(values, "top", "sufficiency and necessity use a tenth of the instances.")
+        pop_old(values, "top", "sufficiency and necessity use a tenth of the patches.")
         pop_old(values, "best", "the best method is always named.")
         upgrade_background(values)
         return super().upgrade(values)

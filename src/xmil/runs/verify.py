@@ -51,7 +51,7 @@ SCORED = ("explain", "evaluate")  # whose slides have files of scores
 def verify_run(run: Run, *, quick: bool = False, on_slide: Callable[[], None] = lambda: None) -> list[Fault]:
     """Every fault of a run and of the runs inside it: files missing, changed or extra.
 
-    Of scores also accounts, table, settings, models and features. `quick` compares the sizes of files only.
+    Of scores also audits, table, settings, models and features. `quick` compares the sizes of files only.
 
     >>> verify_run(Run("tests/fixtures/runs/tiles"))
     []

@@ -1,4 +1,4 @@
-"""Explanations as Parquet: boxes and one column per method and target, the account in the metadata.
+"""Explanations as Parquet: boxes and one column per method and target, the audit in the metadata.
 
 Interactions are tables of pairs; the concept maps of a slide are arrays with a few words on them.
 """

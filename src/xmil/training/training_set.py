@@ -113,7 +113,7 @@ def _fault(options: Mapping[str, Any], path: str) -> str | None:
     try:
         header = open_bag(path, **options)
         if not len(header) or not header.dim:
-            return f"{path}: holds no instances"
+            return f"{path}: holds no patches"
         features = header.read().features
     except XmilError as error:
         return str(error)
@@ -203,9 +203,9 @@ def _without_large(training_set: TrainingSet, limit: int | None) -> TrainingSet:
         return training_set
     keep = [i for i, n in enumerate(sizes) if n <= limit]
     if not keep:
-        raise InputError(f"Every bag has more than {limit} instances (data.exclude_above); raise the limit.")
+        raise InputError(f"Every bag has more than {limit} patches (data.exclude_above); raise the limit.")
     gone = [name for name, n in zip(training_set.cohort.slides, sizes, strict=True) if n > limit]
-    note = _list_names(f"bags have more than {limit} instances and are left out", gone)
+    note = _list_names(f"bags have more than {limit} patches and are left out", gone)
     bags, targets = training_set.bags, training_set.targets
     return replace(
         training_set,

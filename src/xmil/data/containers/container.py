@@ -105,10 +105,10 @@ class Contents(ABC):
         if len(shape) == 1:
             raise FileError(
                 f"{self.path}: {name!r} is one vector of {shape[0]} numbers, a slide-level embedding and not "
-                "a bag of instances; give the patch features it was made from."
+                "a bag of patches; give the patch features it was made from."
             )
         if len(shape) != 2:
-            raise FileError(f"{self.path}: {name!r} must have shape (instances, width). Got {shape} instead.")
+            raise FileError(f"{self.path}: {name!r} must have shape (patches, width). Got {shape} instead.")
         n, width = int(shape[0]), int(shape[1])
         check_memory(n * width * 4, name, self.path)
         return self._rows(name, (n, width))

@@ -27,7 +27,7 @@ def read(contents: Contents, ask: Ask) -> Header:
     boxes = contents.read("coordinates")
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise FileError(
-            f"{contents.path}: 'coordinates' must have shape (instances, 4). Got {boxes.shape} instead."
+            f"{contents.path}: 'coordinates' must have shape (patches, 4). Got {boxes.shape} instead."
         )
     edges = np.unique(boxes[:, 2:] - boxes[:, :2])
     if len(edges) > 1 or (len(edges) == 1 and not edges[0] > 0):

@@ -48,7 +48,7 @@ def notes_on(settings: Mapping[str, Any]) -> list[str]:
     """Notes on settings that nobody here knows; one encoder for each instance is refused."""
     if int(settings.get("num_encoders") or 1) > 1:
         raise CheckpointError(
-            f"args.json has num_encoders {settings['num_encoders']}, an encoder for each instance; build the "
+            f"args.json has num_encoders {settings['num_encoders']}, an encoder for each patch; build the "
             "network with its own code and give it to xmil.explain(net, bag)."
         )
     unknown = sorted(set(settings) - KNOWN_SETTINGS) if "aggregation_model" in settings else []
