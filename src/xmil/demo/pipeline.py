@@ -259,7 +259,7 @@ def write_config(root: Path, name: str, *, out: Path, **sections: dict[str, Any]
     settings = {section: {**shared.get(section, {}), **own} for section, own in sections.items()}
     path = root / "configs" / f"{name}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    comment = "# A model of the demonstration; see docs/howto/training.md for every setting.\n"
+    comment = "# A model of the demonstration; see docs/howto/training.md for the settings.\n"
     write_text(path, comment + dumps({"out": out.as_posix(), **settings}))
     return path
 
