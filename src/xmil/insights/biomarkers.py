@@ -32,7 +32,7 @@ from xmil.evaluate.statistics import Interval, bootstrap, rank_correlation, spea
 
 MICRON = 1e-3  # millimetres
 OUTCOMES = ("time", "event")  # columns of a cohort
-STRONG = 0.7  # of the cohort's mean absolute score; docs/insight.md says how it was chosen
+STRONG = 0.7  # of the cohort's mean absolute score; docs/studies/insight.md says how it was chosen
 QUANTILE = 0.995  # of the spread over models, above which the mask drops a patch
 REGION = ("patches", "supporting_share", "mean_score", "hot_regions", "largest_region", "density_per_mm2")
 Bools = npt.NDArray[np.bool_]

@@ -198,8 +198,8 @@ def relevance(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> Til
     """Relevance at a chosen depth: `layer`, "pixels", or the last grid finer than the tokens'.
 
     Gamma is above zero by default with batch norm, whose activations are positive: ResNets and their like
-    gain by it (docs/inside.md). Behind layer norm (ViT, Swin, ConvNeXt) signs carry as much as sizes, and the
-    plain rule stays.
+    gain by it (docs/studies/inside.md). Behind layer norm (ViT, Swin, ConvNeXt) signs carry as much as sizes,
+    and the plain rule stays.
     """
     if settings.gamma is None and settings.epsilon is None:
         has_batch_norm = any(isinstance(part, _BatchNorm) for part in network.traceable().modules())
