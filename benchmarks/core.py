@@ -19,6 +19,7 @@ import torch
 import xmil
 import xmil.nn.attention
 from benchmarks.naive import dense_relevance, looped_singles
+from benchmarks.record import machine_name, write_results
 from xmil.lrp import replay
 from xmil.network import frozen
 
@@ -140,8 +141,9 @@ def peak_gb(name: str, n: int, method: str, device: str) -> float:
     return queue.get()
 
 
-def mamba(sizes: Sequence[int], device: str) -> None:
+def mamba(sizes: Sequence[int], device: str) -> list[list[str]]:
     """MambaMIL at the sizes: in forward passes, and against TransMIL of the same width."""
+    rows = []
     for n in sizes:
         (own, gb), (other, other_gb) = (
             (transformer(name, n, device, 2), peak_gb(name, n, "lrp", device))
@@ -153,6 +155,8 @@ def mamba(sizes: Sequence[int], device: str) -> None:
             f"peak {gb:.2f} GB; against transmil with dim 512: forward {forward:.2f}, "
             f"lrp {lrp * forward:.2f}, peak {other_gb:.2f} GB"
         )
+        rows.append([f"MambaMIL `lrp`, {n:,} patches", f"{own['lrp']:.2f} forward passes", f"{gb:.2f} GB"])
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -162,8 +166,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--new-sizes", action="store_true", help="as for slides of ever new sizes: no playback"
     )
+    parser.add_argument("--record", metavar="FILE", help="write the table as a file of results")
     options = parser.parse_args(arguments)
     device = options.device
+    rows = []
     if options.new_sizes:
         replay.SMALL_BYTES = 0
     totals = {}
@@ -178,18 +184,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"lrp {t['lrp']:.2f} forward passes ({t['lrp'] * t['forward_s'] / t['torchs_s']:.2f}), "
             f"peak {gb:.2f} GB; attention rollout {t['attention']:.2f} forward passes"
         )
+        cost = f"{t['lrp']:.2f} forward passes of {t['forward_s']:.3g} s"
+        rows.append([f"TransMIL `lrp`, {n:,} patches", cost, f"{gb:.2f} GB"])
     first = options.sizes[0]
     for n in options.sizes[1:]:
         print(f"transmil lrp: {n:,} instances cost {totals[n] / totals[first]:.2f} x {first:,}")
-    mamba(options.sizes, device)
+    rows += mamba(options.sizes, device)
     for n in (1_000, 10_000):
-        ratios = ", ".join(f"{m} {r:.2f}" for m, r in pooled(n, device).items())
+        costs = pooled(n, device)
+        ratios = ", ".join(f"{m} {r:.2f}" for m, r in costs.items())
         print(f"attnmil n={n:,}, in forward passes: {ratios}")
+        rows.append([f"AttnMIL `lrp`, {n:,} patches", f"{costs['lrp']:.2f} forward passes", ""])
     for name, found in (
         ("transmil single n=1,000 against a loop", singles(1000, device)),
         ("transmil lrp n=4,000 against dense attention", against_dense(4000, device)),
     ):
-        print(f"{name}: {found['times faster']:.1f} times faster, scores differ by {found['difference']:.1e}")
+        figure = f"{found['times faster']:.1f} times faster, scores differ by {found['difference']:.1e}"
+        print(f"{name}: {figure}")
+        rows.append([name, figure, ""])
+    if options.record:
+        write_results(
+            options.record,
+            title="Speed and memory",
+            question="What does an explanation cost, in forward passes of the same bag?",
+            columns=["what", "figure", "peak memory"],
+            rows=rows,
+            machine=machine_name(device),
+        )
 
 
 if __name__ == "__main__":

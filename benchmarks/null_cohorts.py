@@ -13,6 +13,7 @@ import argparse
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.record import write_results
 from xmil.core.text import markdown_table
 from xmil.evaluate import Row, hazard_p, median_halves, summarise
 from xmil.insights import Association, rank_associations, slide_associations
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="seed of the first cohort")
     parser.add_argument("--patients", type=int, nargs="+", choices=(100, 50, 20), default=(100, 50, 20))
     parser.add_argument("--units", nargs="+", choices=("case", "slide"), default=("case", "slide"))
+    parser.add_argument("--record", metavar="FILE", help="write the table as a file of results")
     args = parser.parse_args()
     cohorts = args.cohorts or COHORTS[args.question]
     counters = {"shortcuts": count_shortcuts, "survival": count_survival, "methods": count_methods}
@@ -140,7 +142,14 @@ def main() -> None:
             seeds = range(args.first, args.first + cohorts)
             counts = counters[args.question](seeds, n, by_case=unit == "case")
             rows.append([f"{n} x {SLIDES // n}", unit, *(f"{100 * k / cohorts:.1f}" for k in counts)])
-    print(markdown_table(["patients x slides", "unit", *HEADS[args.question]], rows))
+    columns = ["patients x slides", "unit", *HEADS[args.question]]
+    print(markdown_table(columns, rows))
+    if args.record:
+        title, question = (
+            f"Null cohorts: {args.question}",
+            "How often is something found where nothing is? (%)",
+        )
+        write_results(args.record, title=title, question=question, columns=columns, rows=rows)
 
 
 if __name__ == "__main__":

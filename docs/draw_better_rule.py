@@ -1,4 +1,4 @@
-"""The picture of docs/better-rule.md, from a study's rows and one trained model.
+"""The picture of docs/studies/better-rule.md, from a study's rows and one trained model.
 
 python docs/draw_better_rule.py --rows DIR... --models DIR --data FEATURES
 """

@@ -43,7 +43,7 @@ PRESETS = ("default", "exact", "centred", "paper", "released")
 TRANSFORMERS = ("stamp_vit", "transmil")
 RELEASED = ("attnmil", "transmil")  # models of the authors' code whose rules differ from the paper's formulas
 EPSILON = 1e-8  # the paper's
-MEAN_STRENGTH, WEAKER = 0.5, 0.25  # chosen on validation bags: docs/better-rule.md
+MEAN_STRENGTH, WEAKER = 0.5, 0.25  # chosen on validation bags: docs/studies/better-rule.md
 STRENGTHS = {"addmil": WEAKER}
 WHOLE_REFERENCE = ("addmil", "mambamil")  # models whose reference is a bag of n baselines
 _SHARE_OUT = AffineRule(epsilon=EPSILON, bias="redistribute")
@@ -115,7 +115,7 @@ def lrp(
     (x_i - a mu) . g_i, and the audit books a mu . g_i as `baseline`; with `secants` activations are held
     against those of a mu, too. Without one the preset decides: `default` holds both against the mean of the
     `background` (a Bag, an array (k, d), a Background, a path), by default the model's own; if there is none,
-    or with "bag", it is `exact` (docs/better-rule.md).
+    or with "bag", it is `exact` (docs/studies/better-rule.md).
     """
     if composite is not None and not isinstance(composite, Composite):
         raise bad_parameter("composite", "lrp", "a Composite", composite)
@@ -237,7 +237,7 @@ def preset_composite(network: Network, preset: str) -> Composite:
 
     `exact`: every constant keeps its share, nothing is stabilised. `paper`: the paper's formulas on the true
     network. `released`: see `released_copy`. `default` and `centred`: `exact`, to which `preset_centring`
-    adds a baseline (docs/better-rule.md).
+    adds a baseline (docs/studies/better-rule.md).
     """
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
