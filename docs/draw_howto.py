@@ -133,12 +133,13 @@ def keep(picture: Image.Image, name: str) -> None:
     """Write a picture with as many colours as its size allows."""
     path = IMAGES / (f"{name}.png" if name == "colours" else f"howto-{name}.png")
     rgb = picture.convert("RGB")
-    for steps in (255, 63, 48, 36, 28):  # of each colour; black and white stay
-        table = [round(round(v / 255 * steps) * 255 / steps) for v in range(256)] * 3
-        rgb.point(table).save(path, optimize=True)
+    rgb.save(path, optimize=True)
+    for colours in (256, 200, 150, 110, 80):  # of a palette that covers rare ones too
         if path.stat().st_size < MOST:
             break
-    print(f"{path.name}: {picture.size}, {path.stat().st_size // 1000} kB, {steps} steps")  # noqa: T201
+        few = rgb.quantize(colours, method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
+    print(f"{path.name}: {picture.size}, {path.stat().st_size // 1000} kB, {colours} colours")  # noqa: T201
 
 
 def show(axis: Any, pixels: Any, title: str = "") -> Any:
