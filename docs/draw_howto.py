@@ -1,0 +1,454 @@
+"""Draw docs/images/howto-*.png and colours.png: one picture for each how-to page.
+
+PYTHONPATH=. python docs/draw_howto.py [NAME ...]
+
+Everything is drawn from `xmil demo --tissue` and scikit-learn's digits, so that anyone can draw it again. The
+demonstration is made once, in build/howto; remove that folder to start afresh. Without names all are drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from PIL import Image
+from scipy import ndimage
+from torch import nn
+
+import xmil
+from xmil.demo.tissue import TissueDemo, read_sections
+from xmil.evaluate import Flips
+from xmil.heatmaps import Scale, View, picture_box
+from xmil.heatmaps.style import BLUE, RED, method_colour
+
+ROOT = Path(__file__).parents[1]
+IMAGES, WORK = ROOT / "docs" / "images", ROOT / "build" / "howto"
+WIDE, DPI, MOST = 9.2, 120, 150_000  # inches, dots per inch, bytes of a picture
+FOR, AGAINST, GREY, INK = "#C8343F", "#3A7CB8", "#8A8A8A", "#222222"
+RC = {"font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "text.color": INK}
+TUMOUR = "tumour"
+
+
+# The demonstration that all pictures share
+
+
+def run(*words: object, width: int = 92, check: bool = True) -> str:
+    """What `xmil WORDS` prints."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": str(width), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    command = [sys.executable, "-m", "xmil.cli", *map(str, words)]
+    done = subprocess.run(command, env=env, cwd=WORK, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise RuntimeError(f"xmil {' '.join(map(str, words))}: {done.stderr}")
+    return (done.stdout + done.stderr).rstrip()
+
+
+@cache
+def tissue() -> TissueDemo:
+    """The demonstration on drawn tissue, made once."""
+    out = WORK / "tissue"
+    WORK.mkdir(parents=True, exist_ok=True)
+    if not (out / "report.html").is_file():
+        run("demo", "--tissue", "--out", out)
+    return TissueDemo(out)
+
+
+@cache
+def model() -> nn.Module:
+    """Its model."""
+    return xmil.load_model(tissue().model)
+
+
+def bag(name: str) -> xmil.Bag:
+    """The features of a section."""
+    return xmil.read_bag(tissue().out / "features" / f"{name}.h5")
+
+
+@cache
+def section(name: str = "test-10") -> Any:
+    """A test section with what is known of it."""
+    return next(s for s in read_sections(tissue()) if s.name == name)
+
+
+def slide_of(name: str) -> Path:
+    """The picture of a section."""
+    return tissue().slides / f"{name}.tiff"
+
+
+@cache
+def looked(name: str, longest: int = 520) -> View:
+    """A section with its patches."""
+    boxes = xmil.read_bag(tissue().out / "features" / f"{name}.h5")
+    places = np.concatenate([boxes.coords, boxes.coords + tissue().edge], axis=1)
+    with xmil.open_slide(slide_of(name)) as slide:
+        view = View.of(places, picture_box(places, slide), slide=slide, longest=longest, enlarge=2.0)
+    smooth = ndimage.median_filter(view.background, (3, 3, 1)) // 8 * 8 + 4  # grain makes files large
+    return replace(view, background=smooth.astype(np.uint8))
+
+
+# Cards
+
+
+def card(height: float, width: float = WIDE) -> Figure:
+    """A white card."""
+    import matplotlib as mpl
+
+    mpl.rcParams.update(RC)
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+    return figure
+
+
+def plain(axis: Any) -> Any:
+    """No frame on the right and on top."""
+    axis.spines[["top", "right"]].set_visible(False)
+    return axis
+
+
+def save(figure: Figure, name: str) -> None:
+    """Write a card."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", facecolor="white")
+    keep(Image.open(stream), name)
+
+
+def keep(picture: Image.Image, name: str) -> None:
+    """Write a picture with as many colours as its size allows."""
+    path = IMAGES / (f"{name}.png" if name == "colours" else f"howto-{name}.png")
+    rgb = picture.convert("RGB")
+    rgb.save(path, optimize=True)
+    for colours in (256, 200, 150, 110, 80):  # of a palette that covers rare ones too
+        if path.stat().st_size < MOST:
+            break
+        few = rgb.quantize(colours, method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
+    print(f"{path.name}: {picture.size}, {path.stat().st_size // 1000} kB, {colours} colours")  # noqa: T201
+
+
+def show(axis: Any, pixels: Any, title: str = "") -> Any:
+    """A picture without axes."""
+    axis.imshow(pixels, interpolation="antialiased")
+    axis.set_title(title, loc="left")
+    axis.axis("off")
+    return axis
+
+
+def overlay(e: xmil.Explanation, view: View, alpha: float = 0.62) -> tuple[Any, Scale]:
+    """The scores over grey tissue, with their scale."""
+    scale = Scale.of(e.scores, signed=e.signed)
+    return view.overlay(e, scale, alpha=alpha), scale
+
+
+def bar(figure: Figure, axis: Any, scale: Scale, ends: tuple[str, str], **options: Any) -> Any:
+    """The colour bar of a scale, its ends in words."""
+    steps = np.linspace(scale.low, scale.high, 257)
+    colours = ListedColormap(scale.paint(steps) / 255)
+    shown = ScalarMappable(Normalize(scale.low, scale.high), colours)
+    options = {"location": "bottom", "fraction": 0.05, "aspect": 32, "pad": 0.02, **options}
+    drawn = figure.colorbar(shown, ax=axis, **options)
+    ticks = [scale.low, 0, scale.high] if scale.signed else [scale.low, scale.high]
+    words = [ends[0], "0", ends[1]] if scale.signed else list(ends)
+    drawn.set_ticks(ticks, labels=words)
+    labels = drawn.ax.get_xticklabels() if options["location"] == "bottom" else []
+    for label, side in zip(labels, ("left", *(["center"] if scale.signed else []), "right"), strict=False):
+        label.set_ha(side)
+    drawn.outline.set_visible(False)
+    return drawn
+
+
+def frame(axis: Any, view: View, boxes: Any, **style: Any) -> None:
+    """Frames around patches."""
+    for x0, y0, x1, y1 in view.canvas.pixels(np.asarray(boxes)).tolist():
+        box = Rectangle((x0 + 0.5, y0 + 0.5), x1 - x0 - 1, y1 - y0 - 1, fill=False, **style)
+        axis.add_patch(box)
+
+
+def centres(view: View, boxes: Any) -> Any:
+    """The middle of patches on a view."""
+    pixels = view.canvas.pixels(np.asarray(boxes)).astype(float)
+    return (pixels[:, :2] + pixels[:, 2:]) / 2
+
+
+def terminal(name: str, *parts: tuple[str, str], width: int = 92) -> None:
+    """Commands and what they printed, as a terminal shows them."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, legacy_windows=False)
+    for i, (command, output) in enumerate(parts):
+        if i:
+            console.print()
+        console.print(Text("$ ", style="bold green") + Text(command, style="bold"))
+        console.print(Text.from_ansi(output))
+    svg = console.export_svg(title="xmil")
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": 1060, "height": 900}, device_scale_factor=1)
+        page.set_content(f"<body style='margin:12px;background:#fff'>{svg}</body>")
+        page.locator("svg").first.evaluate("s => { s.style.width = '1036px'; s.style.height = 'auto'; }")
+        stream = page.locator("body").screenshot()
+    keep(Image.open(io.BytesIO(stream)), name)
+
+
+def open_browser() -> Any:
+    """Chromium, as docs/draw_viewer.py opens it."""
+    from tests.viewer.browser import chromium
+
+    return chromium()
+
+
+# Pictures
+
+
+def draw_slides() -> None:
+    """Tissue, patches, and what was left out."""
+    demo = tissue()
+    inked = next(n for n in demo.names["test"] if int(n[-2:]) % 4 == 0)
+    view, figure = looked(inked, 640), card(4.4)
+    axes = figure.subplots(1, 2)
+    boxes = np.concatenate([bag(inked).coords, bag(inked).coords + demo.edge], axis=1)
+    show(axes[0], view.background, "the slide")
+    show(axes[1], view.background, f"{len(boxes)} patches on tissue, none on glass or ink")
+    frame(axes[1], view, boxes, edgecolor="#0B6E4F", linewidth=1.6)
+    save(figure, "slides")
+
+
+def draw_training() -> None:
+    """Loss and validation AUROC over epochs."""
+    rows = list(csv.DictReader((tissue().model.parent / "log.csv").open()))
+    epochs = [int(r["epoch"]) for r in rows]
+    figure = card(3.5)
+    left, right = map(plain, figure.subplots(1, 2))
+    for key, words, colour in (("train_loss", "training", INK), ("val_loss", "validation", FOR)):
+        left.plot(epochs, [float(r[key]) for r in rows], color=colour, label=words, linewidth=2)
+    left.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
+    left.set_title("loss", loc="left")
+    left.legend(frameon=False)
+    right.plot(epochs, [float(r["val_auc"]) for r in rows], color=FOR, linewidth=2)
+    right.set(xlabel="epoch", ylabel="AUROC", ylim=(0, 1.03))
+    right.set_title("validation AUROC", loc="left")
+    save(figure, "training")
+
+
+def draw_explain() -> None:
+    """One section and its evidence."""
+    shown = section()
+    e, view, figure = shown.explanations["lrp"], looked(shown.name, 640), card(4.6)
+    axes = figure.subplots(1, 2)
+    picture, scale = overlay(e, view)
+    show(axes[0], view.background, f"section {shown.name}")
+    show(axes[1], picture, f"LRP for {TUMOUR}, probability {shown.probability:.2f}")
+    bar(figure, axes, scale, (f"against {TUMOUR}", f"for {TUMOUR}"))
+    save(figure, "explain")
+
+
+def draw_predict() -> None:
+    """Probabilities of the test sections, and the AUROC with its interval."""
+    rows = sorted(csv.DictReader((tissue().out / "predict" / "predictions.csv").open()), key=lambda r: float(r["p:tumour"]))
+    figure = card(4.0)
+    axis = plain(figure.subplots())
+    for i, row in enumerate(rows):
+        p, is_tumour = float(row["p:tumour"]), row["label"] == TUMOUR
+        axis.hlines(i, 0, p, color="#DDDDDD", linewidth=2, zorder=1)
+        axis.scatter(p, i, s=70, color=FOR if is_tumour else AGAINST, marker="o" if is_tumour else "s", zorder=2)
+        axis.annotate(f"{p:.2f}", (p, i), (9, 0), textcoords="offset points", va="center")
+    axis.axvline(0.5, color=GREY, linestyle="--", linewidth=1)
+    axis.set(yticks=range(len(rows)), yticklabels=[r["slide_id"] for r in rows], xlim=(0, 1.08), xlabel=f"probability of {TUMOUR}")
+    for colour, marker, words in ((FOR, "o", f"labelled {TUMOUR}"), (AGAINST, "s", f"labelled no {TUMOUR}")):
+        axis.scatter([], [], s=70, color=colour, marker=marker, label=words)
+    axis.legend(loc="center right", bbox_to_anchor=(0.86, 0.45), frameon=False)
+    axis.set_title("what the model says of each test section", loc="left")
+    save(figure, "predict")
+
+
+def draw_choosing() -> None:
+    """The SRG of each candidate on the test sections."""
+    names = tissue().names["test"]
+    choice = xmil.choose_method(model(), [bag(n) for n in names], target=TUMOUR)
+    table = choice.table.iloc[::-1]
+    figure = card(3.0)
+    axis = plain(figure.subplots())
+    colours = [FOR if name == choice.candidate else "#B9B9B9" for name in table.index]
+    axis.barh(range(len(table)), table["srg"], color=colours, height=0.6)
+    low, high = np.array(table["interval"].tolist()).T
+    axis.hlines(range(len(table)), low, high, color=INK, linewidth=2)
+    for i, (srg, end) in enumerate(zip(table["srg"], high, strict=True)):
+        axis.annotate(f"{srg:.2f}", (end, i), (8, 0), textcoords="offset points", va="center")
+    axis.set(yticks=range(len(table)), xlim=(0, float(high.max()) * 1.15), xlabel="SRG over 12 cases, with its 95 % interval (0: no better than a random order)")
+    axis.set_yticklabels([f"{n}  (chosen)" if n == choice.candidate else n for n in table.index])
+    axis.set_title("which map does the model confirm best?", loc="left")
+    save(figure, "choosing")
+
+
+def draw_verdict() -> None:
+    """Flip curves of one section against random orders."""
+    shown = section()
+    e, flips = shown.explanations["lrp"], Flips(model(), bag(shown.name), target=TUMOUR)
+    band = xmil.random_band(flips, orders=100)
+    figure = card(3.9)
+    axis = plain(figure.subplots())
+    share = np.linspace(0, 100, len(band.mean))
+    axis.fill_between(share, band.low, band.high, color="#DDDDDD", label="random orders")
+    axis.plot(share, band.mean, color=GREY, linewidth=1)
+    for order, colour, words in (
+        ("lerf", AGAINST, "lowest scores dropped first"),
+        ("morf", FOR, "highest scores dropped first"),
+    ):
+        curve = flips.curve(e.scores, order=order)
+        axis.plot(share, curve.values, color=colour, linewidth=2.4, label=words)
+    axis.axhline(0.5, color=GREY, linestyle="--", linewidth=1)
+    axis.set(xlabel="patches dropped (%)", ylabel=f"probability of {TUMOUR}", xlim=(0, 100), ylim=(0, 1.03))
+    axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axis.set_title("dropping what the map calls evidence changes the answer", loc="left")
+    save(figure, "verdict")
+
+
+def draw_error_bars() -> None:
+    """Shapley values with standard errors, and the map whose unsure signs are hatched."""
+    shown = section()
+    own = bag(shown.name)
+    e = xmil.explain(model(), own, method="shapley", target=TUMOUR, precision=None, permutations=64)
+    order = np.argsort(-e.scores)
+    scores, error = e.scores[order], 1.96 * e.stderr[order]
+    sure = np.asarray(e.stable)[order]
+    figure = card(4.2)
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    plain(left)
+    colours = np.where(scores > 0, FOR, AGAINST)
+    ranks = np.arange(len(scores))
+    left.errorbar(ranks, scores, yerr=error, fmt="none", ecolor=colours, elinewidth=1.3, zorder=1)
+    left.scatter(ranks[sure], scores[sure], s=22, color=colours[sure], label="sign is sure")
+    left.scatter(ranks[~sure], scores[~sure], s=22, facecolor="white", edgecolor=colours[~sure], label="sign is not sure", zorder=2)
+    left.axhline(0, color=INK, linewidth=0.8)
+    left.legend(frameon=False)
+    for handle in left.get_legend().legend_handles:
+        handle.set_edgecolor(INK)
+    left.get_legend().legend_handles[0].set_facecolor(INK)
+    left.set(xlabel="patches, highest score first", ylabel=f"score for {TUMOUR}")
+    left.set_title("scores with 95 % intervals", loc="left")
+    picture, scale = overlay(e, looked(shown.name, 560))
+    show(right, picture, "hatched: the sign is not sure")
+    bar(figure, right, scale, ("against", "for"))
+    save(figure, "error-bars")
+
+
+def draw_interactions() -> None:
+    """Pairs of patches that act together."""
+    from matplotlib.lines import Line2D
+
+    shown = section()
+    own, view = bag(shown.name), looked(shown.name, 760)
+    e = shown.explanations["lrp"]
+    pairs = xmil.interactions(model(), own, target=TUMOUR, top=14, by=e, precision=None, draws=256)
+    figure = card(5.0, 7.6)
+    axis = figure.subplots()
+    picture, scale = overlay(e, view, 0.4)
+    show(axis, picture, "pairs of patches that act together")
+    values = np.asarray(pairs.values)
+    strongest = [i for i in np.argsort(-np.abs(values)) if pairs.sure[i]][:12]
+    middles = centres(view, e.boxes())
+    top = np.abs(values[strongest]).max()
+    for i in reversed(strongest):
+        (x0, y0), (x1, y1) = middles[pairs.pairs[i][0]], middles[pairs.pairs[i][1]]
+        width = 1 + 4 * abs(values[i]) / top
+        axis.plot([x0, x1], [y0, y1], color="white", linewidth=width + 1.6, solid_capstyle="round")
+        axis.plot([x0, x1], [y0, y1], color=RED if values[i] > 0 else BLUE, linewidth=width, solid_capstyle="round")
+    lines = [Line2D([], [], color=c, linewidth=4, label=w) for c, w in ((RED, "more together than apart"), (BLUE, "less together than apart"))]
+    figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False)
+    save(figure, "interactions")
+
+
+def draw_inside() -> None:
+    """Where inside patches their scores come from, by the encoder and model of docs/draw_inside.py."""
+    from draw_inside import Balance, Stains
+
+    from xmil.encoders.encoder import Encoder, Transform
+
+    encoder = Encoder("stains", 2, Stains(), Transform(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)))
+    shown, edge = section(), tissue().edge
+    corners = bag(shown.name).coords
+    with xmil.open_slide(slide_of(shown.name)) as slide:
+        cut = [slide.read_area((int(x), int(y), edge, edge), (edge, edge)) for x, y in corners]
+        features = encoder(torch.stack([encoder.transform(patch) for patch in cut])).numpy()
+        own = xmil.Bag(features, coords=corners, patch_size=edge, mpp=slide.mpp, slide_id=shown.name)
+        e = xmil.explain(Balance(), own, method="lrp", target=1, feature_level=True, baseline=None)
+        order = np.argsort(-e.scores)
+        inside = xmil.explain_inside(
+            None, encoder, slide, e, patches=[*order[:3], *order[-3:]], patch_px=edge
+        )
+        path = WORK / "inside.png"
+        inside.plot(slide).write(path)
+    picture = Image.open(path).convert("RGB")
+    size = (1100, round(1100 * picture.height / picture.width))
+    keep(picture.resize(size, Image.Resampling.LANCZOS), "inside")
+
+
+def draw_heatmaps() -> None:
+    """A panel as `xmil heatmap` writes it."""
+    shown = section()
+    methods = [shown.explanations[m] for m in ("lrp", "attention")]
+    figure = xmil.heatmap(methods, slide_of(shown.name), label=TUMOUR, prediction=TUMOUR, size=520)
+    figure.write(WORK / "panel.png")
+    picture = Image.open(WORK / "panel.png").convert("RGB")
+    print(picture.size)  # noqa: T201
+    size = (1150, round(1150 * picture.height / picture.width))
+    keep(picture.resize(size, Image.Resampling.LANCZOS), "heatmaps")
+
+
+def draw_qupath() -> None:
+    """What the exported GeoJSON holds, drawn over the slide."""
+    shown = section()
+    view = looked(shown.name, 640)
+    text = (tissue().out / "heatmap" / "geojson" / f"{shown.name}.geojson").read_text()
+    features = json.loads(text)["features"]
+    print(json.dumps(features[0])[:900])  # noqa: T201
+    figure = card(4.6)
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    show(left, view.background, "the exported tiles over the slide")
+    names = {}
+    for each in features:
+        ring = np.array(each["geometry"]["coordinates"][0])
+        kind = each["properties"]["classification"]
+        colour = np.array(kind["color"]) / 255
+        names[kind["name"]] = colour
+        box = [[*ring.min(axis=0), *ring.max(axis=0)]]
+        frame(left, view, box, edgecolor=colour, linewidth=2)
+    left.legend(handles=[Patch(facecolor="white", edgecolor=c, linewidth=2, label=n) for n, c in names.items()], loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, frameon=False)
+    right.axis("off")
+    save(figure, "qupath")
+
+
+PICTURES: dict[str, Callable[[], None]] = {
+    name.removeprefix("draw_").replace("_", "-"): each
+    for name, each in list(globals().items())
+    if name.startswith("draw_")
+}
+
+
+def main() -> None:
+    """Draw the named pictures, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PICTURES))
+    torch.set_num_threads(1)
+    for name in parser.parse_args().names or PICTURES:
+        PICTURES[name]()
+
+
+if __name__ == "__main__":
+    main()
