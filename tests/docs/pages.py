@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _BLOCK = re.compile(r"(?:<!-- not run: ?(.*?) ?-->\n+)?^( *)```(\w*)[^\n]*\n(.*?)^\2```", re.M | re.S)
 _INDENTED = re.compile(r"(?:^ {4}\S.*\n)+", re.M)
 _INLINE = re.compile(r"`(xmil [^`\n]+|python -m [^`\n]+)`")
-_SHELLS = ("sh", "bash", "console", "")
+_SHELLS = ("sh", "bash", "console", "", "snakemake", "nextflow")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def command_lines(page: Path) -> Iterator[list[str]]:
-    """The words of each `xmil ...` and `python -m ...` line in the shell blocks of a page."""
+    """The words of each `xmil ...` and `python -m ...` line in the shell and workflow blocks of a page."""
     text = page.read_text("utf-8")
     shells = [block.code for block in blocks(page) if block.language in _SHELLS]
     shells += [found[0] for found in _INDENTED.finditer(_BLOCK.sub("", text))]
