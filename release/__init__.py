@@ -1,1 +1,1 @@
-"""What a release needs beside the wheel: its bill of materials, and proof that it can be built again."""
+"""What a release needs beside the wheel: its bill, the offline bundle, lowest versions, the wheel again."""

@@ -1,7 +1,8 @@
-"""A bundle for machines without internet: `python -m release.bundle` packs dist/xmil-VERSION-offline-PLATFORM.tar.
+"""A bundle for machines without internet: `python -m release.bundle` writes dist/xmil-VERSION-offline-*.tar.
 
-It holds the wheel in dist/, the wheels it needs under constraints.txt, their SHA-256, a README and the Containerfile.
-The wheels fit the system and the Python that run this; torch is the build that pip's settings lead to (CPU or CUDA).
+It holds the wheel in dist/, the wheels it needs under constraints.txt, their SHA-256, a README and the
+Containerfile. The wheels fit the system and the Python that run this; torch is the build that pip's settings
+lead to (CPU or CUDA).
 """
 
 from __future__ import annotations

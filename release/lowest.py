@@ -1,8 +1,8 @@
 """The lowest versions that xmil declares, as pins for pip: `python -m release.lowest > lowest.txt`.
 
-A bound `name>=1.2` gives `name==1.2`, so every bound must name a version that exists. Torch and torchvision, whose
-versions go in pairs, and the tools of the tests keep the versions of constraints.txt. Requirements on the command
-line take the place of pins: `python -m release.lowest torch==2.11.0 torchvision==0.26.0`.
+A bound `name>=1.2` gives `name==1.2`, so every bound must name a version that exists. Torch and torchvision,
+whose versions go in pairs, and the tools of the tests keep the versions of constraints.txt. Requirements on
+the command line take the place of pins: `python -m release.lowest torch==2.11.0 torchvision==0.26.0`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bounds() -> dict[str, str]:
     for line in lines:
         matched = re.fullmatch(r"([\w-]+)>=([\d.]+)", line)
         if matched is None or lowest.get(matched[1], matched[2]) != matched[2]:
-            raise SystemExit(f"{line!r} in pyproject.toml must be one bound, name>=version, the same everywhere.")
+            raise SystemExit(f"{line!r} in pyproject.toml must be name>=version, the same in every extra.")
         lowest[matched[1]] = matched[2]
     return lowest
 

@@ -1,14 +1,23 @@
-"""The bill of materials lists what is installed, and pinned hashes what the tests install."""
+"""The bill of materials, pinned hashes, the offline bundle, the lowest versions, one version everywhere."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import tarfile
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.version import Version
 from release.bill import LOCK, bill
+from release.bundle import EXTRAS, pack
 from release.hashes import lines
+from release.lowest import AS_TODAY, TOOLS, bounds, constraints, pins
+
+import xmil
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,3 +50,51 @@ def test_hashes_are_of_the_pinned_versions() -> None:
     report = {"install": [{"metadata": {"name": "A", "version": "1"}, "download_info": {}}]}
     report["install"][0]["download_info"] = {"archive_info": {"hashes": {"sha256": "ab"}}}
     assert lines(report) == ["a==1 --hash=sha256:ab"]
+
+
+def test_the_bundle_has_the_digest_of_every_file_and_all_that_its_containerfile_names(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in ("xmil-9.9.9-py3-none-any.whl", "torch-2.0-cp311-cp311-linux_x86_64.whl"):
+        (wheels / name).write_bytes(name.encode())
+    made = pack(wheels, tmp_path / "dist")
+    assert re.fullmatch(r"xmil-9\.9\.9-offline-[\w.-]+-py3\d+\.tar", made.name)
+    with tarfile.open(made) as archive:
+        archive.extractall(tmp_path, filter="data")
+    home = tmp_path / made.stem
+    sums = dict(reversed(line.split("  ")) for line in (home / "SHA256SUMS").read_text().splitlines())
+    files = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
+    assert set(sums) == files - {"SHA256SUMS"}
+    for name, digest in sums.items():
+        assert hashlib.sha256((home / name).read_bytes()).hexdigest() == digest, name
+    recipe = (home / "Containerfile").read_text()
+    for option in ("--check --quiet", "--find-links", "--constraint"):
+        assert (home / recipe.partition(f"{option} ")[2].split()[0]).exists()
+    assert f"xmil[{EXTRAS}]" in recipe
+    assert f"xmil[{EXTRAS}]" in (home / "README.md").read_text()
+    again = pack(wheels, tmp_path / "again")
+    assert again.read_bytes() == made.read_bytes()
+
+
+def test_the_bundle_has_every_extra_of_users() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(EXTRAS.split(",")) == set(project["optional-dependencies"]) - {"dev", "docs"}
+
+
+def test_pins_of_the_lowest_versions_are_below_those_of_today() -> None:
+    today = {re.sub(r"[-_.]+", "-", name).lower(): value for name, value in constraints().items()}
+    for name, lowest in bounds().items():
+        assert Version(lowest) <= Version(today[name]), name
+    requirements = {Requirement(line).name: line for line in pins("torch==2.11.0")}
+    assert set(requirements) == {*bounds(), *AS_TODAY, *TOOLS}
+    assert requirements["torch"] == "torch==2.11.0"
+    assert requirements["numpy"] == f"numpy=={bounds()['numpy']}"
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {xmil.__version__}\n" in citation
+    newest = re.search(r"^## (\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None
+    assert newest[1] == xmil.__version__
+    assert f"\ndate-released: {newest[2]}\n" in citation
