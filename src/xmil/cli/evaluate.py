@@ -21,5 +21,5 @@ def evaluate(request: EvaluateRequest, screen: Screen) -> int:
         finished(run, screen)
         return 0
     best = next(iter((run.about.get("best") or {}).values()), None)
-    screen.say(best or "No slide is classified correctly, so no method can be named.")
+    screen.say(best or "The model classifies no slide correctly, so no method can be recommended.")
     return finished(run, screen)

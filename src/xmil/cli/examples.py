@@ -10,7 +10,7 @@ import typer
 from xmil.cli._command import with_examples
 
 EXAMPLES = {
-    "See everything work on embedded data": "xmil demo",
+    "See everything work on made-up slides": "xmil demo",
     "Find out what a file or folder is": "xmil inspect features/ model.pt slide.svs",
     "Explain one slide": "xmil explain --model model.pt --features slide.h5 --out run",
     "Explain a cohort for every class": (

@@ -79,7 +79,7 @@ def split(
         and not _holds(target, table, name, slide_column)
     ):
         raise InputError(
-            f"{target}: is there already, with another table; pass --overwrite, or another out=."
+            f"{target}: already exists and holds another table; pass --overwrite, or another out=."
         )
     done.save_column(name, target)
     cases = done.cases

@@ -57,7 +57,7 @@ def check_budget(nbytes: int, name: str, path: Path_, *, stored: int | None = No
     if nbytes > allowance(stored):
         raise FileError(
             f"{path}: {name!r} asks for {nbytes / 2**30:,.1f} GiB, more than {stored:,} bytes on disk hold: "
-            f"the file is damaged or a memory bomb; where it is sound, set {VARIABLE}={-(-nbytes // 2**30)}G."
+            f"the file is damaged or a memory bomb; if it is sound, set {VARIABLE}={-(-nbytes // 2**30)}G."
         )
 
 
@@ -281,7 +281,7 @@ def _footer(path: str | PathLike[str]) -> bytes:
         stream.seek(max(0, size - 8))
         length, mark = int.from_bytes(stream.read(4), "little"), stream.read(4)
         if mark != MAGIC or length + 8 > size:
-            raise ValueError("no Parquet file, or cut off")
+            raise ValueError("not a Parquet file, or cut off")
         stream.seek(size - 8 - length)
         return stream.read(length)
 

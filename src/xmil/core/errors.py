@@ -137,11 +137,11 @@ def not_made(folder: str | PathLike[str], error: OSError, option: str = "out=") 
     """Why a folder for results could not be made, and the way out.
 
     >>> print(not_made("/dev/null/run", NotADirectoryError(20, "Not a directory")))
-    /dev/null/run: cannot be made (/dev/null is no folder); choose another out=.
+    /dev/null/run: cannot be made (/dev/null is not a folder); choose another out=.
     """
     place = Path(folder)
     blocker = next((p for p in (place, *place.parents) if os.path.lexists(p) and not p.is_dir()), None)
-    why = error.strerror if blocker is None else f"{blocker} is no folder"
+    why = error.strerror if blocker is None else f"{blocker} is not a folder"
     return f"{place}: cannot be made ({why}); choose another {option}."
 
 

@@ -127,7 +127,7 @@ def _run_file(path: Path) -> ModuleType:
     loader = _Uncached(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
     if spec is None:
-        raise ImportError(f"{path.name} is no Python file")
+        raise ImportError(f"{path.name} is not a Python file")
     spec.has_location = True
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

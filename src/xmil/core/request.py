@@ -103,7 +103,7 @@ class Request:
             return values
         (mine,), (given,) = own, other
         if mine in values:
-            raise InputError(f"{given}= and {mine}= are one parameter; give one of them.")
+            raise InputError(f"{given}= and {mine}= are the same parameter; give one.")
         value = values.pop(given)
         if mine == "method" and not isinstance(value, str):
             if len(several := list(value)) != 1:
@@ -188,7 +188,7 @@ def pop_old(values: dict[str, Any], name: str, advice: str) -> Any:
     """Take a parameter of the version before out of the values, with a warning; None if it is not there."""
     if name not in values:
         return None
-    _warn_caller(f"The parameter {name!r} goes in the next version: {advice}")
+    _warn_caller(f"The parameter {name!r} will be removed in the next version: {advice}")
     return values.pop(name)
 
 

@@ -135,7 +135,7 @@ class TissueDemo:
             if min(counts[True], counts[False]) < 10:
                 raise InputError(
                     f"{self.images}: needs ten pictures with {self.kind} nuclei and ten without. "
-                    f"Got {counts[True]} and {counts[False]}; a picture counts where {NUCLEI} names it."
+                    f"Got {counts[True]} and {counts[False]}; a picture counts if {NUCLEI} names it."
                 )
         images = None if self.images is None else str(self.images.resolve())
         claim_folder(self.out, tissue=True, images=images, quick=self.quick, seed=self.seed)

@@ -128,7 +128,7 @@ def minimal_set(
         raise bad_parameter("evaluations", "minimal_set", "an int in the range [1, inf)", evaluations)
     network, x = open_network(model, bag, **how)
     if not TASKS[network.task].decides:
-        raise UnsupportedError(f"A {network.task} model decides nothing; minimal sets need classes.")
+        raise UnsupportedError(f"A {network.task} model has no classes, and minimal sets need them.")
     with frozen(network.module), torch.no_grad():
         game = open_subsets(network, x)
         (output,) = Question([target], None, network).outputs(game.logits)

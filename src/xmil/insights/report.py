@@ -316,7 +316,7 @@ def _strategies(findings: Findings) -> Html:
 
 def _shortcuts(findings: Findings) -> Html:
     reasons = "; ".join(f"{name} ({why})" for name, why in findings.untested.items())
-    left = _small(f"Not asked about: {reasons}.") if reasons else Html()
+    left = _small(f"Not tested: {reasons}.") if reasons else Html()
     if not findings.shortcuts:
         return join([tag("h2", "Shortcuts"), tag("p", verdict(findings)), left]) if left else Html()
     causes = [a for a in findings.shortcuts if not a.tissue]

@@ -424,10 +424,10 @@ def _missing_cells(
         notes.append(f"{table}: has no row for {_count(absent, ' of the run')}.")
     unlabelled = [slide for slide in slides if labels.get(slide) is None]
     if len(unlabelled) == len(slides):
-        notes.append(f"No slide has a {label!r}: shortcuts are asked about over all slides together.")
+        notes.append(f"No slide has a {label!r}: shortcuts are tested over all slides together.")
     elif unlabelled:
         who = _count(unlabelled, f" without a {label!r}")
-        notes.append(f"Shortcuts in columns and light are asked about without {who}.")
+        notes.append(f"Shortcuts in columns and light are tested without {who}.")
     if not cases:
         notes.append(
             f"{table}: has no case_id, so slides are taken as independent; if patients have several slides, "

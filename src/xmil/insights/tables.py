@@ -417,12 +417,12 @@ def _test_sanity(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
     redrawn, repeated = ([row[k] for row in rows if np.isfinite(row[k])] for k in (1, 2))
     mean = float(np.mean(redrawn)) if redrawn else float("nan")
     lowest = min(repeated, default=float("nan"))
-    verdict = "passed" if mean <= LIMIT else "failed: the scores hang little on what the model learnt"
+    verdict = "passed" if mean <= LIMIT else "failed: the scores depend little on what the model learned"
     if lowest < SAME:
         verdict = "no verdict: the scores made again are not those of the run"
     return {
         "weights drawn anew": f"{verdict}; mean |rank correlation| with the scores under new weights "
         f"{mean:.2f} (at most {LIMIT}), {len(rows)} slides, {REDRAWS} draws each (sanity.csv)",
         "made again": f"lowest rank correlation with the stored scores {lowest:.3f}, {len(rows)} slides "
-        "(sanity.csv); less than 1 where the run had settings of its own",
+        "(sanity.csv); less than 1 if the run had settings of its own",
     }

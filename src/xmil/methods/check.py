@@ -74,7 +74,7 @@ def with_notes(a: Attribution, x: Tensor) -> Attribution:
     n, alike = x.shape[1], x[0, 0] == x[0, -1]
     if n >= FEWEST and bool(alike.all()) and bool((x[0] == x[0, :1]).all()):
         what = "only zeros for features" if not bool(x[0, 0].any()) else "the same features"
-        notes.append(f"All {n} patches have {what}: they were probably not extracted rightly.")
+        notes.append(f"All {n} patches have {what}: the extraction probably failed.")
     if not bool(a.scores.any()) and not a.warnings:
         notes.append(
             "Every score is zero: as far as this method sees, the output does not depend on the patches."

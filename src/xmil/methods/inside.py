@@ -235,7 +235,7 @@ def _find_worth(
     gap = float(np.abs(again.scores[rows] - scores).max() / max(float(np.abs(scores).max()), 1e-12))
     if gap > SAME:
         notes.append(
-            f"With this model the patches score otherwise than in the explanation (by up to {100 * gap:.0f} "
+            f"With this model the patches score differently from the explanation (by up to {100 * gap:.0f} "
             "% of the largest): another model, another baseline, or contexts; the audit's constant holds "
             "the rest."
         )

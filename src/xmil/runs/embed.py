@@ -91,7 +91,7 @@ def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[P
     missing = [name for name in patches if name not in pairs and name not in refused]
     where = ", ".join(map(str, request.slides))
     if not pairs and not refused:
-        raise InputError(f"{where}: no slide is named like a file in {folder}; name them alike.")
+        raise InputError(f"{where}: no slide has the name of a file in {folder}; rename them to match.")
     return pairs, refused | dict.fromkeys(missing, f"no slide of this name in {where}")
 
 

@@ -244,7 +244,7 @@ def recorded_model(run: Run, say: Say = lambda _: None) -> tuple[Path, ...] | No
             say(f"The run's model, {what} {path}, is not loaded; give model={path} if it is to be used.")
             return None
         if file_digest(path) != row.get("digest"):
-            say(f"{path}: is not the model that the run was made with any more; give model=.")
+            say(f"{path}: has changed since the run was made; give model=.")
             return None
     return tuple(paths)
 
@@ -350,9 +350,7 @@ def _moved(model: MILModel, device: str) -> MILModel:
 
 def _check_digest(path: Source, digest: str, wanted: str | None) -> str:
     if wanted is not None and digest != wanted:
-        raise StopError(
-            f"{path}: is not the model that the run started with; put it back, or use another out=."
-        )
+        raise StopError(f"{path}: has changed since the run started; put it back, or use another out=.")
     return digest
 
 

@@ -275,7 +275,7 @@ def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
     if request.interactions and (request.interactions < 2 or request.by != "slide"):
         raise InputError("interactions= takes two patches or more, of one slide (by='slide').")
     if request.interactions and len(models.models) > 1:
-        raise InputError("interactions= is for one model; an ensemble has none in common.")
+        raise InputError("interactions= takes one model, not an ensemble.")
     if not request.methods or not request.target:
         raise InputError("There is nothing to explain: name at least one method and one target.")
     check_output(request)
@@ -520,7 +520,7 @@ class ExplainRun(ModelRun[Explained]):
         others = [case for case in cases if (case.case_id or case.name) not in used]
         whose = f"the method was chosen on {counted(len(used), 'other case')}"
         if not others:
-            others, whose = cases, "the method was chosen on these cases, so this is too kind"
+            others, whose = cases, "the method was chosen on these cases, so this is optimistic"
         seconds = time.perf_counter() - self.started
         with memory_budget(request.memory):
             verdict = judge_run(

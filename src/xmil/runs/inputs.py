@@ -107,7 +107,7 @@ def class_labels(
         if not 0 <= label < most:
             raise InputError(
                 f"The column {column!r} has a class {label}, but the model knows {most}: they count from 0; "
-                "where the numbers are names, give class_names= in the order of the model's outputs."
+                "if the numbers are names, give class_names= in the order of the model's outputs."
             )
     return numbers
 

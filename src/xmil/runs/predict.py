@@ -201,7 +201,7 @@ def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> 
     alone = ", taken as independent: no case_id" if labelled.unit == "slide" else ""
     intervals = why_no_interval(cases, labelled.unit) or f"95 % intervals over {labelled.unit}s"
     if cases >= FEWEST and any(not own.exists for own in metrics.values() if not math.isnan(own.estimate)):
-        intervals += ", none where no draw differs from another"
+        intervals += ", none if all draws agree"
     lines.append(f"{over}{alone}; {intervals}.")
     if labelled.task.truth == "class" and len(labelled) > 1:
         guesses = set(labelled.numbers.argmax(axis=1).tolist())

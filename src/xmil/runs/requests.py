@@ -174,7 +174,7 @@ class DeviceRequest(RunRequest):
 class SeededRequest(DeviceRequest):
     """A request whose work runs on a device, with draws of a seed."""
 
-    seed: int = option("Seed of everything that is drawn at random.", 0, panel=COMPUTE, decides=True)
+    seed: int = option("Seed of all random draws.", 0, panel=COMPUTE, decides=True)
 
 
 MODEL = (
@@ -307,14 +307,14 @@ class ExplainRequest(CohortRequest):
         "A parameter of one method, such as ig.steps=100; may be repeated.", None, panel=WHAT, flag="--param"
     )
     contexts: int = option(
-        "Mean scores of lrp, ig and gxi over so many random sub-bags, with errors.", 0, panel=WHAT, least=0
+        "Average lrp, ig and gxi over this many random sub-bags, with errors.", 0, panel=WHAT, least=0
     )
     interactions: int = option(
-        "Pairs that act together, among so many of the strongest patches.", 0, panel=WHAT, least=0
+        "Find pairs that act together among this many of the strongest patches.", 0, panel=WHAT, least=0
     )
     background: Path | None = option(BACKGROUND, None, panel=WHAT)
     check: str = option(
-        "Cases that judge the maps: a number, all, none, or auto (16, in a tenth of the run's time).",
+        "Cases that check the maps: a number, all, none, or auto (16, in a tenth of the run's time).",
         "auto", panel=WHAT,
     )  # fmt: skip
     memory: int = option(
@@ -366,9 +366,7 @@ class EvaluateRequest(CohortRequest):
         "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), panel=WHAT
     )
     steps: int = option("Steps per curve.", 100, panel=WHAT, least=1)
-    orders: int = option(
-        "Random orders for the band of pictures; verdicts have 200.", 20, panel=WHAT, least=2
-    )
+    orders: int = option("Random orders for the band in pictures; verdicts use 200.", 20, panel=WHAT, least=2)
     smallest: float = option(
         "Smallest difference in mean AUPC that makes a method better than another.", 0.01, panel=WHAT, least=0
     )
@@ -445,7 +443,7 @@ class TileRequest(RunRequest):
         ("pen",), panel=ADVANCED, choices=("pen", "fold", "blur", "coverslip"), decides=True,
     )  # fmt: skip
     keep_edge: bool = option(
-        "Also patches over the slide's right and lower border.", False, panel=ADVANCED, decides=True
+        "Also take patches over the slide's right and lower border.", False, panel=ADVANCED, decides=True
     )
 
     @classmethod
@@ -528,12 +526,12 @@ class DrawRequest(RunRequest):
     out: Path | None = option("Folder for the files; RUN/heatmaps by default.", None, panel=OUTPUT)
     names: tuple[str, ...] = option("Draw only these slides.", (), panel=INPUT)
     methods: tuple[str, ...] = option("Draw only these methods, in this order.", (), panel=INPUT)
-    target: tuple[str, ...] = option("Only these explained classes, or 'predicted'.", (), panel=INPUT)
+    target: tuple[str, ...] = option("Use only these explained classes, or 'predicted'.", (), panel=INPUT)
     pictures: tuple[str, ...] = option(
-        "Of panel, overlay, side, patches, map; 'none' for exports alone.", PICTURES, panel=OUTPUT
+        "Any of panel, overlay, side, patches, map; 'none' for exports alone.", PICTURES, panel=OUTPUT
     )
     to: tuple[str, ...] = option(
-        "Of png, pdf, svg (pictures), geojson (QuPath), scores and colours (OME-TIFF), csv, parquet.",
+        "Any of png, pdf, svg (pictures), geojson (QuPath), scores and colours (OME-TIFF), csv, parquet.",
         WRITTEN, panel=OUTPUT,
     )  # fmt: skip
     clip: str = option(
@@ -552,7 +550,7 @@ class DrawRequest(RunRequest):
     )
     top: int = option("Number of highest and lowest patches on a sheet.", 8, panel=ADVANCED)
     pairs: int = option(
-        "Most lines between patches that act together, if the run has interactions.",
+        "Largest number of lines between patches that act together, if the run has interactions.",
         30,
         panel=ADVANCED,
         least=0,
@@ -610,7 +608,7 @@ class ExportRequest(Request):
 
     run: Any = option("Folder of a run, or one explanation file (.parquet).", argument=True)
     to: tuple[str, ...] = option(
-        "Of qupath (gzipped GeoJSON), asap (XML), dicom (Parametric Map), dicom-annotations, ome-zarr, "
+        "Any of qupath (gzipped GeoJSON), asap (XML), dicom (Parametric Map), dicom-annotations, ome-zarr, "
         "spatialdata, anndata (.h5ad), geojson, scores, colours (OME-TIFF), csv, parquet."
     )  # fmt: skip
     slides: Path | None = option(
@@ -618,7 +616,7 @@ class ExportRequest(Request):
     )
     out: Path | None = option("Folder for the files; RUN/export by default.", None)
     methods: tuple[str, ...] = option("Export only these methods.", ())
-    target: tuple[str, ...] = option("Only these explained classes, or 'predicted'.", ())
+    target: tuple[str, ...] = option("Use only these explained classes, or 'predicted'.", ())
     mpp: float | None = option("Microns per level-0 pixel, if no file stores it.", None)
     patch_size: int | None = option("Patch edge in level-0 pixels, if unknown.", None)
     restart: bool = option("Write existing files again.", False)
@@ -674,7 +672,7 @@ class StudyRequest(Request):
     plan: Path = option(
         "TOML file: readers, cases, arms, questions, blinding; docs/howto/study.md.", panel=INPUT
     )
-    out: Path = option("Folder for the study; it must not be there yet.", panel=OUTPUT)
+    out: Path = option("Folder for the study; it must not exist yet.", panel=OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)

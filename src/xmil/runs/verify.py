@@ -83,7 +83,7 @@ def unknowns(run: Run) -> list[str]:
     for row, _ in _model_rows(run):
         path = str(row.get("path") or "")
         if is_function_name(path):
-            notes.append(f"{path[:300]} builds the model and is not called: it may build another by now.")
+            notes.append(f"{path[:300]} builds the model and was not called: it may build another one now.")
         elif path and _find_model(run, Path(path)) is None and not Path(path).is_absolute():
             notes.append(
                 f"The model {path[:300]} is named from the folder the run was made in; it is not found."

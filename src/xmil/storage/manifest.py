@@ -266,7 +266,7 @@ def compare_files(folder: Path, manifest: Manifest, *, quick: bool = False) -> I
         if (folder / name).is_symlink():
             yield name, "is a link, which is not followed; copy the file in"
         elif manifest.begun is None:
-            yield name, "is not of the run: no command of xmil wrote it; move it elsewhere"
+            yield name, "does not belong to the run: no xmil command wrote it; move it elsewhere"
 
 
 def _check(folder: Path, manifest: Manifest, path: str, *, quick: bool) -> str:

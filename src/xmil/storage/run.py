@@ -638,7 +638,11 @@ def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
     """
     about = read_run(folder)
     if about is not None and about["kind"] != kind:
-        holds = f"a run of {command_of(about['kind'])}" if about["kind"] else f"a {RUN} that is not of a run"
+        holds = (
+            f"a run of {command_of(about['kind'])}"
+            if about["kind"]
+            else f"a {RUN} that does not describe a run"
+        )
         raise InputError(f"{folder}: holds {holds}; choose another out=.")
     if about is not None or any((folder / mark).is_file() for mark in marks):
         return

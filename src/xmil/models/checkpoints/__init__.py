@@ -275,5 +275,5 @@ def card(model: MILModel) -> str:
         f"# {spec.name} for {spec.task}\n\n{markdown_table(['', ''], list(facts.items()))}\n\n"
         '```python\nimport xmil\n\nmodel = xmil.load_model("this folder")\n'
         'explanation = xmil.explain(model, "slide.h5")\n```\n\n'
-        "Not said here: the cohort it was trained on, its results, its limits, its licence.\n"
+        "Not recorded here: the cohort it was trained on, its results, its limits, its licence.\n"
     )

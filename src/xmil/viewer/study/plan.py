@@ -225,7 +225,7 @@ class Plan(Section):
                 if unknown := [option for option in options if option not in names]:
                     shown = ", ".join(names)
                     raise InputError(
-                        f"The diagnosis {unknown[0]!r} is no class of the run; they are {shown}."
+                        f"The diagnosis {unknown[0]!r} is not a class of the run; they are {shown}."
                     )
                 question = question.model_copy(update={"options": options})
             questions.append(question)
@@ -233,7 +233,7 @@ class Plan(Section):
         positive = self.positive or (options[-1:] if len(options) == 2 else options)
         if unknown := [name for name in positive if name not in options]:
             shown = ", ".join(options)
-            raise InputError(f"positive = {unknown[0]!r} is none of the diagnoses: {shown}.")
+            raise InputError(f"positive = {unknown[0]!r} is not one of the diagnoses: {shown}.")
         return self.model_copy(update={"questions": tuple(questions), "positive": positive})
 
 
@@ -259,7 +259,7 @@ def make_plan(content: Any, *, source: str = "The plan") -> Plan:
         fault = error.errors()[0]
         parts = [str(part) for part in fault["loc"] if not str(part).startswith(("constrained-", "tuple["))]
         where, message = ".".join(parts), fault["msg"].removeprefix("Value error, ").rstrip(".")
-        kinds = {"missing": "is missing", "extra_forbidden": f"is no key of a plan; {_keys(parts)}"}
+        kinds = {"missing": "is missing", "extra_forbidden": f"is not a key of a plan; {_keys(parts)}"}
         if fault["type"] in kinds:
             raise InputError(f"{source}: {where} {kinds[fault['type']]}.") from None
         got = f". Got {fault['input']!r} instead" if fault["type"] != "value_error" else ""

@@ -477,7 +477,7 @@ def _known_cases(
     pictures.close()
     for what, names in without.items():
         if names:
-            say(f"{counted(len(names), 'slide')} left out for want of a {what}: {shorten(names, 3)}.")
+            say(f"{counted(len(names), 'slide')} left out without a {what}: {shorten(names, 3)}.")
     return known
 
 
@@ -545,7 +545,7 @@ def _check_arms(plan: Plan, runs: Mapping[str, Run], cases: Sequence[Case]) -> N
     """Refuse an arm whose scores a case does not have."""
     for arm in plan.arms:
         if arm.target not in ("predicted", *plan.diagnoses):
-            raise InputError(f"arm {arm.name!r}: the target {arm.target!r} is no class of the run.")
+            raise InputError(f"arm {arm.name!r}: the target {arm.target!r} is not a class of the run.")
         run = arm.run or next(iter(runs))
         for case in cases if arm.method is not None else ():
             evidence = read_evidence(runs[run].file(case.slide))

@@ -148,7 +148,7 @@ def _in_short(findings: Findings) -> Iterator[Html]:
             if pulled is not None:
                 yield join(
                     [
-                        tag("b", _title(arm.name)), ": where the model was wrong and the reader right, the "
+                        tag("b", _title(arm.name)), ": when the model was wrong and the reader right, the "
                         f"reader followed it in {_in_words(pulled)} of {counted(pulled.n, 'reading')}.",
                     ]
                 )  # fmt: skip
