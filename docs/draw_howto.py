@@ -13,14 +13,12 @@ import csv
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -37,7 +35,7 @@ import xmil
 from xmil.demo.tissue import TissueDemo, read_sections
 from xmil.evaluate import Flips
 from xmil.heatmaps import Scale, View, picture_box
-from xmil.heatmaps.style import BLUE, RED, method_colour
+from xmil.heatmaps.style import BLUE, RED
 
 ROOT = Path(__file__).parents[1]
 IMAGES, WORK = ROOT / "docs" / "images", ROOT / "build" / "howto"
@@ -52,7 +50,12 @@ TUMOUR = "tumour"
 
 def run(*words: object, width: int = 92, check: bool = True) -> str:
     """What `xmil WORDS` prints."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": str(width), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": str(width),
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+    }
     command = [sys.executable, "-m", "xmil.cli", *map(str, words)]
     done = subprocess.run(command, env=env, cwd=WORK, capture_output=True, text=True, check=False)
     if check and done.returncode:
@@ -139,7 +142,7 @@ def keep(picture: Image.Image, name: str) -> None:
             break
         few = rgb.quantize(colours, method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
         few.save(path, optimize=True)
-    print(f"{path.name}: {picture.size}, {path.stat().st_size // 1000} kB, {colours} colours")  # noqa: T201
+    print(f"{path.name}: {picture.size}, {path.stat().st_size // 1000} kB, {colours} colours")
 
 
 def show(axis: Any, pixels: Any, title: str = "") -> Any:
@@ -260,16 +263,26 @@ def draw_explain() -> None:
 
 def draw_predict() -> None:
     """Probabilities of the test sections, and the AUROC with its interval."""
-    rows = sorted(csv.DictReader((tissue().out / "predict" / "predictions.csv").open()), key=lambda r: float(r["p:tumour"]))
+    rows = sorted(
+        csv.DictReader((tissue().out / "predict" / "predictions.csv").open()),
+        key=lambda r: float(r["p:tumour"]),
+    )
     figure = card(4.0)
     axis = plain(figure.subplots())
     for i, row in enumerate(rows):
         p, is_tumour = float(row["p:tumour"]), row["label"] == TUMOUR
         axis.hlines(i, 0, p, color="#DDDDDD", linewidth=2, zorder=1)
-        axis.scatter(p, i, s=70, color=FOR if is_tumour else AGAINST, marker="o" if is_tumour else "s", zorder=2)
+        axis.scatter(
+            p, i, s=70, color=FOR if is_tumour else AGAINST, marker="o" if is_tumour else "s", zorder=2
+        )
         axis.annotate(f"{p:.2f}", (p, i), (9, 0), textcoords="offset points", va="center")
     axis.axvline(0.5, color=GREY, linestyle="--", linewidth=1)
-    axis.set(yticks=range(len(rows)), yticklabels=[r["slide_id"] for r in rows], xlim=(0, 1.08), xlabel=f"probability of {TUMOUR}")
+    axis.set(
+        yticks=range(len(rows)),
+        yticklabels=[r["slide_id"] for r in rows],
+        xlim=(0, 1.08),
+        xlabel=f"probability of {TUMOUR}",
+    )
     for colour, marker, words in ((FOR, "o", f"labelled {TUMOUR}"), (AGAINST, "s", f"labelled no {TUMOUR}")):
         axis.scatter([], [], s=70, color=colour, marker=marker, label=words)
     axis.legend(loc="center right", bbox_to_anchor=(0.86, 0.45), frameon=False)
@@ -290,7 +303,11 @@ def draw_choosing() -> None:
     axis.hlines(range(len(table)), low, high, color=INK, linewidth=2)
     for i, (srg, end) in enumerate(zip(table["srg"], high, strict=True)):
         axis.annotate(f"{srg:.2f}", (end, i), (8, 0), textcoords="offset points", va="center")
-    axis.set(yticks=range(len(table)), xlim=(0, float(high.max()) * 1.15), xlabel="SRG over 12 cases, with its 95 % interval (0: no better than a random order)")
+    axis.set(
+        yticks=range(len(table)),
+        xlim=(0, float(high.max()) * 1.15),
+        xlabel="SRG over 12 cases, with its 95 % interval (0: no better than a random order)",
+    )
     axis.set_yticklabels([f"{n}  (chosen)" if n == choice.candidate else n for n in table.index])
     axis.set_title("which map does the model confirm best?", loc="left")
     save(figure, "choosing")
@@ -334,7 +351,15 @@ def draw_error_bars() -> None:
     ranks = np.arange(len(scores))
     left.errorbar(ranks, scores, yerr=error, fmt="none", ecolor=colours, elinewidth=1.3, zorder=1)
     left.scatter(ranks[sure], scores[sure], s=22, color=colours[sure], label="sign is sure")
-    left.scatter(ranks[~sure], scores[~sure], s=22, facecolor="white", edgecolor=colours[~sure], label="sign is not sure", zorder=2)
+    left.scatter(
+        ranks[~sure],
+        scores[~sure],
+        s=22,
+        facecolor="white",
+        edgecolor=colours[~sure],
+        label="sign is not sure",
+        zorder=2,
+    )
     left.axhline(0, color=INK, linewidth=0.8)
     left.legend(frameon=False)
     for handle in left.get_legend().legend_handles:
@@ -358,7 +383,7 @@ def draw_interactions() -> None:
     pairs = xmil.interactions(model(), own, target=TUMOUR, top=14, by=e, precision=None, draws=256)
     figure = card(5.0, 7.6)
     axis = figure.subplots()
-    picture, scale = overlay(e, view, 0.4)
+    picture, _scale = overlay(e, view, 0.4)
     show(axis, picture, "pairs of patches that act together")
     values = np.asarray(pairs.values)
     strongest = [i for i in np.argsort(-np.abs(values)) if pairs.sure[i]][:12]
@@ -368,8 +393,13 @@ def draw_interactions() -> None:
         (x0, y0), (x1, y1) = middles[pairs.pairs[i][0]], middles[pairs.pairs[i][1]]
         width = 1 + 4 * abs(values[i]) / top
         axis.plot([x0, x1], [y0, y1], color="white", linewidth=width + 1.6, solid_capstyle="round")
-        axis.plot([x0, x1], [y0, y1], color=RED if values[i] > 0 else BLUE, linewidth=width, solid_capstyle="round")
-    lines = [Line2D([], [], color=c, linewidth=4, label=w) for c, w in ((RED, "more together than apart"), (BLUE, "less together than apart"))]
+        axis.plot(
+            [x0, x1], [y0, y1], color=RED if values[i] > 0 else BLUE, linewidth=width, solid_capstyle="round"
+        )
+    lines = [
+        Line2D([], [], color=c, linewidth=4, label=w)
+        for c, w in ((RED, "more together than apart"), (BLUE, "less together than apart"))
+    ]
     figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False)
     save(figure, "interactions")
 
@@ -406,7 +436,7 @@ def draw_heatmaps() -> None:
     figure = xmil.heatmap(methods, slide_of(shown.name), label=TUMOUR, prediction=TUMOUR, size=520)
     figure.write(WORK / "panel.png")
     picture = Image.open(WORK / "panel.png").convert("RGB")
-    print(picture.size)  # noqa: T201
+    print(picture.size)
     size = (1150, round(1150 * picture.height / picture.width))
     keep(picture.resize(size, Image.Resampling.LANCZOS), "heatmaps")
 
@@ -417,7 +447,7 @@ def draw_qupath() -> None:
     view = looked(shown.name, 640)
     text = (tissue().out / "heatmap" / "geojson" / f"{shown.name}.geojson").read_text()
     features = json.loads(text)["features"]
-    print(json.dumps(features[0])[:900])  # noqa: T201
+    print(json.dumps(features[0])[:900])
     figure = card(4.6)
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     show(left, view.background, "the exported tiles over the slide")
@@ -429,7 +459,13 @@ def draw_qupath() -> None:
         names[kind["name"]] = colour
         box = [[*ring.min(axis=0), *ring.max(axis=0)]]
         frame(left, view, box, edgecolor=colour, linewidth=2)
-    left.legend(handles=[Patch(facecolor="white", edgecolor=c, linewidth=2, label=n) for n, c in names.items()], loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, frameon=False)
+    left.legend(
+        handles=[Patch(facecolor="white", edgecolor=c, linewidth=2, label=n) for n, c in names.items()],
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        ncols=2,
+        frameon=False,
+    )
     right.axis("off")
     save(figure, "qupath")
 

@@ -77,7 +77,7 @@ def shot(page: Any, path: Path) -> None:
     settle(page)
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     ImageOps.posterize(picture, 6).save(path, optimize=True)  # smaller, and colour bars stay smooth
-    print(path)  # noqa: T201
+    print(path)
 
 
 def show_list(page: Any, _: str) -> None:

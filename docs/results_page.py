@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "results"
-ORDER = ("table1", "published", "rules", "quick", "tissue", "foreign-models", "demo", "speed", "scale", "reliability")
+ORDER = (
+    "table1",
+    "published",
+    "rules",
+    "quick",
+    "tissue",
+    "foreign-models",
+    "demo",
+    "speed",
+    "scale",
+    "reliability",
+)
 KEYS = ("title", "question", "date", "machine", "command", "columns", "rows", "note")
 INTRO = """# Results
 
