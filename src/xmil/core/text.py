@@ -131,13 +131,16 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
 
 
 def shorten(names: Sequence[str], most: int) -> str:
-    """The first of many names in a sentence, and how many more there are.
+    r"""The first of many names in a sentence, and how many more there are; always one line.
 
     >>> shorten(["a", "b", "c"], 2), shorten(["a"], 2)
     ('a, b and 1 more', 'a')
+    >>> shorten(["a\nb"], 2)
+    'a\\nb'
     """
+    shown = [name if name.isprintable() else repr(name)[1:-1] for name in names[:most]]
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    return f"{', '.join(shown)}{more}"
 
 
 def text_table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
