@@ -57,7 +57,7 @@ def test_a_file_of_results_is_complete(path: Path, tmp_path: Path) -> None:
     page.write_text(results_page.section(results), encoding="utf-8")
     assert any(numbers(cell) for row in results["rows"] for cell in row)
     for words in command_lines(page):
-        check_command(words[1:]) if words[0] == "xmil" else check_module(words[2])
+        check_command(words[1:]) if words[0] == "xmil" else check_module(*words[2:])
     for line in results["command"].splitlines():
         script = re.match(r"(?:python )?(benchmarks/\S+)", line)
         assert script is None or (ROOT / script[1]).is_file()
