@@ -239,8 +239,10 @@ def test_scores_over_all_sizes_are_means_over_the_sub_bags() -> None:
     assert (e.scores <= high).all()
 
 
-@pytest.mark.parametrize(("n", "keep"), [(1, 0.5), (1, None), (9, 1.0)])
+@pytest.mark.parametrize(("n", "keep"), [(1, 0.5), (1, None), (9, 1.0), (2, 0.5), (4, 0.1)])
 def test_what_never_varied_is_unknown(n: int, keep: float | None) -> None:
     e = xmil.explain(model_of("attnmil"), bag_of(n), target=1, contexts=8, keep=keep)
     assert e.stable is None
     assert e.stderr is None
+    with pytest.raises(InputError, match="the same others"):
+        e.interval()

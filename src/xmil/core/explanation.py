@@ -184,7 +184,9 @@ class Explanation(Placed):
             raise bad_parameter("level", "Explanation.interval", "a float in the range (0, 1)", level)
         if self.stderr is None:
             raise InputError(
-                f"The scores of {self.method!r} have no standard errors; explain with contexts=24, or by "
+                "Standard errors are unknown here: every sub-bag that holds a patch holds the same others."
+                if self.params.get("contexts") is not None
+                else f"The scores of {self.method!r} have no standard errors; explain with contexts=24, or by "
                 "'shapley'."
             )
         if self.params.get("contexts") is not None:  # what each score is the mean of, at the least
