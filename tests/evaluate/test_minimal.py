@@ -225,10 +225,10 @@ def test_where_nothing_flips_there_is_no_set() -> None:
     model = xmil.create_model("meanpool", in_dim=3, n_classes=2, seed=0)
     found = xmil.minimal_set(model, x)
     assert (found.instances, found.upper, found.lower) == (None, None, 6)
-    assert "There is no set" in found.sentence
-    assert (
-        xmil.minimal_set(model, x[:1], kind="keep").instances is None
-    )  # a lone instance has no proper subset
+    assert "There is no set of fewer than 6 patches" in found.sentence  # all six, or none, are no answer
+    alone = xmil.minimal_set(model, x[:1], kind="keep")
+    assert alone.instances is None  # a lone instance has no proper subset
+    assert "fewer than 1 patch that alone keep" in alone.sentence
 
 
 def test_one_logit_and_several_labels() -> None:
