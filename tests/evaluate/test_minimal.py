@@ -267,5 +267,5 @@ def test_bad_parameters(params: dict[str, object], error: type[Exception], words
 
 def test_models_without_classes_are_refused() -> None:
     model = xmil.create_model("attnmil", in_dim=WIDTH, n_classes=1, dim=8, task="regression")
-    with pytest.raises(UnsupportedError, match="decides nothing"):
+    with pytest.raises(UnsupportedError, match="no classes"):
         xmil.minimal_set(model, bag_of(5, 0))
