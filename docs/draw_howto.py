@@ -261,6 +261,35 @@ SHOWN = """() => {
     (name) => document.querySelector(name).getBoundingClientRect());
   return { x: 0, y: head.top - 8, width: last.right, height: table.bottom - head.top + 20 };
 }"""
+LEADING = """.notes, nav, section > p, #shortcuts .wide ~ .wide { display: none }
+section:not(#concepts, #shortcuts), .concepts > :nth-child(n + 4), img:nth-child(n + 9) { display: none }
+section { margin-top: 20px; padding-top: 4px }
+.concepts { display: grid; grid-template-columns: repeat(3, 1fr); gap: 28px }
+.patches { grid-template-columns: repeat(4, 1fr) }"""
+SURVIVAL = """task = "survival"
+out = "survival"
+
+[data]
+features = "{features}"
+cohort = "survival.csv"
+time = "time"
+event = "event"
+folds = 4
+
+[model]
+name = "attnmil"
+dim = 32
+attention_dim = 16
+
+[optim]
+lr = 2e-3
+weight_decay = 1e-2
+
+[train]
+epochs = 40
+device = "cpu"
+tensorboard = false
+"""
 PACKAGE = """[project]
 name = "mypackage"
 version = "1.0"
@@ -664,6 +693,88 @@ def draw_own_reader() -> None:
     )  # not into this environment
     shown += [("cat mypackage/theirs.py", code), ("pip install --quiet ./mypackage", "")]
     terminal("own-reader", *shown, typed("xmil inspect theirs.h5"))
+
+
+def draw_study() -> None:
+    """A reader's page after the first answer, with the evidence."""
+    from tests.viewer.reading_room import Simulated
+    from tests.viewer.study_pages import READY, STILL, AtThePage, serving
+
+    from xmil.viewer.study import make_study
+    from xmil.viewer.study.plan import make_plan
+
+    clear_desk("study")
+    arms = [{"name": "lrp", "method": "lrp", "prediction": True}]
+    plan = {"readers": ["anna"], "practice": 0, "cases": [section().name], "arms": arms, "seed": 0}
+    study = make_study(
+        [tissue().out / "explain"], slides=tissue().slides, plan=make_plan(plan), out=desk() / "study"
+    )
+    with serving(study) as (url, _), open_browser() as browser:
+        reader = AtThePage(browser, study, Simulated("anna", 1.0), draws=False)
+        reader.page.set_viewport_size({"width": 1060, "height": 700})
+        reader.enter(url)
+        reader.step()
+        reader.page.wait_for_function(READY)
+        for key in "244":
+            reader.page.keyboard.press(key)
+        reader.page.wait_for_timeout(1200)
+        reader.page.evaluate(STILL)
+        stream = reader.page.screenshot()
+        reader.close()
+    keep(Image.open(io.BytesIO(stream)), "study")
+
+
+def draw_insight() -> None:
+    """The report's findings, its three leading concepts and the table of shortcuts."""
+    out = clear_desk("insight") / "insight"
+    rows = list(csv.DictReader((tissue().out / "cohort.csv").open()))
+    with (desk() / "sites.csv").open("w") as stream:  # two sites, unrelated to anything
+        table = csv.DictWriter(stream, [*rows[0], "site"])
+        table.writeheader()
+        table.writerows({**row, "site": "AB"[int(row["slide_id"][-2:]) // 3 % 2]} for row in rows)
+    inputs = {"features": tissue().out / "features", "model": tissue().model, "cohort": "sites.csv"}
+    inputs |= {"slides": tissue().slides, "evaluated": tissue().out / "evaluate", "out": out}
+    run("insight", tissue().out / "explain", *(w for k, v in inputs.items() for w in (f"--{k}", v)))
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": 960, "height": 500}, device_scale_factor=1.1)
+        page.goto((out / "report.html").as_uri())
+        page.add_style_tag(content=LEADING)
+        keep(Image.open(io.BytesIO(page.screenshot(full_page=True))), "insight")
+
+
+def draw_survival() -> None:
+    """Survival by held-out risk, and what raises it in a section; the times are made up from the tumour."""
+    from xmil.evaluate import median_halves
+
+    rng, table = np.random.default_rng(0), clear_desk("survival") / "survival.csv"
+    lines = ["slide_id,case_id,time,event"]
+    for name in (name for names in tissue().names.values() for name in names):
+        share = tissue().marked(name, bag(name).coords).mean()  # of patches with tumour
+        months = rng.exponential(60 / np.exp(8 * share))
+        lines.append(f"{name},{name},{min(months, 60):.2f},{int(months < 60)}")
+    table.write_text("\n".join([*lines, ""]))
+    (desk() / "survival.toml").write_text(SURVIVAL.format(features=tissue().out / "features"))
+    run("train", "survival.toml")
+    rows = list(csv.DictReader((desk() / "survival" / "predictions.csv").open()))
+    risks, times = ([float(row[key]) for row in rows] for key in ("risk", "time"))
+    events, cases = [row["event"] == "True" for row in rows], [row["case_id"] for row in rows]
+    curves, p = median_halves(risks, times, events, units=cases)
+    figure = card(4.4)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.05))
+    plain(left).set_title("survival by predicted risk", loc="left")
+    for curve, words, colour in zip(curves, ("higher", "lower"), (FOR, AGAINST), strict=True):
+        label = f"{words} risk ({curve.n} cases)"
+        left.step(curve.times, curve.share, where="post", color=colour, linewidth=2.2, label=label)
+        left.fill_between(curve.times, curve.low, curve.high, step="post", color=colour, alpha=0.15)
+    left.set(xlabel="months", ylabel="share alive", xlim=(0, 60), ylim=(0, 1.03))
+    left.legend(frameon=False, loc="upper right", title=f"held-out cases, p {p:.4f}")
+    shown = section()
+    fold = next(row["model"] for row in rows if row["slide_id"] == shown.name)
+    e = xmil.explain(desk() / "survival" / fold / "model.safetensors", bag(shown.name), method="lrp")
+    picture, scale = overlay(e, looked(shown.name, 560))
+    show(right, picture, f"what makes the risk of {shown.name}")
+    bar(figure, right, scale, ("lowers the risk", "raises the risk"))
+    save(figure, "survival")
 
 
 PICTURES: dict[str, Callable[[], None]] = {
