@@ -297,6 +297,10 @@ version = "1.0"
 
 [project.entry-points."xmil.readers"]
 theirs = "mypackage.theirs"
+
+[tool.setuptools]
+packages = ["mypackage"]
+package-dir = { mypackage = "." }
 """
 
 
@@ -670,8 +674,8 @@ def draw_own_reader() -> None:
     import h5py
 
     clear_desk("site", "mypackage")
-    package, own = desk() / "mypackage" / "mypackage", bag(section().name)
-    package.mkdir(parents=True)
+    package, own = desk() / "mypackage", bag(section().name)
+    package.mkdir()
     with h5py.File(desk() / "theirs.h5", "w") as file:
         file["my_features"], file["my_corners"], file.attrs["edge"] = own.features, own.coords, tissue().edge
     shown = [enter("xmil inspect theirs.h5", check=False)]
@@ -679,7 +683,7 @@ def draw_own_reader() -> None:
     code = "\n".join(line for line in block.splitlines() if '"""' not in line)
     (package / "theirs.py").write_text(code)
     (package / "__init__.py").touch()
-    (package.parent / "pyproject.toml").write_text(PACKAGE)
+    (package / "pyproject.toml").write_text(PACKAGE)
     pip = "-m pip install --quiet --no-build-isolation --no-deps --no-index --target site ./mypackage"
     subprocess.run([sys.executable, *pip.split()], cwd=desk(), check=True)  # not into this environment
     shown += [("cat mypackage/theirs.py", code), ("pip install --quiet ./mypackage", "")]
