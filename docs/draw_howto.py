@@ -72,7 +72,7 @@ def run(*words: object, check: bool = True, stop: Callable[[], bool] | None = No
     return (bars + printed).rstrip()
 
 
-def typed(line: str, **options: Any) -> tuple[str, str]:
+def enter(line: str, **options: Any) -> tuple[str, str]:
     """A command as one types it, and what it prints."""
     words = line.split("#")[0].split()
     return line, run(*words[1:], **options)
@@ -87,10 +87,9 @@ def desk() -> Path:
 
 def clear_desk(*names: str) -> Path:
     """The model and the features of the test sections under short names; nothing of these names yet."""
-    made = {
-        f"features/{name}.h5": tissue().out / "features" / f"{name}.h5" for name in tissue().names["test"]
-    }
-    for name, path in {**made, "model.safetensors": tissue().model}.items():
+    files = [f"features/{name}.h5" for name in tissue().names["test"]]
+    made = {file: tissue().out / file for file in files} | {"model.safetensors": tissue().model}
+    for name, path in made.items():
         (desk() / name).parent.mkdir(exist_ok=True)
         if not (desk() / name).exists():
             (desk() / name).symlink_to(path)
@@ -224,12 +223,14 @@ def centres(view: View, boxes: Any) -> Any:
     return (pixels[:, :2] + pixels[:, 2:]) / 2
 
 
-def terminal(name: str, *parts: tuple[str, str], width: int = COLUMNS) -> None:
+def terminal(name: str, *parts: tuple[str, str]) -> None:
     """Commands and what they printed, as a terminal shows them."""
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, legacy_windows=False)
+    console = Console(
+        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False
+    )
     for i, (command, output) in enumerate(parts):
         if i:
             console.print()
@@ -296,6 +297,10 @@ version = "1.0"
 
 [project.entry-points."xmil.readers"]
 theirs = "mypackage.theirs"
+
+[tool.setuptools]
+packages = ["mypackage"]
+package-dir = { mypackage = "." }
 """
 
 
@@ -558,22 +563,23 @@ EXPLAIN = "xmil explain --model model.safetensors --features features"
 
 def draw_keep() -> None:
     """A run that gets Ctrl-C, is continued, verified, damaged and verified again."""
-    out, started = desk() / "run", lambda: any(out.glob("slides/*.parquet"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores Ctrl-C
+    out, enough = desk() / "run", lambda: len([*out.glob("slides/*.parquet")]) > 7
     shown = [("", "")]
     while "interrupted" not in shown[0][1]:  # a quick machine may be done before Ctrl-C arrives
         clear_desk("run")
-        shown = [typed(f"{EXPLAIN} --out run  # Ctrl-C", check=False, stop=started)]
-    shown += [typed(f"{EXPLAIN} --out run  # again: continues"), typed("xmil verify run")]
+        shown = [enter(f"{EXPLAIN} --out run  # Ctrl-C", check=False, stop=enough)]
+    shown += [enter(f"{EXPLAIN} --out run  # again: continues"), enter("xmil verify run")]
     with (out / "slides.csv").open("a") as stream:
         stream.write("\n")
-    shown += [("echo >> run/slides.csv  # a file changes", ""), typed("xmil verify run", check=False)]
+    shown += [("echo >> run/slides.csv  # a file changes", ""), enter("xmil verify run", check=False)]
     terminal("keep", *shown)
 
 
 def draw_cluster() -> None:
     """The same run by one process and by Ray, and that its files are the same."""
     clear_desk("one", "ray")
-    shown = [typed(f"{EXPLAIN} --out one"), typed(f"{EXPLAIN} --out ray --engine ray")]
+    shown = [enter(f"{EXPLAIN} --out one"), enter(f"{EXPLAIN} --out ray --engine ray")]
     command = "diff -r one/slides ray/slides && echo identical, byte by byte"
     done = subprocess.run(["/bin/sh", "-c", command], cwd=desk(), capture_output=True, text=True, check=True)
     terminal("cluster", *shown, (command, done.stdout.rstrip()))
@@ -668,31 +674,20 @@ def draw_own_reader() -> None:
     import h5py
 
     clear_desk("site", "mypackage")
-    package, own = desk() / "mypackage" / "mypackage", bag(section().name)
-    package.mkdir(parents=True)
+    package, own = desk() / "mypackage", bag(section().name)
+    package.mkdir()
     with h5py.File(desk() / "theirs.h5", "w") as file:
-        file["my_features"], file["my_corners"], file.attrs["edge"] = own.features, own.coords, 128
-    shown = [typed("xmil inspect theirs.h5", check=False)]
+        file["my_features"], file["my_corners"], file.attrs["edge"] = own.features, own.coords, tissue().edge
+    shown = [enter("xmil inspect theirs.h5", check=False)]
     block = (ROOT / "docs/howto/own-reader.md").read_text().split("```python\n")[2].split("\n\n\nbag")[0]
     code = "\n".join(line for line in block.splitlines() if '"""' not in line)
     (package / "theirs.py").write_text(code)
     (package / "__init__.py").touch()
-    (package.parent / "pyproject.toml").write_text(PACKAGE)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-build-isolation",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run(
-        [*pip, "--target", desk() / "site", package.parent], check=True
-    )  # not into this environment
+    (package / "pyproject.toml").write_text(PACKAGE)
+    pip = "-m pip install --quiet --no-build-isolation --no-deps --no-index --target site ./mypackage"
+    subprocess.run([sys.executable, *pip.split()], cwd=desk(), check=True)  # not into this environment
     shown += [("cat mypackage/theirs.py", code), ("pip install --quiet ./mypackage", "")]
-    terminal("own-reader", *shown, typed("xmil inspect theirs.h5"))
+    terminal("own-reader", *shown, enter("xmil inspect theirs.h5"))
 
 
 def draw_study() -> None:
@@ -725,7 +720,7 @@ def draw_study() -> None:
 
 
 def draw_insight() -> None:
-    """The report's findings, its three leading concepts and the table of shortcuts."""
+    """The report's findings, its leading concepts (side by side, to save height) and its shortcuts."""
     out = clear_desk("insight") / "insight"
     rows = list(csv.DictReader((tissue().out / "cohort.csv").open()))
     with (desk() / "sites.csv").open("w") as stream:  # two sites, unrelated to anything
@@ -767,7 +762,7 @@ def draw_survival() -> None:
         left.step(curve.times, curve.share, where="post", color=colour, linewidth=2.2, label=label)
         left.fill_between(curve.times, curve.low, curve.high, step="post", color=colour, alpha=0.15)
     left.set(xlabel="months", ylabel="share alive", xlim=(0, 60), ylim=(0, 1.03))
-    left.legend(frameon=False, loc="upper right", title=f"held-out cases, p {p:.4f}")
+    left.legend(frameon=False, loc="lower right", title=f"held-out cases, p {p:.4f}")
     shown = section()
     fold = next(row["model"] for row in rows if row["slide_id"] == shown.name)
     e = xmil.explain(desk() / "survival" / fold / "model.safetensors", bag(shown.name), method="lrp")
