@@ -9,7 +9,7 @@ BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
-PAGE      := $(shell find page/src -type f)
+PAGE      := $(shell find page -type f -not -path '*/node_modules/*')
 LOWEST    ?= tests/core tests/data tests/storage tests/nn tests/network tests/subsets tests/models tests/lrp tests/methods
 PINS      ?=
 STORES    := spatialdata==0.7.3 spatialdata-plot==0.4.0 ome-zarr==0.15.0
@@ -37,15 +37,15 @@ help:
 	@echo "make release     test-full, dist, the bundle, its bill of materials (CycloneDX), and the proof that the wheel can be built again"
 	@echo "make check-dist  install the wheel in a clean environment; xmil doctor and xmil demo --quick must pass"
 
-$(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(PAGE)
+$(STAMP): pyproject.toml constraints.txt hatch_build.py $(PAGE)
 	$(PYTHON) -m venv $(VENV)
-	$(if $(LOCKED),$(BIN)/python $(PIP) -c constraints.txt torch)
+	$(if $(LOCKED),$(BIN)/python $(PIP) --no-deps -c constraints.txt torch)
 	$(if $(LOCKED),$(BIN)/python $(PIP) --no-deps --require-hashes -r hashes.txt)
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 
 # What the demonstration needs, and no more; a full installation has it too.
-$(VENV)/.demo: pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(PAGE)
+$(VENV)/.demo: pyproject.toml constraints.txt hatch_build.py $(PAGE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(DEMO)]"
 	touch $@
@@ -113,7 +113,7 @@ dist: $(STAMP)
 	$(BIN)/python -m build
 
 bundle: dist
-	$(BIN)/python -m release.bundle
+	$(BIN)/python -m release.bundle -- $(PIP_FLAGS)
 
 release: test-full bundle
 	$(BIN)/python -m release.bill --out dist/xmil.cdx.json

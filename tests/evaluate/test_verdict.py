@@ -119,3 +119,12 @@ def test_cases_are_the_unit() -> None:
     alone = judge_cohort({"lrp": [0.4, 0.5, 0.3, 0.4, 0.6, 0.5, 0.4, 0.3]}, units=range(8), unit="slide")
     assert "over 8 slides (taken as independent: no case_id), random order 0.00" in alone.sentence
     assert "over 8 slides" in alone.brief
+
+
+def test_the_best_method_is_the_best_on_the_cases_that_all_have() -> None:
+    """A rival that was tried on the easy cases alone is compared with the first on these."""
+    unknown = [float("nan")] * 8
+    srgs = {"lrp": [0.8] * 8 + [0.2] * 8, "one_added": [0.6] * 8 + unknown}
+    verdict = judge_cohort(srgs, units=range(16))
+    assert verdict.table["share"].tolist() == pytest.approx([1.0, 0.75])
+    assert "100 % of the best method tried." in verdict.sentence

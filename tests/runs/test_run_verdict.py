@@ -97,6 +97,26 @@ def test_check_says_how_many_cases(cohort: Path, tmp_path: Path, check: str, cas
         assert verdict.brief == "not known whether lrp shows what the model uses"
 
 
+def test_a_verdict_that_time_was_too_short_for_says_so_and_can_be_asked_for(
+    cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("SHARE", "GRACE", "PATIENCE"):
+        monkeypatch.setattr(f"xmil.runs.check.{limit}", 0.0)
+    short = explained(cohort, tmp_path / "run", check="auto").verdict
+    assert short is not None
+    assert (short.kind, len(short.cases)) == ("cannot tell", 1)
+    assert "check=8" in short.sentence
+    asked = explained(cohort, tmp_path / "run", check="8").verdict  # all slides are done
+    assert asked is not None
+    assert (asked.kind, len(asked.cases)) == ("better", 8)
+    assert explained(cohort, tmp_path / "run", check="auto").verdict == asked
+    monkeypatch.setattr("xmil.runs.check.PATIENCE", 60.0)  # for eight cases, not for other methods
+    chance = explained(cohort, tmp_path / "random", methods=["random"]).verdict
+    assert chance is not None
+    assert (chance.kind, len(chance.cases), list(chance.table.index)) == ("no better", 8, ["random"])
+    assert "too short to try other methods" in chance.sentence
+
+
 def test_a_case_that_fails_later_leaves_the_verdict(cohort: Path, tmp_path: Path) -> None:
     features = tmp_path / "features"
     shutil.copytree(cohort / "features", features)

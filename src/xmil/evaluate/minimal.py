@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from xmil.core.errors import UnsupportedError, bad_parameter, check_names
 from xmil.core.task import TASKS, Target
 from xmil.methods import Bags, Question
-from xmil.network import CallOptions, frozen, open_network
+from xmil.network import CallOptions, attempt, frozen, open_network
 from xmil.subsets import Bound, Subsets, bound_of, open_subsets
 
 KINDS = ("flip", "keep")
@@ -30,7 +30,7 @@ BATCH = 2048  # sets that are tried at once
 RUNS, OF_A_HEAD, OF_A_SUM = 4_000, 1_000_000, 50_000_000  # evaluations, by what one costs
 EXHAUSTIVE = 40_000  # sets of one size that are all tried
 SMALL = 15  # bags whose sets can all be tried
-TIE = 1e-5  # of the largest output: how close to a tie the model itself has to be run
+TIE = 1e-5  # of the largest output, the empty bag's among them: how close to a tie the model has to be run
 TIES = 64  # sets near a tie that the model is run on
 EXCHANGED = 4  # pairs of members that are tried to be replaced by one other
 
@@ -146,6 +146,8 @@ class _Sets:
     def __init__(self, game: Subsets, target: Target, kind: str, evaluations: int) -> None:
         self.game, self.target, self.kind, self.left = game, target, kind, evaluations
         self.n, self.device, self.tried = game.n, game.x.device, 0
+        empty = attempt(lambda: game.empty)
+        self.size = 0.0 if empty is None else float(empty.abs().nan_to_num(0.0, 0.0).max())
         self.c, self.labels = int(target), TASKS[game.network.task].truth == "labels"
         self.decided = bool(self._predicted(game.full)[0])
         self.goal = self.decided if kind == "keep" else not self.decided
@@ -341,7 +343,7 @@ def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | Non
             members = torch.tensor(batch, device=sets.device)
             logits = sets.game.run(sets.masks(members))
             gains = sets.gains(logits)
-            near = members[gains > -TIE * logits.abs().amax(dim=1)]
+            near = members[gains > -TIE * logits.abs().amax(dim=1).clamp(min=sets.size)]
             for candidate in near[:TIES]:
                 if sets.confirm(candidate):
                     return candidate, lower

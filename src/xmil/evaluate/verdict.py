@@ -176,9 +176,16 @@ def judge_cohort(
         _judge_method(name, np.asarray(values, dtype=np.float64), units, unit, seed)
         for name, values in srgs.items()
     ]
-    top = max(rows, key=lambda row: row["srg"])
-    for row in rows:
-        row["share"] = row["srg"] / top["srg"] if len(rows) > 1 and top["srg"] >= SMALLEST else None
+    known = np.isfinite(np.array([*srgs.values()], dtype=np.float64)).all(axis=0)  # by every method
+    own = [unit for unit, is_known in zip(units, known, strict=True) if is_known]
+    means = [
+        float(unit_means(np.asarray(values)[known], own).mean()) if own else row["srg"]
+        for row, values in zip(rows, srgs.values(), strict=True)
+    ]
+    best = int(np.nanargmax(means)) if np.isfinite(means).any() else 0
+    top = rows[best]
+    for row, value in zip(rows, means, strict=True):
+        row["share"] = value / means[best] if len(rows) > 1 and means[best] >= SMALLEST else None
     return RunVerdict(
         kind=rows[0]["kind"],
         sentence=_cohort_sentence(rows, top, unit),

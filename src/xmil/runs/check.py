@@ -21,12 +21,14 @@ from xmil.core.verdict import RunVerdict
 from xmil.data.bags import Case
 from xmil.evaluate import Choice, Flips, Judge, choose, judge_cohort, measure_bag
 from xmil.evaluate.choice import cross_fitted, draw_part, find_candidates
-from xmil.evaluate.verdict import FEWEST
+from xmil.evaluate.verdict import FEWEST, FEWEST_CASES
 from xmil.models import MILModel
 
 ALL, NONE, SOME = "all", "none", "auto"
 CASES = 16  # that judge a run, or choose its method, unless the user says how many
 SHARE, GRACE = 0.1, 2.0  # of the run's time that the verdict may take, and seconds of work it may always take
+PATIENCE = 10.0  # seconds of work it may take until the cases are enough for a verdict
+LATE = "check=8 takes the time, which was too short"
 Scores = npt.NDArray[np.float32]
 RIVALS = ("lrp", "one_added")  # tried beside the methods of a run
 Maps = Callable[[Case], tuple[Bag, Target, dict[str, Scores]]]  # a case's bag, and scores by method
@@ -50,13 +52,16 @@ class Check:
         named = {ALL: float("inf"), NONE: 0.0, SOME: float(CASES)}
         return named[self.text] if self.text in named else float(self.text)
 
-    def clock(self, seconds: float) -> Callable[[], bool]:
-        """What says whether the time is up, for a run of so many seconds; a user's number takes its time."""
+    def clock(self, seconds: float) -> Callable[[float], bool]:
+        """What says whether the time is up, for a run of so many seconds, once so much work may be done.
+
+        A user's number takes its time.
+        """
         wall, busy = time.perf_counter(), time.process_time()
 
-        def is_over() -> bool:
+        def is_over(work: float) -> bool:
             late = time.perf_counter() - wall > SHARE * seconds
-            return self.text == SOME and late and time.process_time() - busy > GRACE
+            return self.text == SOME and late and time.process_time() - busy > work
 
         return is_over
 
@@ -97,15 +102,17 @@ def judge_run(
 ) -> RunVerdict | None:
     """Judge the maps of cases in the order in which they come, then rivals on the same cases.
 
-    `seconds` is what the run took. Rivals are tried while there is time, and to the end if the verdict is
-    not "better": it then names the method that is.
+    `seconds` is what the run took. Rivals are tried while there is time; if the verdict is not "better", it
+    names the method that is, or says that there was no time to try others.
     """
     if not check.most:
         return None
-    is_over, measured, why = check.clock(seconds), Measured(), "no case could be measured"
+    is_over, measured, why, late = check.clock(seconds), Measured(), "no case could be measured", False
     for case in cases:
         known = set(measured.units)
-        if len(known | {case.case_id or case.name}) > check.most or (known and is_over()):
+        if len(known | {case.case_id or case.name}) > check.most:
+            break
+        if late := bool(known) and is_over(GRACE if len(known) >= FEWEST_CASES else PATIENCE):
             break
         try:
             srgs = _srgs(models, *maps(case), seed=seed)
@@ -121,20 +128,26 @@ def judge_run(
         )
     verdict = judge_cohort(measured.srgs, units=measured.units, unit=measured.unit, seed=seed)
     if verdict.kind == "cannot tell":
-        return verdict
+        return verdict.with_note(f"{LATE} for more") if late else verdict
     able = find_candidates(models[0], [name for name in RIVALS if name not in measured.srgs], n=0)
     rivals: dict[str, list[float]] = {name: [] for name in able}
-    for case in measured.cases:
-        if verdict.kind == "better" and is_over():
-            rivals = {name: [*own, float("nan")] for name, own in rivals.items()}
-            continue
+    for case in measured.cases if able else ():
+        if is_over(GRACE):
+            break
         bag, target, _ = maps(case)
         part = draw_part(bag, seed)
         each = [measure_bag(model, part, able, target=target, seed=seed) for model in models]
         for name, own in rivals.items():
             own.append(float(np.mean([srgs[name] for srgs in each])))
-    rivals = {name: own for name, own in rivals.items() if not np.isnan(own).all()}
-    every = {**measured.srgs, **rivals}
+    tried = min(map(len, rivals.values()), default=0)
+    if len(set(measured.units[:tried])) < FEWEST_CASES:  # a mean over so few would be no rival
+        lacking = able and verdict.kind != "better"
+        return verdict.with_note(f"{LATE} to try other methods") if lacking else verdict
+    unknown = [float("nan")] * (len(measured.cases) - tried)
+    every = {
+        **measured.srgs,
+        **{name: [*own, *unknown] for name, own in rivals.items() if not np.isnan(own).all()},
+    }
     return judge_cohort(every, units=measured.units, unit=measured.unit, seed=seed)
 
 

@@ -54,7 +54,7 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
-from xmil.runs.check import Check, RunChoice, choose_for_run, in_seeded_order, judge_run
+from xmil.runs.check import SOME, Check, RunChoice, choose_for_run, in_seeded_order, judge_run
 from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row
 from xmil.runs.ensemble import (
     Ensemble,
@@ -512,7 +512,9 @@ class ExplainRun(ModelRun[Explained]):
         cases = [case for case in items if case.slides[0] in tally.results]
         names = {case.case_id or case.name for case in cases}
         judged, is_old = self.judged, not tally.done and all(slide in self.before for slide in tally.rows)
-        if not check.most or (judged and is_old and names.issuperset(judged.get("cases", ()))):
+        asked = 0 if check.text == SOME else min(check.most, len(names))
+        old = set(judged.get("cases", ())) if judged else set()
+        if not check.most or (judged and is_old and len(old) >= asked and names.issuperset(old)):
             return judged
         if chosen is not None and chosen.choice.verdict is not None:
             return chosen.choice.verdict.as_dict()
