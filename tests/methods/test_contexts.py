@@ -91,7 +91,7 @@ def test_an_interval_is_the_formula() -> None:
     )
     with pytest.raises(InputError, match=r"'level' parameter of Explanation\.interval"):
         e.interval(1.0)
-    with pytest.raises(InputError, match="no standard errors; explain with contexts=24"):
+    with pytest.raises(InputError, match="no standard errors; take contexts=24"):
         xmil.explain(model_of("transmil"), bag_of(10)).interval()
 
 

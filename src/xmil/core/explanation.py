@@ -186,8 +186,7 @@ class Explanation(Placed):
             raise InputError(
                 "Standard errors are unknown here: every sub-bag that holds a patch holds the same others."
                 if self.params.get("contexts") is not None
-                else f"The scores of {self.method!r} have no standard errors; explain with contexts=24, or by "
-                "'shapley'."
+                else f"The scores of {self.method!r} have no standard errors; take contexts=24, or 'shapley'."
             )
         if self.params.get("contexts") is not None:  # what each score is the mean of, at the least
             keep = self.params.get("keep", 0.5)
