@@ -108,25 +108,24 @@ def check_module(name: str, *words: str) -> None:
     import_module(name)
     if not any(word.startswith("--") for word in words):
         return
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Parsed, match="^$"):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", [name, *words])
         patch.setattr(ArgumentParser, "parse_args", parse_only)
         patch.setattr(ArgumentParser, "error", complain)
-        with warnings.catch_warnings(action="ignore"):  # runpy's, of a module that is imported already
+        warned = warnings.catch_warnings(action="ignore")  # runpy's, of a module that is imported already
+        with warned, pytest.raises(SystemExit) as done:
             run_module(name, run_name="__main__")
-
-
-class Parsed(Exception):
-    """The options are read; a message says what is wrong with them."""
+    assert done.value.code is None, done.value
 
 
 def parse_only(parser: ArgumentParser, *args: Any) -> NoReturn:
     unknown = parser.parse_known_args(*args)[1]
-    raise Parsed(f"unknown: {unknown}" if unknown else "")
+    raise SystemExit(f"{parser.prog}: unknown: {unknown}" if unknown else None)
 
 
 def complain(parser: ArgumentParser, message: str) -> NoReturn:
-    raise Parsed("" if "are required" in message else message)  # a sentence may cut a command short
+    """A sentence may cut a command short."""
+    raise SystemExit(None if "are required" in message else f"{parser.prog}: {message}")
 
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:
