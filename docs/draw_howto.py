@@ -535,10 +535,8 @@ def draw_qupath() -> None:
     view = looked(shown.name, 640)
     text = (tissue().out / "heatmap" / "geojson" / f"{shown.name}.geojson").read_text()
     features = json.loads(text)["features"]
-    print(json.dumps(features[0])[:900])
-    figure = card(4.6)
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    show(left, view.background, "the exported tiles over the slide")
+    figure = card(4.6, 5.2)
+    axis = show(figure.subplots(), view.background, "the exported tiles over the slide")
     names = {}
     for each in features:
         ring = np.array(each["geometry"]["coordinates"][0])
@@ -546,15 +544,14 @@ def draw_qupath() -> None:
         colour = np.array(kind["color"]) / 255
         names[kind["name"]] = colour
         box = [[*ring.min(axis=0), *ring.max(axis=0)]]
-        frame(left, view, box, edgecolor=colour, linewidth=2)
-    left.legend(
+        frame(axis, view, box, edgecolor=colour, linewidth=2)
+    axis.legend(
         handles=[Patch(facecolor="white", edgecolor=c, linewidth=2, label=n) for n, c in names.items()],
         loc="upper center",
         bbox_to_anchor=(0.5, 0.0),
         ncols=2,
         frameon=False,
     )
-    right.axis("off")
     save(figure, "qupath")
 
 

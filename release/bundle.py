@@ -69,7 +69,7 @@ def pack(wheels: Path, out: Path, extras: str = EXTRAS) -> Path:
 
 
 def builds(wheels: Path) -> dict[str, str]:
-    """The build of torch and torchvision that their versions name, such as cpu; nothing on the default index."""
+    """The builds that the versions of torch and torchvision name, such as cpu; empty on the default index."""
     names = [path.name.split("-") for path in wheels.glob("torch*-*.whl")]
     return {parts[0]: parts[1].partition("+")[2] for parts in names if parts[0] in ("torch", "torchvision")}
 
@@ -101,7 +101,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         fetch(wheel, Path(folder), args.extras, args.options)
         if len(set(builds(Path(folder)).values())) > 1:
-            print(f"Builds differ, encoders may not load: {builds(Path(folder))}; collect both from one index.")
+            print(
+                f"Encoders may not load: builds differ, {builds(Path(folder))}; collect both from one index."
+            )
         made = pack(Path(folder), args.out, args.extras)
         print(f"{made}: {len(list(Path(folder).iterdir()))} wheels, {made.stat().st_size / 1e6:.0f} MB")
 

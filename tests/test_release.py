@@ -128,7 +128,8 @@ def test_a_page_is_built_again_after_a_change_of_any_of_its_files(
 
 
 def test_the_sources_hold_what_a_release_reads() -> None:
-    sources = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    sources = project["tool"]["hatch"]["build"]["targets"]["sdist"]
     assert {"release", "page", "constraints.txt", "hashes.txt", "Containerfile", "Makefile"} <= set(
         sources["include"]
     )

@@ -141,7 +141,7 @@ _COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encode
 def as_text(report: dict[str, Any]) -> str:
     """A report in lines: what it is, its facts, what was inferred, what is missing, what is wrong."""
     if "error" in report:
-        return f"xmil: error: {' '.join(report['error'].split())}"
+        return f"xmil: error: {as_flags(' '.join(report['error'].split()))}"
     lines = [f"{report['path']}: {report['what']}"]
     if report["rows"]:
         lines += _table(list(report["rows"]))
