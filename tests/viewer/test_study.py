@@ -106,6 +106,15 @@ def test_a_plan_that_the_run_cannot_serve_is_refused(
     assert not (tmp_path / "study").exists()
 
 
+def test_a_run_without_labels_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    run, slides = write_cases(tmp_path, 4)
+    table = run / "slides.csv"
+    table.write_text(re.sub(r",(benign|tumour),(benign|tumour),", r",,\2,", table.read_text()))
+    (run / "run.json").write_text(json.dumps({"kind": "explain", "class_names": CLASSES}))
+    with pytest.raises(InputError, match=r"no slide has a label; explain with cohort="):
+        make_study([run], slides=slides, plan=make_plan({"readers": ["anna"]}), out=tmp_path / "study")
+
+
 def test_worklists_are_seeded_balanced_and_each_readers_own(tmp_path: Path) -> None:
     study = study_of(tmp_path, n=12, readers=("anna", "ben", "chloé"), repeats=3)
     lists = {reader: study.deal(reader) for reader in study.readers}

@@ -303,7 +303,7 @@ def measured_against(method: str, params: Mapping[str, Any]) -> str:
     """What scores are measured against, in words; empty if nothing is recorded of it.
 
     >>> measured_against("lrp", {"baseline": "mean of 90 patches", "background": "checkpoint 3fa2"})
-    'against the mean of 90 patches of the checkpoint'
+    'compared with the mean of 90 patches of the checkpoint'
     >>> measured_against("lrp", {"baseline": None}), measured_against("one_added", {"company_from": "bag"})
     ('without a background', 'beside patches of the bag')
     """
@@ -316,7 +316,7 @@ def measured_against(method: str, params: Mapping[str, Any]) -> str:
     if params["baseline"] is None:
         return "without a background" if method == "lrp" else ""
     name, source = str(params["baseline"]), whose.get(str(params.get("background", "")).partition(" ")[0])
-    return f"against the {name}" + (f" of {source}" if source else "")
+    return f"compared with the {name}" + (f" of {source}" if source else "")
 
 
 def measured_columns(columns: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -53,6 +53,7 @@ LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # of codes: none that looks like an
 CODE = 10
 PRACTICE, CASE, REPEAT = "practice", "case", "repeat"
 MOST = 10_000  # regions of a reading
+NO_LABEL = "no slide has a label; explain with cohort=, a table of labels."
 Stored = dict[str, Any]
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what a wrong value raises
 
@@ -423,6 +424,8 @@ def make_study(
     if plan.seed is None:
         plan = plan.model_copy(update={"seed": secrets.randbits(53)})
     known = _known_cases(explained, classes, Pictures(pictures), say)
+    if not known and not any(row.get("label") for row in first.rows.values()):
+        raise InputError(f"{first.path}: {NO_LABEL}")
     practice, cases = _choose(plan, known)
     if plan.repeats > len(cases) // 2:
         raise InputError(f"repeats = {plan.repeats}: at most half of the {len(cases)} cases can come twice.")
@@ -463,7 +466,7 @@ def _labels(run: Run) -> tuple[str, ...]:
     """The classes of a run whose model does not name them: the labels that its slides have."""
     found = sorted({row["label"] for row in run.rows.values() if row.get("label")})
     if not found:
-        raise InputError(f"{run.path}: no slide has a label; explain with cohort=, a table of labels.")
+        raise InputError(f"{run.path}: {NO_LABEL}")
     return tuple(found)
 
 
