@@ -603,15 +603,29 @@ def _digest_value(digest: Any, key: str, value: Any) -> None:
 
 
 def _sizes(own: nn.Module, name: str, files: ModelFiles) -> tuple[int, int]:
-    """Outputs and inputs, by a call on a few instances of the first feature file."""
+    """Outputs and inputs, by a call on a few instances of the first feature file that can be used.
+
+    A file that cannot be read is the failure of its slide; one refused by the network gives way to a file of
+    another width.
+    """
     if files.features is None:
         raise InputError(f"The model {name!r} needs features to be tried out on; give features=.")
     bags = feature_files(files.features)[0]
     if not bags:
         where = folder_advice(files.features)
         raise InputError(f"{files.features}: no feature files to try the model {name!r} out on; {where}.")
-    header = open_bag(bags[0], **files.reading)
-    bag = header.read(np.arange(min(TRIED, len(header))))
-    with frozen(own), torch.no_grad():
-        network, x = open_network(own, bag)
-        return int(network(x).shape[-1]), int(x.shape[-1])
+    faults: dict[int, XmilError] = {}  # by width, 0 where no network could use the file
+    for path in bags:
+        width = 0
+        try:
+            header = open_bag(path, **files.reading)
+            bag = header.read(np.arange(min(TRIED, len(header))))
+            width = bag.features.shape[1] if len(bag) and np.isfinite(bag.features).all() else 0
+            if width and width in faults:
+                break
+            with frozen(own), torch.no_grad():
+                network, x = open_network(own, bag)
+                return int(network(x).shape[-1]), int(x.shape[-1])
+        except XmilError as error:
+            faults.setdefault(width, error)
+    raise faults[max(faults, key=bool)]

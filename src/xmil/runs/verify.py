@@ -89,6 +89,12 @@ def unknowns(run: Run) -> list[str]:
             notes.append(
                 f"The model {path[:300]} is named from the folder the run was made in; it is not found."
             )
+    with suppress(XmilError):
+        if run.kind in SCORED and (earlier := _unlisted(run, ours=True)):
+            notes.append(
+                f"{counted(len(earlier), 'slide')} explained earlier and not in slides.csv, as the last "
+                f"command was given fewer: {', '.join(earlier[:3])}{', ...' * (len(earlier) > 3)}."
+            )
     if run.kind in SCORED and not reads_every_byte():
         notes.append(
             "Feature files over 1 MiB are compared by size, ends and samples; XMIL_FULL_DIGESTS=1 before "
@@ -126,10 +132,18 @@ def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
     for slide in run:
         yield from slide_faults(run, slide, rows.get(slide, {}), features)
         on_slide()
-    if run.is_finished:  # the table of a killed run may be behind its files
-        files = {path.stem for path in (run.path / "slides").glob("*.parquet")}
-        unlisted = sorted(files - {*rows})
-        yield from (Fault(f"slides/{name}.parquet", "is not in slides.csv") for name in unlisted)
+    for name in _unlisted(run, ours=False):
+        yield Fault(f"slides/{name}.parquet", "is not in slides.csv")
+
+
+def _unlisted(run: Run, *, ours: bool) -> list[str]:
+    """Slides with a file and no row: those the run explained before it was given fewer, or strangers."""
+    if not run.is_finished:  # the table of a killed run may be behind its files
+        return []
+    manifest = read_manifest(run.path)
+    entries = {} if manifest is None else manifest.entries
+    files = {path.stem for path in (run.path / "slides").glob("*.parquet")}
+    return sorted(name for name in files - {*run.rows} if (f"slides/{name}.parquet" in entries) is ours)
 
 
 def _model_rows(run: Run) -> list[tuple[dict[str, Any], str]]:

@@ -156,7 +156,7 @@ def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, .
     if slide.mpp is not None:
         return slide.mpp, ()
     if settings.slide_mpp is not None:
-        return settings.slide_mpp, ("mpp given as slide_mpp",)
+        return settings.slide_mpp, ("mpp as given, not from the file",)
     if settings.magnification is not None and slide.magnification:
         mpp = STANDARD / slide.magnification
         return mpp, (f"mpp {mpp:g} by convention from the objective power {slide.magnification:g}",)

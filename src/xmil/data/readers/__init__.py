@@ -108,7 +108,8 @@ def _unknown(contents: Contents) -> str:
     advice = (
         "is it a checkpoint? xmil.load_model reads those"
         if contents.kind == "pt"
-        else "pass format= to force one"
+        else "call them 'features' and 'coords', name the layout with format=, or write a reader for it "
+        "(docs/howto/own-reader.md)"
     )
     return f"{contents.path}: of an unknown layout; it holds {contents.describe()}; tried {tried}; {advice}."
 
