@@ -10,7 +10,8 @@ STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
 PAGE      := $(shell find page -type f -not -path '*/node_modules/*')
-LOWEST    ?= tests/core tests/data tests/storage tests/nn tests/network tests/subsets tests/models tests/lrp tests/methods
+LOWEST    ?= $(addprefix tests/,core data storage nn network subsets models lrp methods slides encoders heatmaps \
+             training evaluate insights runs viewer cli)
 PINS      ?=
 STORES    := spatialdata==0.7.3 spatialdata-plot==0.4.0 ome-zarr==0.15.0
 MINUTES   ?= 10
@@ -28,7 +29,7 @@ help:
 	@echo "make fuzz        damaged inputs for MINUTES=10, going on where the last call stopped; build/fuzz has the counts"
 	@echo "make coverage    the tests with a report of the lines they miss (COVERAGE=95 makes a lower share an error)"
 	@echo "make test-stores exports in Zarr, read and drawn by their own libraries in an environment of their own"
-	@echo "make test-lowest the rooms of numbers, files and runs, with the lowest versions that pyproject.toml allows"
+	@echo "make test-lowest the tests of nearly every room, with the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff, mypy, import layers, spelling"
 	@echo "make bench       measure speed and memory (ratios within one run)"
 	@echo "make docs        build the documentation into site/; warnings are errors"
