@@ -124,7 +124,8 @@ def choose_method(
     ('lrp', 6, ['srg', 'interval', 'gain', 'p', 'refused'])
     """
     if isinstance(bags, Bag | str | PathLike) or not len(bags):
-        raise bad_parameter("bags", "choose_method", "a list of bags", type(bags).__name__)
+        what = type(bags).__name__ if isinstance(bags, Bag | str | PathLike) else []
+        raise bad_parameter("bags", "choose_method", "a list of one bag or more", what)
     net = as_model(model)
     read = [draw_part(as_bag(bag), seed) for bag in bags]
     names = [str(getattr(bag, "slide_id", None) or i) for i, bag in enumerate(read)]
