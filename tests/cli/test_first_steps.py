@@ -151,9 +151,7 @@ def test_errors_name_options_of_the_command(
     assert "links that are not followed: features" in run("inspect", "odd.h5", capsys=capsys)[2]
 
 
-def test_networks_of_ones_own_are_pointed_the_way(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_networks_of_ones_own_are_pointed_the_way(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"fc.weight": torch.zeros(2, 3)}, here / "own.pt")
     err = run("inspect", "own.pt", capsys=capsys)[2]
     assert "--model FILE.py:FUNCTION" in err

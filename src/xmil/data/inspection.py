@@ -121,7 +121,7 @@ def inspect_folder(path: Path, **options: Any) -> Report:
     broken = len(rows) - len(good)
     problems = [f"{broken} files cannot be read"] if broken else []
     apart = "in one folder cannot form one dataset; separate them"
-    advice = {name: f"features of several encoders {apart}" for name in ("width", "encoder")}
+    advice = dict.fromkeys(("width", "encoder"), f"features of several encoders {apart}")
     advice |= {"patch edge": f"patches of several sizes {apart}"}
     advice |= {"format": "check that one encoder made all of them"}
     for name, why in advice.items():
