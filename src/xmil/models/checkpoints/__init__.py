@@ -181,8 +181,8 @@ def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, Tensor], lis
     tried = "; ".join(f"{name} lacks {lacking[name][0]}" for name in nearest)
     raise CheckpointError(
         f"of no known family. Keys: {keys}. Tried: {tried.replace(chr(92), '')}; and "
-        f"{len(lacking) - len(nearest)} more. A network of your own takes a function that builds and loads "
-        "it: model=FILE.py:FUNCTION."
+        f"{len(lacking) - NEAREST} more. For a network of your own name a function that builds it and loads "
+        "the weights: model=FILE.py:FUNCTION."
     )
 
 
