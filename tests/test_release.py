@@ -25,6 +25,7 @@ from release.hashes import lines
 from release.lowest import AS_TODAY, TOOLS, bounds, constraints, pins
 
 import xmil
+from xmil.cli._app import REMOVED
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -152,3 +153,13 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert newest is not None
     assert newest[1] == xmil.__version__
     assert f"\ndate-released: {newest[2]}\n" in citation
+    named = re.findall(r"xmil-(\S+?)-offline", (ROOT / "docs" / "start" / "install.md").read_text())
+    assert set(named) == {xmil.__version__}
+
+
+def test_the_changelog_names_every_option_that_is_gone() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    for name in REMOVED:
+        flag = name.split()[-1]
+        opposite = flag.replace("--no-", "--") if "--no-" in flag else flag.replace("--", "--no-", 1)
+        assert re.search(rf"`({flag}|{opposite})[` ]", text), flag
