@@ -6,6 +6,8 @@ import io
 import json
 import os
 import pickle
+import shutil
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,11 @@ from xmil.bench.entries import COLUMNS, method_entry
 from xmil.cli._app import run
 from xmil.core.background import Background
 from xmil.core.errors import CheckpointError, FileError, InputError
-from xmil.data import Cohort, split_folds, split_fractions
+from xmil.data import Cohort, read_cohort, split_folds, split_fractions
 from xmil.models import load_model
+from xmil.storage import open_run
 from xmil.training.config import MOST_MODELS, grid_points, load_config, make_config
+from xmil.training.fit import read_state
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,20 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_cohort(tmp_path_factory.mktemp("cohort"), 3)
     assert run(command(folder)) == 0
     return folder
+
+
+def write_training(folder: Path) -> Path:
+    """A config for a short training, over a cohort that it writes."""
+    cohort = make_cohort(folder / "cohort", 8)
+    table = (cohort / "cohort.csv").read_text().splitlines()
+    sides = ["split", *("train" if i < 4 else "val" for i in range(8))]
+    lines = [f"{row},{side}" for row, side in zip(table, sides, strict=True)]
+    (cohort / "cohort.csv").write_text("\n".join(lines) + "\n")
+    (folder / "config.toml").write_text(
+        f'[data]\nfeatures = "{cohort}/features"\ncohort = "{cohort}/cohort.csv"\n'
+        '[model]\ndim = 8\n[train]\nepochs = 2\nbatch = 2\ndevice = "cpu"\n'
+    )
+    return folder / "config.toml"
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -196,6 +214,58 @@ def test_scores_of_repeats_are_counted_as_python_has_them(tmp_path: Path) -> Non
     assert path.stat().st_size < 10_000
     with pytest.raises(FileError, match="GiB"):
         method_entry(str(path))
+
+
+@pytest.mark.parametrize("words", [["verify"], ["heatmap", "--to", "csv"]])
+def test_short_rows_under_a_wide_header_are_counted_together(
+    cohort: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(cohort / "run", tmp_path / "run")
+    header = ",".join(["slide_id", *(f"c{i}" for i in range(20_000))])
+    rows = "".join(f"s{i}\n" for i in range(20_000))
+    (tmp_path / "run" / "slides.csv").write_text(f"{header}\n{rows}")
+    assert run([words[0], str(tmp_path / "run"), *words[1:]]) in (1, 2)
+    told = capsys.readouterr()
+    assert "memory bomb" in told.out + told.err
+    with pytest.raises(FileError, match="memory bomb"):
+        open_run(tmp_path / "run").table()
+
+
+def test_a_cohort_of_many_columns_takes_linear_time(tmp_path: Path) -> None:
+    names = ",".join(f"c{i}" for i in range(100_000))
+    (tmp_path / "cohort.csv").write_text(f"slide_id,{names}\ns0{',1' * 100_000}\n")
+    begin = time.process_time()
+    read_cohort(tmp_path / "cohort.csv")
+    assert time.process_time() - begin < 10
+
+
+@pytest.mark.parametrize("where", ["optimizer", "model"])
+def test_views_of_one_number_in_a_training_are_counted_together(where: str, tmp_path: Path) -> None:
+    config = write_training(tmp_path)
+    assert run(["train", str(config), "--out", f"{tmp_path}/out"]) == 0
+    path = tmp_path / "out" / "model" / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    view = torch.zeros(1, dtype=torch.half).as_strided((8000, 8000), (0, 0))
+    held = [content["model"]] if where == "model" else content["optimizer"]["state"].values()
+    for values in held:
+        values.update(dict.fromkeys(values, view))
+    torch.save(content, path)
+    with pytest.raises(FileError, match=r"last\.ckpt.*memory bomb"):
+        read_state(path.parent)
+
+
+def test_a_state_of_another_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_training(tmp_path)
+    assert run(["train", str(config), "--out", f"{tmp_path}/out"]) == 0
+    path = tmp_path / "out" / "model" / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    for state in content["optimizer"]["state"].values():
+        state["exp_avg"] = torch.zeros(3, 5)
+    content["epoch"] = 1
+    torch.save(content, path)
+    (path.parent / "metrics.json").unlink()
+    assert run(["train", str(config), "--out", f"{tmp_path}/out"]) == 2
+    assert "last.ckpt: damaged" in last_line(capsys)
 
 
 def test_bench_units_that_are_bombs_pipes_or_damaged_are_named(tmp_path: Path) -> None:

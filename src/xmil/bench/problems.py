@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.bag import FloatArray
+from xmil.core.budget import csv_rows
 from xmil.core.budget import read_arrays as read_stored
 from xmil.core.errors import FileError, InputError, absent
 
@@ -179,9 +179,8 @@ def read_arrays(path: Path, *names: str) -> list[Any]:
 def read_table(path: Path, *columns: str) -> list[dict[str, str]]:
     """Read the rows of a CSV file that needs these columns."""
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
-    except (OSError, ValueError, csv.Error) as error:
+        rows = csv_rows(path)
+    except (OSError, ValueError) as error:
         raise FileError(f"{path}: cannot be read ({error}).") from None
     missing = [name for name in columns if not rows or name not in rows[0]]
     if missing:

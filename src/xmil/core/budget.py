@@ -7,6 +7,7 @@ rightly packed that well.
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import re
@@ -48,16 +49,16 @@ def allowance(stored: int) -> int:
 def check_budget(nbytes: int, name: str, path: Path_, *, stored: int | None = None) -> None:
     """Refuse an allocation beyond the budget of its file, or beyond what the machine has free."""
     stored = os.stat(path).st_size if stored is None else stored
+    if nbytes > allowance(stored):
+        raise FileError(
+            f"{path}: {name!r} asks for {nbytes / 2**30:,.1f} GiB, more than {stored:,} bytes on disk hold: "
+            f"the file is damaged or a memory bomb; if it is sound, set {VARIABLE}={-(-nbytes // 2**30)}G."
+        )
     free = available_memory()
     if free is not None and nbytes > free:
         raise FileError(
             f"{path}: {name!r} needs {nbytes / 2**30:,.1f} GiB but {free / 2**30:,.1f} GiB are free; "
             "read it in parts with rows=, or on a larger machine."
-        )
-    if nbytes > allowance(stored):
-        raise FileError(
-            f"{path}: {name!r} asks for {nbytes / 2**30:,.1f} GiB, more than {stored:,} bytes on disk hold: "
-            f"the file is damaged or a memory bomb; if it is sound, set {VARIABLE}={-(-nbytes // 2**30)}G."
         )
 
 
@@ -144,6 +145,34 @@ def _array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], Any]:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(stream)
     return shape, dtype
+
+
+def csv_rows(path: Path_) -> list[dict[str, str]]:
+    """The rows of a CSV table by the names in its header; a cell that is missing is empty.
+
+    ValueError for whatever is damaged.
+    """
+    check_csv(path)
+    with open(path, newline="", encoding="utf-8-sig") as stream, _csv_errors():
+        rows = csv.DictReader(stream)
+        return [{k: v or "" for k, v in row.items() if isinstance(k, str)} for row in rows]
+
+
+def check_csv(path: Path_) -> None:
+    """Refuse a CSV table that would take more than its budget once short rows are as wide as the header."""
+    check_regular(path)
+    with open(path, newline="", encoding="utf-8-sig") as stream, _csv_errors():
+        width = len(next(csv.reader(stream), ()))
+        rows = sum(1 for _ in stream)
+    check_budget(OBJECT * width * rows, "the table", path)
+
+
+@contextmanager
+def _csv_errors() -> Iterator[None]:
+    try:
+        yield
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
 
 
 def parquet_rows(path: Path_, columns: list[str] | None = None) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import Bag
-from xmil.core.budget import open_picture, read_arrays
+from xmil.core.budget import csv_rows, open_picture, read_arrays
 from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
 from xmil.evaluate.statistics import auroc
 from xmil.heatmaps import opened
@@ -194,15 +193,14 @@ def _instance_values(path: Path, n: int) -> Floats:
         if path.suffix == ".npy":
             values = np.asarray(read_arrays(path, width=8)[""], dtype=np.float64)
         else:
-            with path.open(newline="", encoding="utf-8") as stream:
-                rows = list(csv.DictReader(stream))
+            rows = csv_rows(path)
             name = next((name for name in COLUMNS if rows and name in rows[0]), None)
             if name is None:
                 raise FileError(f"{path}: needs a column {' or '.join(map(repr, COLUMNS))}.")
             values = np.array([float(row[name]) for row in rows], dtype=np.float64)
     except XmilError:
         raise
-    except (OSError, LookupError, ValueError, TypeError, OverflowError, csv.Error) as error:
+    except (OSError, LookupError, ValueError, TypeError, OverflowError) as error:
         raise FileError(f"{path}: not one number for each patch ({_line(error)}).") from None
     if values.shape != (n,) or not np.isfinite(values).all():
         raise InputError(f"{path}: must hold {n} finite numbers, one for each patch. Got {values.shape}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.budget import csv_rows
 from xmil.core.durable import write_text
-from xmil.core.errors import XmilError
+from xmil.core.errors import FileError, XmilError
 from xmil.core.text import counted
 from xmil.data import read_bag
 from xmil.evaluate import LIMIT, SurvivalCurve, randomisation
@@ -243,8 +243,7 @@ def _rank_concepts(cohort: _Cohort) -> list[ConceptRow]:
 
 def _read_agreement(run: InsightRun) -> dict[int, float]:
     """How alike seeds group patches, by the number of concepts; that of the dictionary is the largest."""
-    with (run.out / STABILITY).open(newline="", encoding="utf-8") as stream:
-        return {int(row["concepts"]): float(row["agreement"]) for row in csv.DictReader(stream)}
+    return {int(row["concepts"]): float(row["agreement"]) for row in csv_rows(run.out / STABILITY)}
 
 
 def _decisions(cohort: _Cohort) -> list[float]:
@@ -347,17 +346,17 @@ def _read_faithfulness(run: InsightRun) -> dict[str, str]:
     """The method's measures in the evaluated run, with their intervals."""
     if run.evaluated is None:
         return {}
-    with (run.evaluated.path / "summary.csv").open(newline="", encoding="utf-8") as stream:
-        rows = [row for row in csv.DictReader(stream) if row.get("method") == run.request.method]
-    if not rows:
-        return {"slides that count": f"none for {run.request.method}; summary.txt says why"}
-    measures = {}
-    for row in rows:
-        mean, low, high = (f"{read_number(row[key]):.3g}" for key in ("mean", "low", "high"))
-        between = "no interval" if low == "nan" else f"{low} to {high}"
-        cases = f" of {row['cases']} cases" if row.get("cases") else ""
-        measures[f"{row['measure']}, {row['mode']}"] = f"{mean} ({between}), {row['n']} slides{cases}"
-    return measures
+    path, measures = run.evaluated.path / "summary.csv", {}
+    try:
+        rows = [row for row in csv_rows(path) if row.get("method") == run.request.method]
+        for row in rows:
+            mean, low, high = (f"{read_number(row[key]):.3g}" for key in ("mean", "low", "high"))
+            between = "no interval" if low == "nan" else f"{low} to {high}"
+            cases = f" of {row['cases']} cases" if row.get("cases") else ""
+            measures[f"{row['measure']}, {row['mode']}"] = f"{mean} ({between}), {row['n']} slides{cases}"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise FileError(f"{path}: not a readable summary ({error}); evaluate again.") from None
+    return measures or {"slides that count": f"none for {run.request.method}; summary.txt says why"}
 
 
 def _mean_audit(cohort: _Cohort) -> dict[str, float]:

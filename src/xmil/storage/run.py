@@ -14,7 +14,6 @@ not there. A command writes only into a new or empty folder, or into a run of it
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xmil._version import __version__
-from xmil.core.budget import check_regular, parquet_rows
+from xmil.core.budget import check_csv, check_regular, csv_rows, parquet_rows
 from xmil.core.durable import FULL, remove_file, sync_folder, write_text
 from xmil.core.errors import FileError, InputError, WriteError, XmilError, absent, not_made, unknown_name
 from xmil.core.interactions import Interactions
@@ -206,6 +205,7 @@ class Run:
         check_inside(path)
         texts = dict.fromkeys(NAMED, str)
         try:
+            check_csv(path)
             return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
         except (OSError, ValueError, OverflowError) as error:
             why = " ".join(str(error).split())[:200]
@@ -421,13 +421,10 @@ def read_rows(path: Path, key: str = "slide_id") -> dict[str, Row]:
     """The rows of a table by slide; none where there is no table."""
     check_inside(path)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = [
-                {k: v or "" for k, v in row.items() if isinstance(k, str)} for row in csv.DictReader(stream)
-            ]
+        rows = csv_rows(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError) as error:
         if isinstance(error, OSError) and not path.parent.is_dir():
             raise InputError(not_made(path.parent, error)) from None
         raise FileError(f"{path.name}: not a readable table ({error}).") from None

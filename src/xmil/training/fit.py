@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.background import Background, background_of
+from xmil.core.budget import check_budget
 from xmil.core.durable import note_as_it_is, write_bytes
 from xmil.core.errors import FileError, InputError
 from xmil.core.pickles import check_torch_file
@@ -165,14 +166,20 @@ class Fit:
 
     def _resume(self, state: State) -> None:
         logger.info("%s goes on after epoch %d", self.job.name, state.epoch)
-        self.plain.load_state_dict(state.model)
-        self.optimizer.load_state_dict(state.optimizer)
-        self.scheduler.load_state_dict(state.scheduler)
-        self.fabric.strategy.precision.load_state_dict(state.precision)
-        if self.fabric.is_global_zero:
-            write_log(state, self.folder)
-            if state.best.epoch:
-                self._write_model(state.best)
+        try:
+            self.plain.load_state_dict(state.model)
+            self.optimizer.load_state_dict(state.optimizer)
+            for parameter, kept in self.optimizer.state.items():
+                if any(value.dim() and value.shape != parameter.shape for value in tensors_in(kept)):
+                    raise ValueError("the optimiser's numbers do not fit the model")
+            self.scheduler.load_state_dict(state.scheduler)
+            self.fabric.strategy.precision.load_state_dict(state.precision)
+            if self.fabric.is_global_zero:
+                write_log(state, self.folder)
+                if state.best.epoch:
+                    self._write_model(state.best)
+        except DAMAGED as error:
+            raise _damaged(self.folder / LAST, error) from None
 
     def _one_epoch(self, state: State, on_step: OnStep | None) -> State:
         """Train, validate, and write what the next epoch needs; give the state after it."""
@@ -507,9 +514,26 @@ def read_state(folder: Path) -> State | None:
         content = torch.load(path, map_location="cpu", weights_only=True)
         if content.pop("layout") != LAYOUT:
             raise FileError(f"{path}: written by another version; pass restart=True to train again.")
+        check_budget(sum(8 * value.numel() for value in tensors_in(content)), "the state", path)
         return State(**{**content, "best": BestEpoch(**content["best"])})
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(
-            f"{path}: damaged ({reason[:120]}); delete it, or pass restart=True to train again."
-        ) from None
+    except (pickle.UnpicklingError, OSError, EOFError, *DAMAGED) as error:
+        raise _damaged(path, error) from None
+
+
+DAMAGED = (RuntimeError, LookupError, TypeError, ValueError, AttributeError)  # what a wrong state raises
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in dictionaries and lists within each other; views that share numbers are there each."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(inner)
+
+
+def _damaged(path: Path, error: Exception) -> FileError:
+    if isinstance(error, FileError):
+        return error
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return FileError(f"{path}: damaged ({reason[:120]}); delete it, or pass restart=True to train again.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from xmil.core.budget import available_memory
+from xmil.core.budget import available_memory, csv_rows
 from xmil.core.durable import remove_file, unchanged, write_text
 from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.task import TASKS, Floats
@@ -262,8 +261,7 @@ def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOut
         for job in plan.jobs:
             path = folder / job.name / PREDICTIONS
             if job.point == outcome.best["grid"] and path.is_file():
-                with path.open(newline="", encoding="utf-8") as stream:
-                    own = list(csv.DictReader(stream))
+                own = csv_rows(path)
                 tested = [row for row in own if row["subset"] == "test"] or own
                 about = {"fold": job.fold.name, "repeat": job.repeat, "model": job.name}
                 rows += [{**row, **about} for row in tested]

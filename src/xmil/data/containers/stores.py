@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,7 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
     if not rows:
         raise FileError(f"{path}: the table is empty; a header and one row at least are needed.")
     header = [name.strip() for name in rows[0]]
-    doubled = sorted({name for name in header if name and header.count(name) > 1})
+    doubled = sorted(name for name, count in Counter(header).items() if name and count > 1)
     if doubled:
         raise FileError(
             f"{path}: the header names {', '.join(doubled)} more than once; name each column once."
