@@ -176,7 +176,7 @@ def judge_cohort(
         _judge_method(name, np.asarray(values, dtype=np.float64), units, unit, seed)
         for name, values in srgs.items()
     ]
-    known = np.isfinite(np.array([*srgs.values()], dtype=np.float64)).all(axis=0)  # by every method
+    known = np.isfinite(np.array([*srgs.values()], dtype=np.float64)).all(axis=0).tolist()  # by every method
     own = [unit for unit, is_known in zip(units, known, strict=True) if is_known]
     means = [
         float(unit_means(np.asarray(values)[known], own).mean()) if own else row["srg"]
