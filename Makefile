@@ -9,8 +9,9 @@ BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
-PAGE      := $(shell find page/src -type f)
-LOWEST    ?= tests/core tests/data tests/storage tests/nn tests/network tests/subsets tests/models tests/lrp tests/methods
+PAGE      := $(shell find page -type f -not -path '*/node_modules/*')
+LOWEST    ?= $(addprefix tests/,core data storage nn network subsets models lrp methods slides encoders heatmaps \
+             training evaluate insights runs viewer cli)
 PINS      ?=
 STORES    := spatialdata==0.7.3 spatialdata-plot==0.4.0 ome-zarr==0.15.0
 MINUTES   ?= 10
@@ -28,7 +29,7 @@ help:
 	@echo "make fuzz        damaged inputs for MINUTES=10, going on where the last call stopped; build/fuzz has the counts"
 	@echo "make coverage    the tests with a report of the lines they miss (COVERAGE=95 makes a lower share an error)"
 	@echo "make test-stores exports in Zarr, read and drawn by their own libraries in an environment of their own"
-	@echo "make test-lowest the rooms of numbers, files and runs, with the lowest versions that pyproject.toml allows"
+	@echo "make test-lowest the tests of nearly every room, with the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff, mypy, import layers, spelling"
 	@echo "make bench       measure speed and memory (ratios within one run)"
 	@echo "make docs        build the documentation into site/; warnings are errors"
@@ -37,15 +38,15 @@ help:
 	@echo "make release     test-full, dist, the bundle, its bill of materials (CycloneDX), and the proof that the wheel can be built again"
 	@echo "make check-dist  install the wheel in a clean environment; xmil doctor and xmil demo --quick must pass"
 
-$(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(PAGE)
+$(STAMP): pyproject.toml constraints.txt hatch_build.py $(PAGE)
 	$(PYTHON) -m venv $(VENV)
-	$(if $(LOCKED),$(BIN)/python $(PIP) -c constraints.txt torch)
+	$(if $(LOCKED),$(BIN)/python $(PIP) --no-deps -c constraints.txt torch)
 	$(if $(LOCKED),$(BIN)/python $(PIP) --no-deps --require-hashes -r hashes.txt)
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 
 # What the demonstration needs, and no more; a full installation has it too.
-$(VENV)/.demo: pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(PAGE)
+$(VENV)/.demo: pyproject.toml constraints.txt hatch_build.py $(PAGE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(DEMO)]"
 	touch $@
@@ -113,7 +114,7 @@ dist: $(STAMP)
 	$(BIN)/python -m build
 
 bundle: dist
-	$(BIN)/python -m release.bundle
+	$(BIN)/python -m release.bundle -- $(PIP_FLAGS)
 
 release: test-full bundle
 	$(BIN)/python -m release.bill --out dist/xmil.cdx.json

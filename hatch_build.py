@@ -11,7 +11,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SKIP = "XMIL_SKIP_PAGE"
-SOURCES = ("index.html", "package-lock.json", "package.json", "tsconfig.json", "vite.config.ts", "src")
+SOURCES = ("*.html", "package-lock.json", "package.json", "tsconfig.json", "vite.config.ts", "src/**/*")
 
 
 class PageBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -38,9 +38,7 @@ def is_fresh(page: Path, built: Path) -> bool:
         return True
     if not index.is_file():
         return False
-    sources = [
-        file for name in SOURCES for file in (page / name, *(page / name).rglob("*")) if file.is_file()
-    ]
+    sources = [file for pattern in SOURCES for file in page.glob(pattern) if file.is_file()]
     return index.stat().st_mtime >= max(file.stat().st_mtime for file in sources)
 
 

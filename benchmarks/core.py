@@ -58,18 +58,19 @@ def setting(
 
 
 def transformer(name: str, n: int, device: str, repeats: int) -> dict[str, float]:
-    """Seconds of a forward pass, and of lrp and attention in forward passes."""
+    """Seconds of a forward pass; lrp with and without its check, and attention, in forward passes."""
     model, x, forward = setting(name, n, device)
     forward()
     found = {"forward_s": best(forward, device, repeats)}
     with torchs_attention():
         forward()
         found["torchs_s"] = best(forward, device, repeats)
-    for method in ("lrp", "attention"):
-        run = lambda m=method: xmil.explain(model, x, method=m, target=1)  # noqa: E731
+    ways = {"lrp": {}, "unchecked": {"check": False}, "attention": {"method": "attention"}}
+    for way, options in ways.items():
+        run = lambda o=options: xmil.explain(model, x, target=1, **{"method": "lrp", **o})  # noqa: E731
         for _ in range(3):  # the second bag of a shape is recorded on a GPU
             run()
-        found[method] = best(run, device, repeats) / found["forward_s"]
+        found[way] = best(run, device, repeats) / found["forward_s"]
     return found
 
 
@@ -181,7 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(
             f"transmil n={n:>9,}: forward {t['forward_s']:.4f} s "
             f"({t['torchs_s']:.4f} s with torch's attention); "
-            f"lrp {t['lrp']:.2f} forward passes ({t['lrp'] * t['forward_s'] / t['torchs_s']:.2f}), "
+            f"lrp {t['lrp']:.2f} forward passes ({t['lrp'] * t['forward_s'] / t['torchs_s']:.2f}; "
+            f"{t['unchecked']:.2f} with check=False), "
             f"peak {gb:.2f} GB; attention rollout {t['attention']:.2f} forward passes"
         )
         cost = f"{t['lrp']:.2f} forward passes of {t['forward_s']:.3g} s"

@@ -22,9 +22,9 @@ from PIL import Image
 
 from benchmarks.embed_mosaic import measure_mosaic, mosaic_options
 from xmil.encoders import Encoder, load_encoder
+from xmil.network import find_device
 from xmil.runs.embed import EmbedRun, PatchStream
 from xmil.runs.requests import EmbedRequest
-from xmil.runs.workers.pool import find_device
 from xmil.slides import open_slide
 from xmil.slides.slide import Slide
 from xmil.slides.tiling import TileSettings, Tiling, tile_slide, write_tiling

@@ -30,9 +30,9 @@ import xmil
 from benchmarks.tiled_tiff import as_ycbcr, raw_tiles, write_mosaic, write_patches
 from xmil.core.errors import InputError
 from xmil.encoders import Encoder, Transform, load_encoder
+from xmil.network import find_device
 from xmil.runs.embed import EmbedRun
 from xmil.runs.requests import EmbedRequest
-from xmil.runs.workers.pool import find_device
 
 Row = dict[str, Any]
 

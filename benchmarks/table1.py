@@ -2,10 +2,10 @@
 
     python benchmarks/table1.py --data FEATURES --device cuda --out DIR
 
-fills DIR with `units/` and `models/` as `xmil bench --suite evidence` does; a second call goes on where the
-first one stopped. Afterwards, on a machine with the package's dependencies, `xmil bench --out DIR`
-writes the page and its `results.json`, and `python -m benchmarks.table1 --out DIR --record FILE` the table
-of it for the page of results.
+fills DIR with `units/` and `models/` as `xmil bench --suite evidence` does, from a folder of its own for each
+column, DIR.columns; a second call goes on where the first one stopped. Afterwards, on a machine with the
+package's dependencies, `xmil bench --out DIR` writes the page and its `results.json`, and
+`python -m benchmarks.table1 --out DIR --record FILE` the table of it for the page of results.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import logging
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from xmil.bench import PAPER_MODELS, PAPER_TASKS, Request, measure
+from xmil.core.durable import write_bytes
+from xmil.storage import RunFolder, make_folder
 
 
 def arguments() -> argparse.Namespace:
@@ -43,13 +46,44 @@ def arguments() -> argparse.Namespace:
 
 
 def in_processes(options: argparse.Namespace) -> None:
-    """One process for each column: kernels of small models leave most of a GPU idle."""
-    base = [sys.executable, *sys.argv, "--alone"]
-    columns = [(model, task) for model in options.models.split(",") for task in options.tasks.split(",")]
-    running = [subprocess.Popen([*base, "--models", m, "--tasks", t]) for m, t in columns]  # noqa: S603
-    codes = [process.wait() for process in running]
-    if any(codes):
-        sys.exit(f"a process failed: {codes}")
+    """One process for each column: kernels of small models leave most of a GPU idle.
+
+    A folder takes one writer, so that every column has its own, and the folder of all collects them.
+    """
+    parts = options.out.with_name(f"{options.out.name}.columns")
+    running = {}
+    for model, task in product(options.models.split(","), options.tasks.split(",")):
+        own = [
+            *sys.argv,
+            "--alone",
+            "--models",
+            model,
+            "--tasks",
+            task,
+            "--out",
+            str(parts / f"{model}-{task}"),
+        ]
+        running[model, task] = subprocess.Popen([sys.executable, *own])  # noqa: S603
+    failed = [column for column, process in running.items() if process.wait()]
+    with RunFolder(options.out, "bench", request_of(options).settings(), mixed=True).open({}):
+        for file in sorted([*parts.glob("*/units/*.npz"), *parts.glob("*/models/*.safetensors")]):
+            make_folder(options.out / file.parent.name)
+            write_bytes(options.out / file.parent.name / file.name, file.read_bytes())
+    if failed:
+        sys.exit(f"These columns failed: {failed}")
+
+
+def request_of(options: argparse.Namespace) -> Request:
+    return Request(
+        ("evidence",),
+        models=tuple(options.models.split(",")),
+        tasks=tuple(options.tasks.split(",")),
+        quick=options.quick,
+        repetitions=options.repetitions,
+        data=options.data,
+        device=options.device,
+        minutes=options.minutes,
+    )
 
 
 COMMAND = "benchmarks/table1.sh FEATURES OUT bench\nxmil bench --out BENCH"
@@ -110,17 +144,7 @@ def main() -> None:
         in_processes(options)
         print(f"The whole table: {time.perf_counter() - started:.0f} s on {options.device}.")
         return
-    request = Request(
-        ("evidence",),
-        models=tuple(options.models.split(",")),
-        tasks=tuple(options.tasks.split(",")),
-        quick=options.quick,
-        repetitions=options.repetitions,
-        data=options.data,
-        device=options.device,
-        minutes=options.minutes,
-    )
-    done, _ = measure(request, options.out)
+    done, _ = measure(request_of(options), options.out)
     name = f"{options.models}, {options.tasks}"
     print(f"{name}: {time.perf_counter() - started:.0f} s{'' if done else ', not done yet'}", flush=True)
 

@@ -78,7 +78,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print(f"{datetime.datetime.now(tz=datetime.UTC):%d %B %Y}, torch {torch.__version__}.\n")
-    print("| model | source | runs | open account | methods | needs |\n|---|---|---|---|---|---|")
+    print("| model | source | runs | open part | methods | needs |\n|---|---|---|---|---|---|")
     ran = total = 0
     for row in rows():
         found = tried(row)

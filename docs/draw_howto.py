@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import argparse
 import csv
+import inspect
 import io
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -42,32 +47,61 @@ IMAGES, WORK = ROOT / "docs" / "images", ROOT / "build" / "howto"
 WIDE, DPI, MOST = 9.2, 120, 150_000  # inches, dots per inch, bytes of a picture
 FOR, AGAINST, GREY, INK = "#C8343F", "#3A7CB8", "#8A8A8A", "#222222"
 RC = {"font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "text.color": INK}
-TUMOUR = "tumour"
+TUMOUR, COLUMNS = "tumour", 92  # columns of a terminal
 
 
 # The demonstration that all pictures share
 
 
-def run(*words: object, width: int = 92, check: bool = True) -> str:
-    """What `xmil WORDS` prints."""
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": str(width),
-        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-    }
+def run(*words: object, check: bool = True, stop: Callable[[], bool] | None = None) -> str:
+    """What `xmil WORDS` prints on the desk; it gets Ctrl-C once `stop` holds."""
+    paths = map(str, (ROOT / "src", ROOT, desk() / "site"))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": str(COLUMNS)}
+    env |= {"PYTHONPATH": os.pathsep.join(paths), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     command = [sys.executable, "-m", "xmil.cli", *map(str, words)]
-    done = subprocess.run(command, env=env, cwd=WORK, capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        raise RuntimeError(f"xmil {' '.join(map(str, words))}: {done.stderr}")
-    return (done.stdout + done.stderr).rstrip()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=env, cwd=desk(), **pipes) as process:
+        while stop and process.poll() is None:
+            if stop():
+                process.send_signal(signal.SIGINT)
+                break
+            time.sleep(0.002)
+        printed, bars = process.communicate()
+    if check and process.returncode:
+        raise RuntimeError(f"xmil {' '.join(map(str, words))}: {bars}")
+    return (bars + printed).rstrip()
+
+
+def enter(line: str, **options: Any) -> tuple[str, str]:
+    """A command as one types it, and what it prints."""
+    words = line.split("#")[0].split()
+    return line, run(*words[1:], **options)
+
+
+@cache
+def desk() -> Path:
+    """The folder in which commands run."""
+    (WORK / "desk").mkdir(parents=True, exist_ok=True)
+    return WORK / "desk"
+
+
+def clear_desk(*names: str) -> Path:
+    """The model and the features of the test sections under short names; nothing of these names yet."""
+    files = [f"features/{name}.h5" for name in tissue().names["test"]]
+    made = {file: tissue().out / file for file in files} | {"model.safetensors": tissue().model}
+    for name, path in made.items():
+        (desk() / name).parent.mkdir(exist_ok=True)
+        if not (desk() / name).exists():
+            (desk() / name).symlink_to(path)
+    for name in names:
+        shutil.rmtree(desk() / name, ignore_errors=True)
+    return desk()
 
 
 @cache
 def tissue() -> TissueDemo:
     """The demonstration on drawn tissue, made once."""
     out = WORK / "tissue"
-    WORK.mkdir(parents=True, exist_ok=True)
     if not (out / "report.html").is_file():
         run("demo", "--tissue", "--out", out)
     return TissueDemo(out)
@@ -189,23 +223,29 @@ def centres(view: View, boxes: Any) -> Any:
     return (pixels[:, :2] + pixels[:, 2:]) / 2
 
 
-def terminal(name: str, *parts: tuple[str, str], width: int = 92) -> None:
+def terminal(name: str, *parts: tuple[str, str]) -> None:
     """Commands and what they printed, as a terminal shows them."""
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, legacy_windows=False)
+    console = Console(
+        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False
+    )
     for i, (command, output) in enumerate(parts):
         if i:
             console.print()
-        console.print(Text("$ ", style="bold green") + Text(command, style="bold"))
-        console.print(Text.from_ansi(output))
-    svg = console.export_svg(title="xmil")
+        line, *remark = command.split("  #")
+        console.print(Text("$ ", "bold green") + Text(line, "bold") + Text("  #".join(["", *remark]), "cyan"))
+        if output:
+            console.print(Text.from_ansi(output))
+    console.print()  # so that the last line keeps its descenders
+    svg = console.export_svg(title="")
     with open_browser() as browser:
         page = browser.new_page(viewport={"width": 1060, "height": 900}, device_scale_factor=1)
         page.set_content(f"<body style='margin:12px;background:#fff'>{svg}</body>")
-        page.locator("svg").first.evaluate("s => { s.style.width = '1036px'; s.style.height = 'auto'; }")
-        stream = page.locator("body").screenshot()
+        drawn = page.locator("svg").first
+        drawn.evaluate("s => { s.style.width = '1036px'; s.style.height = 'auto'; }")
+        stream = drawn.screenshot()
     keep(Image.open(io.BytesIO(stream)), name)
 
 
@@ -214,6 +254,54 @@ def open_browser() -> Any:
     from tests.viewer.browser import chromium
 
     return chromium()
+
+
+KEY_OF = "name => window.xmil.run.slides.find((slide) => slide.id === name).key"
+SHOWN = """() => {
+  const [head, table, last] = ["h2", "table", "th:nth-child(6)"].map(
+    (name) => document.querySelector(name).getBoundingClientRect());
+  return { x: 0, y: head.top - 8, width: last.right, height: table.bottom - head.top + 20 };
+}"""
+LEADING = """.notes, nav, section > p, #shortcuts .wide ~ .wide { display: none }
+section:not(#concepts, #shortcuts), .concepts > :nth-child(n + 4), img:nth-child(n + 9) { display: none }
+section { margin-top: 20px; padding-top: 4px }
+.concepts { display: grid; grid-template-columns: repeat(3, 1fr); gap: 28px }
+.patches { grid-template-columns: repeat(4, 1fr) }"""
+SURVIVAL = """task = "survival"
+out = "survival"
+
+[data]
+features = "{features}"
+cohort = "survival.csv"
+time = "time"
+event = "event"
+folds = 4
+
+[model]
+name = "attnmil"
+dim = 32
+attention_dim = 16
+
+[optim]
+lr = 2e-3
+weight_decay = 1e-2
+
+[train]
+epochs = 40
+device = "cpu"
+tensorboard = false
+"""
+PACKAGE = """[project]
+name = "mypackage"
+version = "1.0"
+
+[project.entry-points."xmil.readers"]
+theirs = "mypackage.theirs"
+
+[tool.setuptools]
+packages = ["mypackage"]
+package-dir = { mypackage = "." }
+"""
 
 
 # Pictures
@@ -447,10 +535,8 @@ def draw_qupath() -> None:
     view = looked(shown.name, 640)
     text = (tissue().out / "heatmap" / "geojson" / f"{shown.name}.geojson").read_text()
     features = json.loads(text)["features"]
-    print(json.dumps(features[0])[:900])
-    figure = card(4.6)
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    show(left, view.background, "the exported tiles over the slide")
+    figure = card(4.6, 5.2)
+    axis = show(figure.subplots(), view.background, "the exported tiles over the slide")
     names = {}
     for each in features:
         ring = np.array(each["geometry"]["coordinates"][0])
@@ -458,16 +544,229 @@ def draw_qupath() -> None:
         colour = np.array(kind["color"]) / 255
         names[kind["name"]] = colour
         box = [[*ring.min(axis=0), *ring.max(axis=0)]]
-        frame(left, view, box, edgecolor=colour, linewidth=2)
-    left.legend(
+        frame(axis, view, box, edgecolor=colour, linewidth=2)
+    axis.legend(
         handles=[Patch(facecolor="white", edgecolor=c, linewidth=2, label=n) for n, c in names.items()],
         loc="upper center",
         bbox_to_anchor=(0.5, 0.0),
         ncols=2,
         frameon=False,
     )
-    right.axis("off")
     save(figure, "qupath")
+
+
+EXPLAIN = "xmil explain --model model.safetensors --features features"
+
+
+def draw_keep() -> None:
+    """A run that gets Ctrl-C, is continued, verified, damaged and verified again."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores Ctrl-C
+    out, enough = desk() / "run", lambda: len([*out.glob("slides/*.parquet")]) > 7
+    shown = [("", "")]
+    while "interrupted" not in shown[0][1]:  # a quick machine may be done before Ctrl-C arrives
+        clear_desk("run")
+        shown = [enter(f"{EXPLAIN} --out run  # Ctrl-C", check=False, stop=enough)]
+    shown += [enter(f"{EXPLAIN} --out run  # again: continues"), enter("xmil verify run")]
+    with (out / "slides.csv").open("a") as stream:
+        stream.write("\n")
+    shown += [("echo >> run/slides.csv  # a file changes", ""), enter("xmil verify run", check=False)]
+    terminal("keep", *shown)
+
+
+def draw_cluster() -> None:
+    """The same run by one process and by Ray, and that its files are the same."""
+    clear_desk("one", "ray")
+    shown = [enter(f"{EXPLAIN} --out one"), enter(f"{EXPLAIN} --out ray --engine ray")]
+    command = "diff -r one/slides ray/slides && echo identical, byte by byte"
+    done = subprocess.run(["/bin/sh", "-c", command], cwd=desk(), capture_output=True, text=True, check=True)
+    terminal("cluster", *shown, (command, done.stdout.rstrip()))
+
+
+def draw_benchmark() -> None:
+    """The first columns of the page of `xmil bench --suite evidence --quick`."""
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": 1200, "height": 1000}, device_scale_factor=1.25)
+        page.goto((ROOT / "docs" / "bench-quick.html").as_uri())
+        stream = page.screenshot(clip=page.evaluate(SHOWN), full_page=True)
+    keep(Image.open(io.BytesIO(stream)), "benchmark")
+
+
+def draw_viewer() -> None:
+    """The viewer's page with a section, as docs/draw_viewer.py takes it."""
+    from tests.viewer.browser import open_slide, place_of, served, wait_until_still
+
+    from xmil.viewer.collection import Collection
+
+    made, best = tissue(), section("test-06").explanations["one_added"]
+    x0, y0, x1, y1 = best.boxes()[np.argmax(best.scores)]
+    shown = Collection([made.out / "explain"], slides=made.slides, features=[made.out / "features"])
+    with served(shown, [made.model]) as url, open_browser() as browser:
+        page = browser.new_page(viewport={"width": 1060, "height": 760}, color_scheme="light")
+        page.goto(url)
+        page.wait_for_function("() => window.xmil?.run")
+        open_slide(page, url, page.evaluate(KEY_OF, "test-06"))
+        page.get_by_label("Method").select_option(label="One added")
+        page.mouse.click(*place_of(page, (x0 + x1) / 2, (y0 + y1) / 2))
+        page.evaluate("() => document.activeElement.blur()")
+        page.wait_for_timeout(1200)
+        wait_until_still(page)
+        stream = page.screenshot()
+    keep(Image.open(io.BytesIO(stream)), "viewer")
+
+
+class MyMIL(nn.Module):
+    """A network of one's own, as the page has it."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.LayerNorm(32))
+        self.mix = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.head = nn.Linear(32, classes)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """(b, n, d) to logits (b, c)."""
+        h = self.embed(x)
+        h = h + self.mix(h, h, h)[0]
+        return {"logits": self.head(h.mean(dim=1))}
+
+
+def draw_own_model() -> None:
+    """A network of one's own, its map and the audit of its sum."""
+    torch.manual_seed(0)
+    bags = {name: bag(name) for name in tissue().names["train"]}
+    net = MyMIL(bag(section().name).features.shape[1], 2)
+    optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=1e-2)
+    for _ in range(30):
+        for name, own in bags.items():
+            logits = net(torch.from_numpy(own.features)[None])["logits"]
+            loss = nn.functional.cross_entropy(logits, torch.tensor([int(tissue().labels[name])]))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    shown = section()
+    e = xmil.explain(net.eval(), bag(shown.name), method="lrp", target=1)
+    figure = card(4.3)
+    left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    left.axis("off")
+    source = re.sub(r": torch\.Tensor| -> [^:]+|\n +\"{3}.*", "", inspect.getsource(MyMIL.forward))
+    rows = (
+        ("called as", f"   {e.params['call']}"),
+        (f"logit of {TUMOUR}", f"{e.output:7.2f}"),
+        ("from the patches", f"{e.audit.instances:7.2f}"),
+        ("from the biases", f"{e.audit.bias:7.2f}"),
+        ("not accounted for", f"{e.audit.other:7.2f}"),
+    )
+    code = f"class MyMIL(nn.Module):\n{source}\ne = xmil.explain(net, bag, target=1)\n\n"
+    text = code + "\n".join(f"{words:18}{value}" for words, value in rows)
+    left.text(0, 0.97, text, family="monospace", fontsize=10, va="top", linespacing=1.55)
+    left.set_title("a network of your own", loc="left")
+    picture, scale = overlay(e, looked(shown.name, 560))
+    show(right, picture, "its explanation").set_anchor("N")
+    bar(figure, right, scale, (f"against {TUMOUR}", f"for {TUMOUR}"))
+    save(figure, "own-model")
+
+
+def draw_own_reader() -> None:
+    """A file that xmil does not know, the page's reader, and the same file with it."""
+    import h5py
+
+    clear_desk("site", "mypackage")
+    package, own = desk() / "mypackage", bag(section().name)
+    package.mkdir()
+    with h5py.File(desk() / "theirs.h5", "w") as file:
+        file["my_features"], file["my_corners"], file.attrs["edge"] = own.features, own.coords, tissue().edge
+    shown = [enter("xmil inspect theirs.h5", check=False)]
+    block = (ROOT / "docs/howto/own-reader.md").read_text().split("```python\n")[2].split("\n\n\nbag")[0]
+    code = "\n".join(line for line in block.splitlines() if '"""' not in line)
+    (package / "theirs.py").write_text(code)
+    (package / "__init__.py").touch()
+    (package / "pyproject.toml").write_text(PACKAGE)
+    pip = "-m pip install --quiet --no-build-isolation --no-deps --no-index --target site ./mypackage"
+    subprocess.run([sys.executable, *pip.split()], cwd=desk(), check=True)  # not into this environment
+    shown += [("cat mypackage/theirs.py", code), ("pip install --quiet ./mypackage", "")]
+    terminal("own-reader", *shown, enter("xmil inspect theirs.h5"))
+
+
+def draw_study() -> None:
+    """A reader's page after the first answer, with the evidence."""
+    from tests.viewer.reading_room import Simulated
+    from tests.viewer.study_pages import READY, STILL, AtThePage, serving
+
+    from xmil.viewer.study import make_study
+    from xmil.viewer.study.plan import make_plan
+
+    clear_desk("study")
+    arms = [{"name": "lrp", "method": "lrp", "prediction": True}]
+    plan = {"readers": ["anna"], "practice": 0, "cases": [section().name], "arms": arms, "seed": 0}
+    study = make_study(
+        [tissue().out / "explain"], slides=tissue().slides, plan=make_plan(plan), out=desk() / "study"
+    )
+    with serving(study) as (url, _), open_browser() as browser:
+        reader = AtThePage(browser, study, Simulated("anna", 1.0), draws=False)
+        reader.page.set_viewport_size({"width": 1060, "height": 700})
+        reader.enter(url)
+        reader.step()
+        reader.page.wait_for_function(READY)
+        for key in "244":
+            reader.page.keyboard.press(key)
+        reader.page.wait_for_timeout(1200)
+        reader.page.evaluate(STILL)
+        stream = reader.page.screenshot()
+        reader.close()
+    keep(Image.open(io.BytesIO(stream)), "study")
+
+
+def draw_insight() -> None:
+    """The report's findings, its leading concepts (side by side, to save height) and its shortcuts."""
+    out = clear_desk("insight") / "insight"
+    rows = list(csv.DictReader((tissue().out / "cohort.csv").open()))
+    with (desk() / "sites.csv").open("w") as stream:  # two sites, unrelated to anything
+        table = csv.DictWriter(stream, [*rows[0], "site"])
+        table.writeheader()
+        table.writerows({**row, "site": "AB"[int(row["slide_id"][-2:]) // 3 % 2]} for row in rows)
+    inputs = {"features": tissue().out / "features", "model": tissue().model, "cohort": "sites.csv"}
+    inputs |= {"slides": tissue().slides, "evaluated": tissue().out / "evaluate", "out": out}
+    run("insight", tissue().out / "explain", *(w for k, v in inputs.items() for w in (f"--{k}", v)))
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": 960, "height": 500}, device_scale_factor=1.1)
+        page.goto((out / "report.html").as_uri())
+        page.add_style_tag(content=LEADING)
+        keep(Image.open(io.BytesIO(page.screenshot(full_page=True))), "insight")
+
+
+def draw_survival() -> None:
+    """Survival by held-out risk, and what raises it in a section; the times are made up from the tumour."""
+    from xmil.evaluate import median_halves
+
+    rng, table = np.random.default_rng(0), clear_desk("survival") / "survival.csv"
+    lines = ["slide_id,case_id,time,event"]
+    for name in (name for names in tissue().names.values() for name in names):
+        share = tissue().marked(name, bag(name).coords).mean()  # of patches with tumour
+        months = rng.exponential(60 / np.exp(8 * share))
+        lines.append(f"{name},{name},{min(months, 60):.2f},{int(months < 60)}")
+    table.write_text("\n".join([*lines, ""]))
+    (desk() / "survival.toml").write_text(SURVIVAL.format(features=tissue().out / "features"))
+    run("train", "survival.toml")
+    rows = list(csv.DictReader((desk() / "survival" / "predictions.csv").open()))
+    risks, times = ([float(row[key]) for row in rows] for key in ("risk", "time"))
+    events, cases = [row["event"] == "True" for row in rows], [row["case_id"] for row in rows]
+    curves, p = median_halves(risks, times, events, units=cases)
+    figure = card(4.4)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.05))
+    plain(left).set_title("survival by predicted risk", loc="left")
+    for curve, words, colour in zip(curves, ("higher", "lower"), (FOR, AGAINST), strict=True):
+        label = f"{words} risk ({curve.n} cases)"
+        left.step(curve.times, curve.share, where="post", color=colour, linewidth=2.2, label=label)
+        left.fill_between(curve.times, curve.low, curve.high, step="post", color=colour, alpha=0.15)
+    left.set(xlabel="months", ylabel="share alive", xlim=(0, 60), ylim=(0, 1.03))
+    left.legend(frameon=False, loc="lower right", title=f"held-out cases, p {p:.4f}")
+    shown = section()
+    fold = next(row["model"] for row in rows if row["slide_id"] == shown.name)
+    e = xmil.explain(desk() / "survival" / fold / "model.safetensors", bag(shown.name), method="lrp")
+    picture, scale = overlay(e, looked(shown.name, 560))
+    show(right, picture, f"what makes the risk of {shown.name}")
+    bar(figure, right, scale, ("lowers the risk", "raises the risk"))
+    save(figure, "survival")
 
 
 PICTURES: dict[str, Callable[[], None]] = {

@@ -1,4 +1,4 @@
-"""The page of results, made of benchmarks/results/*.json; benchmarks/record.py writes such files."""
+"""Write the page of results anew from benchmarks/results/*.json: `python docs/results_page.py`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "results"
+PAGE = Path(__file__).with_name("results.md")
 ORDER = (
     "table1",
     "published",
@@ -60,3 +61,7 @@ def section(results: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join([*lines, results["note"], ""] if results["note"] else lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(results_page(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Pages that are made: the first from the README, the references from the program, the results from files."""
+"""Pages that are made: the first from the README, the references from the program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 import layers_picture
-import results_page
 
 ROOT = Path(__file__).parents[1]
 MADE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -32,7 +31,6 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, page, content=text))
     files.append(File.generated(config, "cli.md", content=command_reference()))
     files.append(File.generated(config, "api.md", content=python_reference()))
-    files.append(File.generated(config, "results.md", content=results_page.results_page()))
     return files
 
 

@@ -15,6 +15,8 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from release.bundle import EXTRAS
+
 LOCK = Path(__file__).parents[1] / "page" / "package-lock.json"
 
 
@@ -89,7 +91,7 @@ def main() -> None:
     """Write the bill."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--extras", default="train,slides,encoders,viewer,ray,zarr,insight")
+    parser.add_argument("--extras", default=EXTRAS)
     args = parser.parse_args()
     made = bill(frozenset(args.extras.split(",")))
     args.out.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import shutil
+import sys
 import tarfile
+import time
 import tomllib
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
-from release.bill import LOCK, bill
-from release.bundle import EXTRAS, pack
+from release.bill import LOCK, bill, installed
+from release.bundle import EXTRAS, builds, pack
 from release.hashes import lines
 from release.lowest import AS_TODAY, TOOLS, bounds, constraints, pins
 
 import xmil
+from xmil.cli._app import REMOVED
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_the_bill_lists_packages_and_the_page() -> None:
@@ -46,10 +55,21 @@ def test_hashes_are_of_the_pinned_versions() -> None:
         found = re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", row)
         assert found, row
         assert canonical[re.sub(r"[-_.]+", "-", found[1])] == found[2]
-    assert "torch" not in [row.partition("==")[0] for row in rows]
+    hashed = {re.sub(r"[-_.]+", "-", row.partition("==")[0]) for row in rows}
+    assert set(canonical) - hashed == {"torch"}
     report = {"install": [{"metadata": {"name": "A", "version": "1"}, "download_info": {}}]}
     report["install"][0]["download_info"] = {"archive_info": {"hashes": {"sha256": "ab"}}}
     assert lines(report) == ["a==1 --hash=sha256:ab"]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or sys.version_info[:2] != (3, 11), reason="as hashes.txt says")
+def test_every_pinned_package_is_one_that_xmil_needs() -> None:
+    needed = installed("xmil", frozenset(PROJECT["optional-dependencies"]))
+    pinned = {re.sub(r"[-_.]+", "-", name).lower() for name in constraints()}
+    assert not pinned - set(needed)
+    assert {Requirement(line).name for line in PROJECT["dependencies"]} <= pinned
+    for lines_of_extra in PROJECT["optional-dependencies"].values():
+        assert {Requirement(line).name for line in lines_of_extra} <= pinned
 
 
 def test_the_bundle_has_the_digest_of_every_file_and_all_that_its_containerfile_names(tmp_path: Path) -> None:
@@ -72,13 +92,48 @@ def test_the_bundle_has_the_digest_of_every_file_and_all_that_its_containerfile_
         assert (home / recipe.partition(f"{option} ")[2].split()[0]).exists()
     assert f"xmil[{EXTRAS}]" in recipe
     assert f"xmil[{EXTRAS}]" in (home / "README.md").read_text()
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"ARG BASE=python:{python}-" in recipe
     again = pack(wheels, tmp_path / "again")
     assert again.read_bytes() == made.read_bytes()
 
 
 def test_the_bundle_has_every_extra_of_users() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(EXTRAS.split(",")) == set(project["optional-dependencies"]) - {"dev", "docs"}
+    assert set(EXTRAS.split(",")) == set(PROJECT["optional-dependencies"]) - {"dev", "docs"}
+
+
+def test_builds_of_torch_and_torchvision_are_compared(tmp_path: Path) -> None:
+    for name in ("torch-2.13.0+cpu-cp311.whl", "torchvision-0.28.0-cp311.whl", "torchmetrics-1.0-py3.whl"):
+        (tmp_path / name).touch()
+    assert builds(tmp_path) == {"torch": "cpu", "torchvision": ""}
+
+
+def test_a_page_is_built_again_after_a_change_of_any_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = SimpleNamespace(BuildHookInterface=object)  # hatchling is there while a package is built only
+    monkeypatch.setitem(sys.modules, "hatchling.builders.hooks.plugin.interface", hooks)
+    is_fresh = import_module("hatch_build").is_fresh
+    page, built = Path(shutil.copytree(LOCK.parent, tmp_path / "page")), tmp_path / "static"
+    built.mkdir()
+    (built / "index.html").touch()
+    files = [path for path in page.rglob("*") if path.is_file() and "node_modules" not in path.parts]
+    now = time.time()
+    for path in files:
+        os.utime(path, (now - 60, now - 60))
+    assert is_fresh(page, built)
+    for path in files:
+        os.utime(path, (now + 60, now + 60))
+        assert not is_fresh(page, built), path
+        os.utime(path, (now - 60, now - 60))
+
+
+def test_the_sources_hold_what_a_release_reads() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    sources = project["tool"]["hatch"]["build"]["targets"]["sdist"]
+    assert {"release", "page", "constraints.txt", "hashes.txt", "Containerfile", "Makefile"} <= set(
+        sources["include"]
+    )
 
 
 def test_pins_of_the_lowest_versions_are_below_those_of_today() -> None:
@@ -98,3 +153,13 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert newest is not None
     assert newest[1] == xmil.__version__
     assert f"\ndate-released: {newest[2]}\n" in citation
+    named = re.findall(r"xmil-(\S+?)-offline", (ROOT / "docs" / "start" / "install.md").read_text())
+    assert set(named) == {xmil.__version__}
+
+
+def test_the_changelog_names_every_option_that_is_gone() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    for name in REMOVED:
+        flag = name.split()[-1]
+        opposite = flag.replace("--no-", "--") if "--no-" in flag else flag.replace("--", "--no-", 1)
+        assert re.search(rf"`({flag}|{opposite})[` ]", text), flag

@@ -103,6 +103,9 @@ def test_foreign_scores_enter_with_their_checksums(out, capsys, tmp_path):
     write_scores(tmp_path / "short.parquet", rows[:6])
     code, _, err = run(*arguments, tmp_path / "short.parquet", capsys=capsys)
     assert (code, "has no scores for standard" in err) == (2, True)
+    write_scores(tmp_path / "twice.parquet", [*rows, rows[0]])
+    code, _, err = run(*arguments, tmp_path / "twice.parquet", capsys=capsys)
+    assert (code, "two rows for standard, attnmil, repetition 0" in err) == (2, True)
 
 
 def test_two_runs_are_compared(out, capsys):

@@ -79,6 +79,16 @@ def test_errors_take_one_line_and_code_2(arguments: list[str], capsys: pytest.Ca
     assert "Traceback" not in err
 
 
+def test_a_name_that_is_not_text_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"kind": "tile", "model": {"path": "\\ud800"}}')
+    (tmp_path / os.fsdecode(b"\xff.txt")).touch()
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    words = [sys.executable, "-m", "xmil.cli", "verify", str(tmp_path)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\ud800" in done.stdout
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     _, _, err = run("split", "nowhere.csv", "--debug", capsys=capsys)
     assert "Traceback" in err

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import xmil
 from tests.cli.test_cli import run
@@ -140,7 +141,32 @@ def test_errors_name_options_of_the_command(
     with h5py.File(here / "odd.h5", "w") as file:
         file["values"] = p.features()
     _, _, err = run("explain", "--model", model, "--features", "odd.h5", capsys=capsys)
-    assert err.endswith("pass --format to force one.\n")
+    for out in (err, run("inspect", "odd.h5", capsys=capsys)[2], run("inspect", ".", capsys=capsys)[1]):
+        assert "'features' and 'coords'" in out
+        assert "with --format, or" in out
+        assert "own-reader.md" in out
+        assert "format=" not in out
+    with h5py.File(here / "odd.h5", "a") as file:
+        file["features"] = h5py.SoftLink("/nowhere")
+    assert "links that are not followed: features" in run("inspect", "odd.h5", capsys=capsys)[2]
+
+
+def test_networks_of_ones_own_are_pointed_the_way(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"fc.weight": torch.zeros(2, 3)}, here / "own.pt")
+    err = run("inspect", "own.pt", capsys=capsys)[2]
+    assert "--model FILE.py:FUNCTION" in err
+    assert len(err) < 400
+    (here / "mine.py").write_text("def build(): ...")
+    assert "which inspect does not call" in run("inspect", "mine.py:build", capsys=capsys)[2]
+
+
+def test_files_of_several_producers_are_no_obstacle(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder := here / "mixed").mkdir()
+    xmil.write_bag(xmil.Bag(p.features(), slide_id="a"), folder / "a.h5")
+    torch.save(torch.from_numpy(p.features()), folder / "b.pt")
+    out = run("inspect", "mixed", capsys=capsys)[1]
+    assert "check that one encoder made all of them" in out
+    assert "separate them" not in out
 
 
 @pytest.mark.parametrize("name", ["mine:build", "mine.py:build"])

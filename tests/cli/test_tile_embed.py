@@ -145,7 +145,7 @@ def test_broken_slides_take_a_line_each(
         assert name in line
         assert reason in text
     code, text, _ = tile(slides, out, "--slide-mpp", 0.5, capsys=capsys)
-    assert (code, "no-mpp: mpp given as slide_mpp" in text) == (1, True)
+    assert (code, "no-mpp: mpp as given, not from the file" in text) == (1, True)
     assert (out / "patches" / "no-mpp_patches.h5").is_file()
 
 

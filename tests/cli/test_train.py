@@ -119,7 +119,7 @@ def test_an_unreadable_or_empty_file_is_named(folder, capsys):
     path.write_bytes(whole[: len(whole) // 2])
     refused(["train", write_config(folder)], capsys, "s5.h5")
     xmil.write_bag(xmil.Bag(np.zeros((0, 6)), slide_id="s5", encoder="enc-a"), path)
-    refused(["train", write_config(folder)], capsys, "s5.h5", "no instances")
+    refused(["train", write_config(folder)], capsys, "s5.h5", "no patches")
 
 
 def test_width_and_encoder_must_agree(folder, capsys):
@@ -225,9 +225,7 @@ def test_an_empty_slide_of_a_case_is_named(tmp_path, capsys):
     folder = write_cohort(tmp_path, n=20, slides_per_case=2)
     path = folder / "features" / "s4_1.h5"
     xmil.write_bag(xmil.Bag(np.zeros((0, 6)), slide_id="s4_1", encoder="enc-a"), path)
-    refused(
-        ["train", write_config(folder, data={"by": "case"})], capsys, "1 of 40", "s4_1.h5", "no instances"
-    )
+    refused(["train", write_config(folder, data={"by": "case"})], capsys, "1 of 40", "s4_1.h5", "no patches")
 
 
 def test_numbers_that_are_names_ask_for_class_names(folder, capsys):

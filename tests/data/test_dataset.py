@@ -54,7 +54,7 @@ def test_the_cap_reports_what_it_leaves_out(paths: list[Path], caplog: pytest.Lo
         ("s0", 10, 40),
         ("s2", 160, 40),
     ]
-    assert "max_instances=40 leaves out 170 instances of 2 slides of 3." in caplog.text
+    assert "max_instances=40 leaves out 170 patches of 2 slides of 3." in caplog.text
     np.testing.assert_array_equal(data[0].bag.features, data[5, 0].bag.features)  # the same in every epoch
 
 

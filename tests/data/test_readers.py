@@ -328,6 +328,8 @@ def test_a_third_party_adds_a_reader_in_one_file(tmp_path: Path) -> None:
     def read(found, ask: Ask) -> Header:
         return Header(found.path, "mytool", found.rows("my_features"), slide_id="mine")
 
+    with pytest.raises(xmil.XmilError, match="Known: csv, folder, h5, npy, npz, pt, zarr"):
+        reader("mytable", kinds=("parquet",), claims=lambda found: True)
     try:
         np.savez(tmp_path / "a.npz", my_features=p.features())
         assert xmil.read_bag(tmp_path / "a.npz").format == "mytool"

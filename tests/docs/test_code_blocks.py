@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+import warnings
+from argparse import ArgumentParser
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from runpy import run_module
+from typing import Any, NoReturn
 
 import pytest
 import typer
@@ -52,7 +56,7 @@ def test_command_lines_parse(page: Path) -> None:
         if words[0] == "xmil":
             check_command(words[1:])
         else:
-            check_module(words[2])
+            check_module(*words[2:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -61,7 +65,7 @@ def test_inline_commands_exist(page: Path) -> None:
     for text in inline_commands(page):
         words = text.split()
         if words[0] == "python":
-            check_module(words[2])
+            check_module(*words[2:])
         elif re.fullmatch(r"[a-z][a-z-]*", words[1]):
             command = group().commands.get(words[1])
             assert command is not None, f"there is no command {text!r}"
@@ -96,8 +100,32 @@ def check_command(words: list[str]) -> None:
         command.make_context(name, [word for word in rest if word != "--debug"])
 
 
-def check_module(name: str) -> None:
+def check_module(name: str, *words: str) -> None:
+    """A module that is there, and, if it is ours, imports and takes these options; nothing is run."""
     assert find_spec(name) is not None, f"there is no module {name}"
+    if name.partition(".")[0] not in ("benchmarks", "tests"):
+        return
+    import_module(name)
+    if not any(word.startswith("--") for word in words):
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [name, *words])
+        patch.setattr(ArgumentParser, "parse_args", parse_only)
+        patch.setattr(ArgumentParser, "error", complain)
+        warned = warnings.catch_warnings(action="ignore")  # runpy's, of a module that is imported already
+        with warned, pytest.raises(SystemExit) as done:
+            run_module(name, run_name="__main__")
+    assert done.value.code is None, done.value
+
+
+def parse_only(parser: ArgumentParser, *args: Any) -> NoReturn:
+    unknown = parser.parse_known_args(*args)[1]
+    raise SystemExit(f"{parser.prog}: unknown: {unknown}" if unknown else None)
+
+
+def complain(parser: ArgumentParser, message: str) -> NoReturn:
+    """A sentence may cut a command short."""
+    raise SystemExit(None if "are required" in message else f"{parser.prog}: {message}")
 
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:
@@ -118,5 +146,7 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
         check_command(lines[1][1:])
     with pytest.raises(Exception, match="No such option"):
         check_command(["evaluate", "--model", "M", "--features", "D", "--out", "O", "--worst"])
+    with pytest.raises(AssertionError, match="--worst"):
+        check_module("benchmarks.flip", "--plain", "--worst")
     with pytest.raises(AssertionError, match="--fold"):
         test_inline_commands_exist(page)

@@ -283,7 +283,7 @@ def test_one_embedding_serves_many_curves():
         ({"steps": 0}, "The 'steps' parameter of flip must be an int"),
         ({"steps": "all"}, "'percent' or 'each'"),
         ({"scores": [1.0]}, "must be 3 numbers"),
-        ({"scores": [1.0, np.nan, 2.0]}, "Instance 1 has nan"),
+        ({"scores": [1.0, np.nan, 2.0]}, "1 has nan"),
         ({"target": 7}, "0 to 1. Got 7"),
     ],
 )

@@ -35,14 +35,14 @@ def run(name: str, seconds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Every entry in turn."""
-    if find_spec("atheris") is None:
-        raise SystemExit("atheris is not installed; get it with pip install atheris.")
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--seconds", type=int, default=20, help="for each entry")
     parser.add_argument("--entries", nargs="+", default=list(ENTRIES), choices=list(ENTRIES))
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
     args = parser.parse_args()
+    if find_spec("atheris") is None:
+        raise SystemExit("atheris is not installed; get it with pip install atheris.")
     with tempfile.TemporaryDirectory() as folder:
         files = [n for n in args.entries if not ENTRIES[n].lacks and _is_file(n, Path(folder))]
     found = {}

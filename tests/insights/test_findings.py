@@ -24,6 +24,7 @@ from xmil.insights import (
     survival_of,
 )
 from xmil.insights.biomarkers import STRONG
+from xmil.insights.report import Findings, report_html
 
 
 def names(n: int) -> list[str]:
@@ -455,3 +456,16 @@ def test_blur_lowers_focus() -> None:
     sharp = rng.integers(0, 255, (64, 64, 1)).repeat(3, axis=2).astype(np.uint8)
     blurred = gaussian_filter(sharp.astype(float), (2, 2, 0)).astype(np.uint8)
     assert appearance(blurred)["focus"] < 0.5 * appearance(sharp)["focus"]
+
+
+def test_the_report_opens_with_what_could_not_be_tested_and_with_a_failed_sanity_test() -> None:
+    asked = [
+        Association("tint", "slide", "multiple correlation", 0.1, 0.5, 12, 0.5),
+        Association("black ink", "slide", "rank correlation", 0.5, 0.1, 12, 0.1, confounded=True),
+    ]
+    sanity = {"weights drawn anew": "failed: the scores depend little on what the model learned; 0.66"}
+    page = report_html(Findings("run", {}, (), names(12), shortcuts=asked, cases=12, sanity=sanity))
+    lead, caution = page.split("Caution")[:2]
+    assert "No shortcut was found in 1 test; black ink goes with the label and could not be tested." in lead
+    assert "failed: the scores depend little" in caution.split("</ul>")[0]
+    assert "failed" not in lead

@@ -28,8 +28,8 @@ def spoiled(value: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("bag", "message"),
     [
-        (np.zeros((0, 8), np.float32), "has no instances"),
-        (xmil.Bag(np.zeros((0, 8)), slide_id="s1"), "Bag 's1' has no instances"),
+        (np.zeros((0, 8), np.float32), "has no patches"),
+        (xmil.Bag(np.zeros((0, 8)), slide_id="s1"), "Bag 's1' has no patches"),
         (spoiled(np.nan), r"1 of 5 rows, the first is row 3"),
         (spoiled(np.inf), r"not finite .* row 3"),
         (xmil.Bag(spoiled(np.nan), slide_id="s1"), r"bag 's1'.* row 3"),
@@ -54,7 +54,7 @@ def test_bags(bag: object, message: str) -> None:
     [
         (spoiled(np.nan), "Features of {path} are not finite"),
         (np.zeros((5, 9)), "but {path} has width 9"),
-        (np.zeros((0, 8), np.float32), "{path} has no instances"),
+        (np.zeros((0, 8), np.float32), "{path} has no patches"),
     ],
 )
 def test_a_bag_of_a_file_is_named_by_the_file(values: np.ndarray, words: str, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_layer_can_be_the_place(bag):
     ("params", "said"),
     [
         ({"baseline": "median"}, "baseline"),
-        ({"baseline": np.zeros(D + 1)}, "width of the instances"),
+        ({"baseline": np.zeros(D + 1)}, "must have the width"),
         ({"baseline": np.full(D, np.nan)}, "not finite"),
         ({"baseline": np.zeros((0, D))}, "not finite"),
         ({"baseline": object()}, "baseline"),

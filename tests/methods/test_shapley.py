@@ -219,7 +219,7 @@ def test_other_outputs(output: str) -> None:
     [
         ({"precision": 0.0}, "'precision' parameter of shapley"),
         ({"permutations": 2}, "'permutations' parameter of shapley"),
-        ({"exact": True}, "False for bags of more than 20 instances"),
+        ({"exact": True}, "False for bags of more than 20"),
         ({"seed": -1}, "'seed' parameter of shapley"),
     ],
 )

@@ -55,7 +55,10 @@ PROBES = {
     "binary": lambda h, y: LogisticRegression().fit(h, y > 0),
     "multinomial": lambda h, y: LogisticRegression(C=100).fit(h, np.array(["a", "b", "c"])[y]),
     "ridge": lambda h, y: Ridge(alpha=0.1).fit(h, y * 10 + 50),
-    "two values": lambda h, y: LinearRegression().fit(h, np.stack([y, -3 * y], axis=1)),
+    # behind a LayerNorm features sum to zero: without PCA the coefficients would be rounding
+    "two values": lambda h, y: make_pipeline(PCA(3), LinearRegression()).fit(
+        h, np.stack([y, -3 * y], axis=1)
+    ),
     "scaled": lambda h, y: make_pipeline(StandardScaler(), LogisticRegression()).fit(h, y),
     "reduced": lambda h, y: make_pipeline(MinMaxScaler(), PCA(3, whiten=True), MaxAbsScaler(), Ridge()).fit(
         h, y

@@ -220,7 +220,7 @@ def test_a_mask_of_padding_hides_nothing() -> None:
             r"several tensors may be the logits: \[0\] of shape \(1, 2\), \[1\] of .*net\(x\)\[0\]",
         ),
         (MaybeCoords, r"depends on 'coords', which is optional.*forward=lambda net, x, \*, coords: net"),
-        (PerInstance, "a number for each instance"),
+        (PerInstance, "PerInstance returned a number for each patch"),
         (WantsLabel, r"WantsLabel.forward asks for 'label' beside the features.*net\(x, label=\.\.\.\)"),
         (Nothing, r"returned a dict without a tensor of logits.*forward=lambda net, x: net\(x\)\['logits'\]"),
         (

@@ -53,6 +53,7 @@ def make_runs(folder: Path) -> dict[str, Path]:
     runs["exam"] = folder / "exam"
     bench = [*commands(data)["bench"], "--out", str(runs["bench"])]
     assert run([*bench, "--export", str(runs["exam"])]) == 0
+    runs["study"] = data / "done_study"
     runs["viewed"] = data / "done_explain"
     document = {"type": "FeatureCollection", "features": []}
     AnnotationFiles(runs["viewed"]).write("s0", "ann", {"revision": 0, "document": document})

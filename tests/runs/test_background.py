@@ -63,7 +63,8 @@ def test_what_was_measured_against_is_written_down(cohort: Path, capsys: pytest.
     assert {row["measured"] for row in table(cohort / "run" / "slides.csv")} == {words}
     give_background(cohort)
     assert run(command(cohort, "--target", "pos", "--methods", "lrp,one_added", out="own")) == 0
-    words = "lrp against the mean of 5 patches of the checkpoint; one_added beside patches of the checkpoint"
+    lrp, added = "the mean of 5 patches of the checkpoint", "patches of the checkpoint"
+    words = f"lrp compared with {lrp}; one_added beside {added}"
     assert {row["measured"] for row in table(cohort / "own" / "slides.csv")} == {words}
     capsys.readouterr()
     for path in ("own", "own/slides/s003.parquet", "m0.safetensors"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+import xmil
 from tests.runs.cohorts import (
     arm,
     bytes_of,
@@ -109,6 +110,35 @@ def test_a_full_disk_in_a_store_stops_the_export_and_blames_no_slide(
     ballast.unlink()
     assert run(words) == 0
     assert not list(out.rglob("*.part"))
+
+
+FILL = """
+import sys
+import numpy as np
+import xmil
+from xmil.core.errors import WriteError
+
+bag = xmil.Bag(np.zeros((10, 64)), coords=np.zeros((10, 2), int), patch_size=256)
+for i in range(60):
+    try:
+        xmil.write_bag(bag, f"{sys.argv[1]}/b{i}.h5")
+    except WriteError as error:
+        assert "No space left on device" in str(error)
+        print(i)
+"""
+
+
+@pytest.mark.parametrize("room", [4, 8, 20, 40, 100])
+def test_a_full_disk_in_hdf5_is_an_error_of_one_file(small_disk: Path, room: int) -> None:
+    """HDF5 itself would end the process, or leave files open that it cannot close."""
+    (small_disk / "ballast").write_bytes(bytes((1 << 20) - room * 1024))
+    words = [sys.executable, "-c", FILL, str(small_disk)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[-1] == "59"
+    for path in small_disk.glob("*.h5"):
+        assert xmil.read_bag(path).features.shape == (10, 64)
+    assert not list(small_disk.glob("*.part"))
 
 
 def test_a_read_only_folder_is_said_at_once(

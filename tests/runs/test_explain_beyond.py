@@ -48,7 +48,7 @@ def test_the_cost_is_said_once(cohort: Path, caplog: pytest.LogCaptureFixture) -
     assert run(command(cohort, *asked, out="cost")) == 0
     said = [line for line in caplog.messages if line.startswith("shapley:")]
     assert len(said) == 2  # of two slides: before the first, and after its first orders
-    assert re.fullmatch(r"shapley: \d+ instances on attnmil, 64 to 1000 permutations: about \d+ s.*", said[0])
+    assert re.fullmatch(r"shapley: \d+ patches on attnmil, 64 to 1000 permutations: about \d+ s.*", said[0])
     assert re.fullmatch(r"shapley: about \d+ permutations for the precision of 0.01, \d+ s in all", said[1])
 
 
@@ -113,7 +113,7 @@ def test_what_cannot_be(
 
 def test_an_ensemble_has_no_pairs_in_common(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command(cohort, "--interactions", "4", out="never", models=2)) == 2
-    assert "--interactions is for one model" in " ".join(capsys.readouterr().err.split())
+    assert "--interactions takes one model" in " ".join(capsys.readouterr().err.split())
 
 
 def test_vectors_are_in_the_slides_files(tmp_path: Path) -> None:

@@ -95,6 +95,30 @@ def test_a_run_inside_a_run_that_is_gone_is_missed(runs: dict[str, Path], tmp_pa
     assert [fault.what for fault in verify_run(open_run(tmp_path / "run"))] == ["heatmaps"]
 
 
+def test_a_run_that_is_put_into_a_run_is_extra(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["viewed"], tmp_path / "run")
+    shutil.copytree(runs["tile"], tmp_path / "run" / "stranger")
+    assert [fault.what for fault in verify_run(open_run(tmp_path / "run"))] == ["stranger"]
+
+
+def test_a_link_in_a_store_is_extra(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["export"], tmp_path / "run")
+    store = next((tmp_path / "run" / "ome-zarr").iterdir())
+    (store / "stranger").symlink_to(tmp_path)
+    assert [Path(fault.what).name for fault in verify_run(open_run(tmp_path / "run"))] == [store.name]
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800", "a" * 5000, "../run.json", "/etc/passwd", ""])
+def test_a_manifest_with_an_odd_path_is_named(
+    runs: dict[str, Path], tmp_path: Path, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs["tile"], tmp_path / "run")
+    with (tmp_path / "run" / MANIFEST).open("a") as stream:
+        stream.write(json.dumps({"path": path, "size": 1, "by": "x"}) + "\n")
+    assert run(["verify", str(tmp_path / "run")]) == 1
+    assert MANIFEST in capsys.readouterr().out
+
+
 def test_the_manifest_itself_is_looked_after(runs: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(runs["tile"], out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,32 @@ def test_a_file_cannot_name_code(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("names", [[], {}, [[]], None, "model.safetensors"])
+def test_a_list_of_models_that_names_none_is_refused(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], names: object
+) -> None:
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "best.json").write_text(json.dumps({"models": names}))
+    assert run(commands(cohort, tmp_path / "trained", tmp_path / "out")["predict"]) == 2
+    assert "best.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["{folder}", "\ud800", "x" * 5000, "a\0b", "/dev/zero", "evil:build"])
+@pytest.mark.parametrize("command", ["insight", "verify"])
+def test_a_run_that_names_a_strange_model_is_read_without_it(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, command: str
+) -> None:
+    shutil.copytree(cohort / "explained", tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    about["models"][0]["path"] = about["model"]["path"] = name.format(folder=tmp_path)
+    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    with (tmp_path / "sparse").open("wb") as stream:
+        stream.truncate(1 << 40)  # were the folder read whole, it would take an hour
+    words = {"insight": ["--features", f"{cohort}/features", "--out", f"{tmp_path}/out"], "verify": []}
+    assert run([command, str(tmp_path / "run"), *words[command]]) == (0 if command == "insight" else 1)
+    assert "unexpected" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "name", ["../m0.safetensors", "{cohort}/m0.safetensors", "linked.safetensors", 3, ""]
 )
@@ -106,6 +133,26 @@ def test_a_folder_of_the_user_is_left_alone(
     assert "--out" in told
     assert len(told.strip().splitlines()) == 1
     assert all_files(tmp_path) == {f"out/{name}": b"mine\n"}
+
+
+@pytest.mark.parametrize("command", ["explain", "predict", "evaluate", "insight"])
+def test_a_link_in_a_circle_is_no_folder(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "out")
+    assert run(commands(cohort, cohort / "m0.safetensors", tmp_path / "out")[command]) == 2
+    told = capsys.readouterr().err
+    assert str(tmp_path / "out") in told
+    assert "unexpected" not in told
+
+
+def test_a_store_of_hidden_files_is_of_the_user(cohort: Path, tmp_path: Path) -> None:
+    store = tmp_path / "out" / "ome-zarr" / "s000.scores.ome.zarr"
+    store.mkdir(parents=True)
+    (store / ".zattrs").write_text("mine")
+    words = ["export", f"{cohort}/explained", "--to", "ome-zarr", "--out", str(tmp_path / "out")]
+    assert run(words) == 2
+    assert all_files(tmp_path) == {"out/ome-zarr/s000.scores.ome.zarr/.zattrs": b"mine"}
 
 
 def test_the_folder_of_another_kind_is_left_alone(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
-from tests.runs.cohorts import make_cohort
+from tests.runs.cohorts import WIDTH, make_cohort, write_slide
 from xmil.cli._app import run
+from xmil.storage import open_run
 
 NETS = """
 import torch
@@ -101,3 +104,21 @@ def test_a_warning_of_all_slides_is_said_once(
     said = capsys.readouterr()
     assert "3 of 3 slides carry a warning" in said.out + said.err
     assert (said.out + said.err).count("log_softmax") == 1
+
+
+@pytest.mark.parametrize("fault", ["empty", "link", "nan", "wide"])
+def test_a_bad_first_file_fails_alone(fault: str, tmp_path: Path) -> None:
+    folder = make_cohort(tmp_path, 3)
+    (folder / "nets.py").write_text(NETS.replace("WIDTH", str(WIDTH)), encoding="utf-8")
+    first, rng = folder / "features" / "a.h5", np.random.default_rng(0)
+    if fault == "empty":
+        first.touch()
+    elif fault == "link":
+        first.symlink_to("nowhere.h5")
+    else:
+        write_slide(first, rng, 20, width=WIDTH if fault == "nan" else 9)
+    if fault == "nan":
+        with h5py.File(first, "a") as file:
+            file["features"][0, 0] = np.nan
+    assert explain(folder, "Net", tmp_path / "out") == 1
+    assert list(open_run(tmp_path / "out").failed) == ["a"]

@@ -95,7 +95,7 @@ def test_check_says_how_many_cases(cohort: Path, tmp_path: Path, check: str, cas
         assert verdict is not None
         assert (verdict.kind, len(verdict.cases)) == ("cannot tell", cases)
         assert "8 are needed" in verdict.sentence
-        assert verdict.brief == "not known whether lrp shows what the model uses"
+        assert verdict.brief == "not known whether the LRP map shows what the model uses"
 
 
 def test_a_verdict_that_time_was_too_short_for_says_so_and_can_be_asked_for(
@@ -211,7 +211,7 @@ def test_the_screen_has_one_line(cohort: Path, tmp_path: Path, capsys: pytest.Ca
 def test_captions_the_viewer_and_notebooks_show_the_verdict(cohort: Path, tmp_path: Path) -> None:
     done = explained(cohort, tmp_path / "run")
     assert done.verdict is not None
-    assert done.verdict.brief.startswith("lrp better than a random order over 10 cases (SRG 0.")
+    assert done.verdict.brief.startswith("LRP map better than a random order over 10 cases (SRG 0.")
     assert done.verdict.sentence in done._repr_html_()
     fact = Collection([done.path]).facts(0)
     assert (fact["verdict"], fact["verdict_method"], fact["verdict_cases"]) == ("better", "lrp", 10)

@@ -152,6 +152,25 @@ def test_slides_without_a_resolution_are_pointed_to_an_option_of_the_command(
     assert run(*asked, "--mpp", "0.5", capsys=capsys)[0] == 0
 
 
+def test_a_run_takes_the_resolution_that_its_failures_ask_for(folder: Path) -> None:
+    Image.fromarray(textured([BOX], (900, 600))).save("slides/bare.png")
+    assert list(explain().failed) == ["bare"]
+    made = Path("run/features/one.h5").stat().st_mtime_ns
+    done = explain(mpp=0.5)
+    assert (list(done), done.failed) == (["bare", "one", "two"], {})
+    assert Path("run/features/one.h5").stat().st_mtime_ns == made
+    assert Path("run/heatmaps/panel/bare.png").is_file()
+
+
+def test_restart_draws_again_as_well(folder: Path) -> None:
+    explain()
+    picture, style = Path("run/heatmaps/panel/one.png"), Path("run/heatmaps/style.json")
+    style.write_text(style.read_text().replace("0.5", "0.4"))
+    before = picture.stat().st_mtime_ns
+    assert not explain(restart=True).failed
+    assert picture.stat().st_mtime_ns > before
+
+
 def test_an_untrained_encoder_is_warned_of_wherever_a_map_is_seen(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,22 @@ def test_what_is_missing_cut_off_or_foreign_is_named(copy: Path, capsys: pytest.
     assert '"faults"' in capsys.readouterr().out
 
 
+def test_slides_that_the_last_command_was_not_given_are_a_note(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "moved"
+    shutil.copytree(made, root)
+    for features in (root / "features", root / "features" / "a.h5"):
+        xmil.explain_slides(root / "m.safetensors", features, out=root / "again")
+    with pytest.raises(SystemExit) as left:
+        main(["verify", str(root / "again")])
+    assert not left.value.code
+    out = capsys.readouterr().out
+    assert "2 slides explained earlier and not in slides.csv" in out
+    (root / "again" / "slides" / "b.parquet").write_bytes(b"damaged")
+    assert "slides/b.parquet" in error_line(root / "again")
+
+
 def test_changed_features_and_models_are_named(made: Path, tmp_path: Path) -> None:
     root = tmp_path / "moved"
     shutil.copytree(made, root)

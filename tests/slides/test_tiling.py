@@ -166,7 +166,7 @@ def test_mpp_is_asked_for_and_never_guessed(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="pass slide_mpp="):
         tiled(path)
     given = tiled(path, slide_mpp=0.5)
-    assert (len(given.xy0) >= 12, given.inferred) == (True, ("mpp given as slide_mpp",))
+    assert (len(given.xy0) >= 12, given.inferred) == (True, ("mpp as given, not from the file",))
     with open_slide(path) as slide:
         slide.magnification = 20.0
         with pytest.raises(FileError, match="objective power is 20"):

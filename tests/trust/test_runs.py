@@ -386,7 +386,7 @@ def test_item_20_workers_verify_the_model(tmp_path: Path) -> None:
     path = folder / "m0.safetensors"
     models = ModelFiles((path,)).load()
     make_model(path, seed=7)
-    with pytest.raises(StopError, match="not the model that the run started with"):
+    with pytest.raises(StopError, match="changed since the run started"):
         ModelFiles((path,), models.digests).load()
     assert ModelFiles((path,)).load().digests != models.digests
 
@@ -407,7 +407,7 @@ def test_item_20_no_slide_comes_from_another_model(
     monkeypatch.setattr(cohort_run, "process", late)
     more = ["--methods", "lrp", "--steps", "4"] if name == "evaluate" else []
     assert run([name, *command(folder, *more, "--workers", "2")[1:]]) == 2
-    assert "not the model that the run started with" in capsys.readouterr().err
+    assert "changed since the run started" in capsys.readouterr().err
     assert not list((folder / "run").glob("slides/*.parquet"))
 
 
@@ -652,7 +652,7 @@ def test_item_01_warnings_of_explanations_are_in_the_picture(tmp_path: Path) -> 
     places = ["in module 'pool.softmax' (Softmax)"]
     warned = replace(plain, warnings=[*account_warnings(account, size=1.0, cuts=places), contradicted])
     words = " ".join(text.get_text() for text in xmil.heatmap(warned, size=600).texts)  # type: ignore[union-attr]
-    assert "31% of the account stops at values that depend on the bag but carry no relevance: the" in words
+    assert "31% of the relevance stops at values that depend on the bag but carry no relevance: the" in words
     assert "The scores contradict the model: the half of the patches with the lower scores gives" in words
     assert NOTE in words
     assert not any("warning" in text.get_text() for text in xmil.heatmap(plain, size=600).texts)  # type: ignore[union-attr]

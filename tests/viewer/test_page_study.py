@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.viewer.browser import expect_text, opened
+from tests.viewer.given_scores import grid, write_run
 from tests.viewer.make_run import Made
-from tests.viewer.reading_room import TISSUE, Simulated, write_cases
+from tests.viewer.reading_room import CLASSES, COLUMNS, ROWS, TISSUE, Simulated, write_cases
 from tests.viewer.study_pages import ANSWERED, READY, AtThePage, read_in_turns, serving
 from tests.viewer.test_page_access import AXE, violations
 from xmil.viewer.study import Study, make_study
@@ -101,6 +103,33 @@ def test_the_label_stands_beside_its_own_case_until_the_reader_goes_on(browser: 
         assert tiles == {"0", "1"}
         assert page.locator("[data-shown=label]").inner_text() == ""
         assert page.locator(".message").count() == 0
+        desk.close()
+
+
+def test_readers_see_no_weak_scatter_in_full_colour(browser: Any, tmp_path: Path) -> None:
+    """A reader cannot choose the scale: it ends at the strongest score if that is far beyond the whiskers."""
+    run, slides = write_cases(tmp_path, 3, edge=TISSUE)
+    scores = np.linspace(-1e-3, 1e-3, COLUMNS * ROWS, dtype=np.float32)
+    scores[0] = 2.0
+    for i in range(3):
+        columns = {("lrp", name): scores for name in CLASSES}
+        write_run(run, f"case-{i:03d}", columns, coords=grid(COLUMNS, ROWS, TISSUE), edge=TISSUE)
+    settings = {
+        "readers": ["anna"],
+        "practice": 0,
+        "washout_days": 0.0,
+        "seed": 0,
+        "arms": [{"name": "a", "method": "lrp"}],
+    }
+    study = make_study([run], slides=slides, plan=make_plan(settings), out=tmp_path / "study")
+    with serving(study) as (url, _):
+        desk = AtThePage(browser, study, READERS[0])
+        desk.enter(url)
+        expect_text(desk.page.locator("[data-shown=missing]"), "Answer first: Diagnosis")
+        desk.step()
+        desk.page.wait_for_function(LOADED)
+        assert desk.page.evaluate("() => window.study.reading.display.clip") == "max"
+        assert desk.page.locator(".bar-warning").count() == 0
         desk.close()
 
 

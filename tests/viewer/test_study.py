@@ -29,6 +29,8 @@ from tests.viewer.reading_room import (
 )
 from xmil.cli._app import run as main
 from xmil.core.errors import InputError, XmilError
+from xmil.runs.verify import verify_run
+from xmil.storage import Run, RunFolder
 from xmil.viewer.study import Study, make_study, open_study, read_plan, sample_size, write_report
 from xmil.viewer.study.analysis import analyse
 from xmil.viewer.study.plan import make_plan
@@ -102,6 +104,15 @@ def test_a_plan_that_the_run_cannot_serve_is_refused(
     with pytest.raises(XmilError, match=fault):
         study_of(tmp_path, n=12, **plan)
     assert not (tmp_path / "study").exists()
+
+
+def test_a_run_without_labels_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    run, slides = write_cases(tmp_path, 4)
+    table = run / "slides.csv"
+    table.write_text(re.sub(r",(benign|tumour),(benign|tumour),", r",,\2,", table.read_text()))
+    (run / "run.json").write_text(json.dumps({"kind": "explain", "class_names": CLASSES}))
+    with pytest.raises(InputError, match=r"no slide has a label; explain with cohort="):
+        make_study([run], slides=slides, plan=make_plan({"readers": ["anna"]}), out=tmp_path / "study")
 
 
 def test_worklists_are_seeded_balanced_and_each_readers_own(tmp_path: Path) -> None:
@@ -410,6 +421,43 @@ def test_the_command_line_makes_and_reports_a_study(
     assert [path.name for path in mine.parent.iterdir()] == ["tests.csv"]
     assert mine.read_text() == "mine"
     assert main(["study", "report", str(out)]) == 0  # its own, again
+
+
+def test_a_study_is_verified_with_its_answers_and_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = study_of(tmp_path, n=4, practice=0)
+    assert main(["verify", str(study.folder)]) == 0
+    read_all(study, Simulated("anna", 0.8))
+    write_report(study)
+    assert main(["verify", str(study.folder)]) == 0
+    answers = study.folder / "readers" / "anna.json"
+    answers.write_text(answers.read_text().replace("tumour", "benign"))
+    capsys.readouterr()
+    assert main(["verify", str(study.folder)]) == 1
+    assert "readers/anna.json" in capsys.readouterr().out
+
+
+def test_answers_do_not_go_through_a_link(tmp_path: Path) -> None:
+    study = study_of(tmp_path, n=4, practice=0)
+    (study.folder / "readers").rmdir()
+    (tmp_path / "outside").mkdir()
+    (study.folder / "readers").symlink_to(tmp_path / "outside")
+    with pytest.raises(XmilError, match="link"):
+        read_all(study, Simulated("anna", 0.8))
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_a_study_inside_a_run_is_a_run_of_its_own(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", "explain").open({}):
+        pass
+    write_cases(tmp_path, 4)
+    plan = make_plan({"readers": ["anna"], "practice": 0, "washout_days": 0.0})
+    out = tmp_path / "run" / "study"
+    study = make_study([tmp_path / "run"], slides=tmp_path / "slides", plan=plan, out=out)
+    read_all(study, Simulated("anna", 0.8))
+    faults = {fault.what for fault in verify_run(Run(tmp_path / "run"))}
+    assert not {name for name in faults if name.startswith("study")}
 
 
 def test_studies_are_made_and_reported_without_torch(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ function flipChart(certificate: Certificate, result: MethodCertificate): Element
     result.flipped !== null && steps > 0 ? svg("line", { x1: x(result.flipped, steps + 1), x2: x(result.flipped, steps + 1), y1: CHART.top, y2: CHART.height - CHART.bottom, class: "flipped" }) : null,
   );
   const key = (kind: string, name: string) => el("span", { class: `key ${kind}` }, name);
-  const keys = [result.morf && key("morf", "strongest evidence first"), result.lerf && key("lerf", "weakest first"), key("band", "random orders, 95 %"), result.flipped !== null && key("flipped", "prediction changes")];
+  const keys = [result.morf && key("morf", "strongest evidence first"), result.lerf && key("lerf", "weakest first"), key("band", "random orders"), result.flipped !== null && key("flipped", "prediction changes")];
   const figure = el("figure", {}, el("figcaption", { class: "keys" }, ...keys.filter((k): k is HTMLSpanElement => Boolean(k))));
   figure.prepend(chart);
   return figure;

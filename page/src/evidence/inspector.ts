@@ -96,6 +96,7 @@ export class Inspector {
   private scores(evidence: Evidence, index: number): HTMLElement {
     const { set, columns } = evidence.scores;
     const rows = set.columns.flatMap((column, c) => {
+      if (column.kind === "stable") return []; // whether a sign is sure: no score
       const values = columns[c];
       const forAll = sameForAll(evidence.scores, column.method);
       if (forAll && set.columns.findIndex(({ method }) => method === column.method) !== c) return []; // one row for all classes

@@ -86,6 +86,7 @@ export function slideHead(view: HeadHost): HTMLElement[] {
   const row = run.slides.find((slide) => slide.key === info.key);
   const two = view.panes.length > 1;
   const whatIf = view.whatif.summary(view.active?.evidence?.choice.run ?? 0);
+  const verdict = view.active?.evidence ? shownVerdict(view.active.evidence, info.predicted) : row?.verdict ? rowVerdict(row) : null; // the row's until the scores are there, so that nothing moves
   const fact = (name: string, ...value: (Node | string)[]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), el("span", {}, ...value));
   return [
     el("h1", { title: info.id }, info.id),
@@ -95,7 +96,7 @@ export function slideHead(view: HeadHost): HTMLElement[] {
       whatIf !== null ? fact("What if", whatIf) : null,
       info.predicted !== null ? fact(WORDS.prediction, info.predicted, row?.probability != null ? ` ${formatPercent(row.probability, 0)}` : "") : null,
       value(view) !== null ? fact(info.sets[0].noun, formatNumber(value(view))) : null,
-      whatIf === null ? (view.active?.evidence ? shownVerdict(view.active.evidence, info.predicted) : row?.verdict ? rowVerdict(row) : null) : null, // the row's until the scores are there, so that nothing moves
+      whatIf === null && verdict ? fact("Map", verdict) : null,
       info.label !== null ? fact(WORDS.label, info.label) : null,
       info.correct !== null && whatIf === null ? correctLabel(info.correct) : null,
       info.case && info.case !== info.id ? fact("Case", info.case) : null,

@@ -6,7 +6,7 @@ import type { Tool } from "../annotations/drawing";
 import type { Point, Polygon } from "../annotations/geometry";
 import type { Marks } from "../annotations/marks";
 import { lengthText } from "../annotations/measures";
-import type { Evidence } from "../evidence/evidence";
+import { FAR, timesBeyond, type Evidence } from "../evidence/evidence";
 import { LayerStore } from "../evidence/layers";
 import { fetchScores, type Run, type Scores, type SlideInfo } from "../server/api";
 import { Pane, type PaneHost } from "../slide/pane";
@@ -41,7 +41,8 @@ export class CaseView implements PaneHost {
   private readonly tools = el("div", { class: "study-tools", role: "toolbar", ariaLabel: "Tools" });
   private readonly commitButton = button("Commit (Enter)", () => this.commit(), { class: "primary", data: { action: "commit" } });
   private readonly told = el("p", { role: "status", data: { shown: "label" } });
-  private readonly foot = el("div", { class: "buttons commit" }, this.commitButton);
+  private readonly hint = el("span", { class: "muted small", data: { shown: "missing" } }); // a disabled button has no tooltip on a touch screen
+  private readonly foot = el("div", { class: "buttons commit" }, this.commitButton, this.hint);
   private readonly clock: Clock;
   private timer = 0;
   private goOn: (() => void) | null = null; // to the next case, once the label of this one is shown
@@ -85,9 +86,16 @@ export class CaseView implements PaneHost {
     this.pane = new Pane(this, "A", {}, this.panes);
     this.pane.stage.ariaLabel = `${this.info.id}: drag or arrows to move, scroll or + and − to zoom`;
     this.drawTools();
+    this.fitColours();
     this.refresh();
     for (const problem of problems) this.say(problem, true);
     this.element.focus({ preventScroll: true });
+  }
+
+  /** Colours end at the strongest score if it lies far beyond the whiskers: a reader cannot choose the scale. */
+  private fitColours(): void {
+    const evidence = this.pane?.evidence;
+    if (evidence && timesBeyond(evidence, { base: evidence.smallest, limit: evidence.whisker }) > FAR) this.store.set({ display: { ...this.display, clip: "max" } });
   }
 
   private side(): HTMLElement {
@@ -155,6 +163,7 @@ export class CaseView implements PaneHost {
     const unmarked = this.open.regions === "required" && this.open.stage === "before" && !this.store.state.annotations.length;
     this.commitButton.disabled = Boolean(missing) || unmarked;
     this.commitButton.title = missing ? `Answer first: ${missing.text}` : unmarked ? "Mark the region that decides first" : "";
+    this.hint.textContent = this.commitButton.title;
   }
 
   entry(commit: boolean): Entry {

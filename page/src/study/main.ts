@@ -144,7 +144,7 @@ function door(): HTMLElement {
 
 function pause(opens: string): HTMLElement {
   const when = new Date(opens).toLocaleString(undefined, { dateStyle: "long", timeStyle: "short" });
-  return el("main", { class: "card", tabIndex: -1 }, el("h1", {}, "This part is done"), el("p", {}, `Thank you. The next part opens on ${when}: until then the cases should be forgotten.`));
+  return el("main", { class: "card", tabIndex: -1 }, el("h1", {}, "This part is done"), el("p", {}, `Thank you. The next part opens on ${when}: the pause lets you forget the cases.`));
 }
 
 function finished(): HTMLElement {

@@ -183,6 +183,10 @@ def _each(exam: Exam, block: Block, score: Callable[[int, int], Any]) -> Tensor:
     return torch.from_numpy(np.asarray(scores)).to(block.x.device)
 
 
+def _place(problem: str, model: str, repetition: int, bag: str, target: int) -> str:
+    return f"{problem}, {model}, repetition {repetition}, bag {bag}, target {target}"
+
+
 def _check_scores(scores: Any, n: int, where: str) -> Any:
     """Scores (n,) in double precision, whatever they came as."""
     plain = scores.scores if isinstance(scores, Explanation) else scores
@@ -212,7 +216,10 @@ class ForeignScores(MethodEntry):
             table = {}
             for row in rows:
                 place = (str(row["problem"]), str(row["model"]), int(row["repetition"]))
-                table[*place, str(row["bag"]), int(row["target"])] = (row["scores"], str(row["checksum"]))
+                key = (*place, str(row["bag"]), int(row["target"]))
+                if key in table:
+                    raise FileError(f"{path}: has two rows for {_place(*key)}; keep one.")
+                table[key] = (row["scores"], str(row["checksum"]))
         except XmilError:
             raise
         except FileNotFoundError:
@@ -231,8 +238,7 @@ class ForeignScores(MethodEntry):
         key = (exam.problem, exam.model_name, exam.repetition, bag, target)
         if key not in self.table:
             raise InputError(
-                f"{self.path}: has no scores for {exam.problem}, {exam.model_name}, repetition "
-                f"{exam.repetition}, bag {bag}, target {target}; export the run again and score every bag."
+                f"{self.path}: has no scores for {_place(*key)}; export the run again and score every bag."
             )
         values, stored = self.table[key]
         if stored != checksum:

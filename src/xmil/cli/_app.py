@@ -10,6 +10,7 @@ import sys
 import traceback
 from importlib import import_module
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from typing import Annotated, Any, cast
 
 import typer
@@ -91,6 +92,9 @@ def command_panels() -> dict[str, str]:
 def run(arguments: list[str]) -> int:
     """Run one command and give its exit code; errors take one line, a traceback comes with --debug."""
     debug = "--debug" in arguments
+    for stream in (sys.stdout, sys.stderr):  # names of files need not be text
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="xmil: %(message)s")
     try:
         asked = [argument for argument in arguments if argument != "--debug"] or ["--help"]

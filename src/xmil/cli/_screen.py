@@ -141,7 +141,7 @@ _COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encode
 def as_text(report: dict[str, Any]) -> str:
     """A report in lines: what it is, its facts, what was inferred, what is missing, what is wrong."""
     if "error" in report:
-        return f"xmil: error: {' '.join(report['error'].split())}"
+        return f"xmil: error: {as_flags(' '.join(report['error'].split()))}"
     lines = [f"{report['path']}: {report['what']}"]
     if report["rows"]:
         lines += _table(list(report["rows"]))
@@ -165,8 +165,14 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     names = [name for name in _COLUMNS if any(name in row for row in rows)]
     cells = [[_cell(row.get(name)) for name in names] for row in rows[:_SHOWN] if "error" not in row]
     lines = text_table([names, *cells], indent="  ").splitlines()
-    lines += [f"  {row['file']}: {row['error']}" for row in rows[:_SHOWN] if "error" in row]
+    lines += [f"  {_fault(row)}" for row in rows[:_SHOWN] if "error" in row]
     return lines + ([f"  ... and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else [])
+
+
+def _fault(row: dict[str, Any]) -> str:
+    """Why a file cannot be read, after its name."""
+    fault = as_flags(row["error"])
+    return fault if row["file"] in fault else f"{row['file']}: {fault}"
 
 
 @cache

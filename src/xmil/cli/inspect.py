@@ -15,6 +15,7 @@ import typer
 
 from xmil.cli._command import with_examples
 from xmil.core.errors import FileError, XmilError
+from xmil.core.registry import is_function_name
 from xmil.core.text import SLIDE_SUFFIXES, bare_name, is_plain
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Result = dict[str, Any]
+SLIDE_MPP = "pass --slide-mpp to xmil tile, or --mpp to xmil explain"
 
 Files = Annotated[
     list[Path], typer.Argument(help="Feature files, checkpoints, slides, tables, explanations, folders.")
@@ -39,7 +41,7 @@ def inspect(
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels.")] = None,
 ) -> None:
     """Say what files and folders are, and what they lack: features, models, slides, tables, runs."""
-    from xmil.cli._screen import as_text
+    from xmil.cli._screen import as_flags, as_text
 
     options = {"format": layout, "mpp": mpp, "patch_size": patch_size}
     results: list[Result] = []
@@ -48,7 +50,7 @@ def inspect(
             results.append(report(path, options).as_dict())
         except XmilError as error:
             logger.debug("where %s failed:", path, exc_info=True)  # seen with --debug
-            results.append({"path": str(path), "kind": "unknown", "error": str(error)})
+            results.append({"path": str(path), "kind": "unknown", "error": as_flags(str(error))})
     results = compared(results)
     if as_json:
         print(json.dumps(results, indent=2, default=str))
@@ -68,6 +70,11 @@ def report(path: Path, options: dict[str, Any]) -> Report:
     from xmil.data.containers import sniff
     from xmil.data.inspection import inspect_features
 
+    if is_function_name(str(path)) and not path.exists():
+        raise FileError(
+            f"{path}: a function that builds a model, which inspect does not call; `xmil explain` tries it "
+            "out on the first feature file."
+        )
     kind = sniff(path)
     if kind == "folder":
         return _folder(path, options)
@@ -180,7 +187,7 @@ def inspect_slide(path: Path) -> Report:
             "bounds": None if slide.bounds == whole_slide else list(slide.bounds),
         }
     why = f"its pixels are {facts['mpp from']}" if facts["mpp from"] else "mpp is not stored"
-    missing = () if facts["mpp"] else (f"for patches of a known size: {why}; pass --slide-mpp",)
+    missing = () if facts["mpp"] else (f"for patches of a known size: {why}; {SLIDE_MPP}",)
     return Report(str(path), "slide", f"a slide ({facts['read by']})", facts, missing=missing)
 
 
@@ -201,7 +208,7 @@ def inspect_slides(folder: Path) -> Report:
     good = [row for row in rows if "error" not in row]
     lacking = sum(row["mpp"] is None for row in good)
     facts = {"slides": len(rows), "read by": dict(Counter(row["read by"] for row in good))}
-    missing = f"for patches of a known size: mpp is not stored in {lacking} of {len(good)}; pass --slide-mpp"
+    missing = f"for patches of a known size: mpp is not stored in {lacking} of {len(good)}; {SLIDE_MPP}"
     unread = len(rows) - len(good)
     return Report(
         str(folder),

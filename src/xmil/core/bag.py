@@ -133,7 +133,9 @@ class Patches:
     def missing(self) -> str | None:
         """Why boxes are unknown and the way out, or None."""
         if self.coords is None:
-            nowhere = "it has no coordinates; explaining and evaluating work without"
+            nowhere = (
+                "it has no coordinates; explaining and evaluating work without, and slides/ has its scores"
+            )
             return _WAY_OUT.get(self.unit or "", nowhere)
         return _WAY_OUT["px"] if self.patch_size is None else None
 

@@ -14,9 +14,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from io import FileIO
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from xmil.core.errors import FileError, WriteError, absent, unreadable
 from xmil.core.journal import (
@@ -33,6 +35,7 @@ from xmil.core.journal import (
 OPEN_FILES = (errno.EMFILE, errno.ENFILE)  # too many of them
 # What a disk says that takes no more.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+UNSYNCED = 64 << 20  # bytes after which the disk is asked to keep up
 
 
 def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) -> None:
@@ -118,6 +121,61 @@ def write_bytes(path: str | PathLike[str], content: bytes | memoryview) -> None:
         Path(temporary).write_bytes(content)
 
     write_atomically(path, write)
+
+
+@contextmanager
+def create_hdf5(path: str) -> Iterator[tuple[Any, Callable[[], None]]]:
+    """Create an HDF5 file to be filled; the function beside it refuses what the disk has refused.
+
+    HDF5 cannot end once a write of its own fails: the process crashes. So the file is written here, and a
+    full disk is an OSError when the file is closed, or whenever the function is called.
+    """
+    import h5py
+
+    with _Target(path) as target:
+        with h5py.File(target, "w") as file:
+            yield file, target.check
+        target.check()
+
+
+class _Target(FileIO):
+    """A file whose first error is kept for `check`; what is written after it is let go."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "w+")
+        self.error: OSError | None = None
+        self.unsynced = 0
+
+    def write(self, content: Any) -> int:
+        """Write all of the content, however many calls the system wants for it."""
+        view = memoryview(content).cast("B")
+        done = 0
+        with self._kept():
+            while self.error is None and done < len(view):
+                done += super().write(view[done:])
+            self.unsynced += done
+            if self.unsynced > UNSYNCED:  # so that the end of the file does not wait for all of it
+                sync_handle(self.fileno())
+                self.unsynced = 0
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size of the file."""
+        with self._kept():
+            super().truncate(size)
+        return size or 0
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+
+    def check(self) -> None:
+        """Raise the first error."""
+        if self.error is not None:
+            raise self.error
 
 
 def remove_file(path: str | PathLike[str]) -> None:

@@ -184,8 +184,9 @@ class Explanation(Placed):
             raise bad_parameter("level", "Explanation.interval", "a float in the range (0, 1)", level)
         if self.stderr is None:
             raise InputError(
-                f"The scores of {self.method!r} have no standard errors; explain with contexts=24, or by "
-                "'shapley'."
+                "Standard errors are unknown here: every sub-bag that holds a patch holds the same others."
+                if self.params.get("contexts") is not None
+                else f"The scores of {self.method!r} have no standard errors; take contexts=24, or 'shapley'."
             )
         if self.params.get("contexts") is not None:  # what each score is the mean of, at the least
             keep = self.params.get("keep", 0.5)
@@ -302,7 +303,7 @@ def measured_against(method: str, params: Mapping[str, Any]) -> str:
     """What scores are measured against, in words; empty if nothing is recorded of it.
 
     >>> measured_against("lrp", {"baseline": "mean of 90 patches", "background": "checkpoint 3fa2"})
-    'against the mean of 90 patches of the checkpoint'
+    'compared with the mean of 90 patches of the checkpoint'
     >>> measured_against("lrp", {"baseline": None}), measured_against("one_added", {"company_from": "bag"})
     ('without a background', 'beside patches of the bag')
     """
@@ -315,7 +316,7 @@ def measured_against(method: str, params: Mapping[str, Any]) -> str:
     if params["baseline"] is None:
         return "without a background" if method == "lrp" else ""
     name, source = str(params["baseline"]), whose.get(str(params.get("background", "")).partition(" ")[0])
-    return f"against the {name}" + (f" of {source}" if source else "")
+    return f"compared with the {name}" + (f" of {source}" if source else "")
 
 
 def measured_columns(columns: Iterable[Mapping[str, Any]]) -> list[str]:

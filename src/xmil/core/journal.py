@@ -40,21 +40,21 @@ def owning_run(path: Path) -> Path | None:
     """
     place, linked, innermost = Path(os.path.abspath(path)), None, None
     for folder in islice((place, *place.parents), LEVELS):
-        is_run = folder != place and (os.path.lexists(folder / RUN) or is_manifest(folder / MANIFEST))
-        if is_run and linked is not None:
+        owns = folder != place and is_run(folder)
+        if owns and linked is not None:
             raise WriteError(
                 f"{linked}: a link inside the run {folder}; results are not written through links. Remove "
                 "it, or choose another out=."
             )
-        innermost = innermost or (folder if is_run else None)
+        innermost = innermost or (folder if owns else None)
         if os.path.islink(folder) and folder != place:
             linked = folder
     return innermost
 
 
 def note_file(run: Path | None, target: Path, written: Path) -> None:
-    """Note in the run's journal that the file or store `written` is about to be called `target`."""
-    _note(run, target, lambda: describe(written))
+    """Note in the run's journal that the file, store or run `written` is about to be called `target`."""
+    _note(run, target, lambda: {"run": True} if is_run(written) else describe(written))
 
 
 def note_removal(run: Path | None, target: Path) -> None:
@@ -76,7 +76,13 @@ def note_done(run: Path | None, target: Path) -> None:
 
 def _note(run: Path | None, target: Path, entry: Callable[[], Entry]) -> None:
     if run is not None and target.name != MANIFEST and is_manifest(run / MANIFEST):
-        append(run, {"path": Path(os.path.abspath(target)).relative_to(run).as_posix(), **entry()})
+        path, about = Path(os.path.abspath(target)).relative_to(run).as_posix(), entry()
+        append(run, {"run": path} if "run" in about else {"path": path, **about})
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder inside a run is a run of its own."""
+    return os.path.lexists(folder / RUN) or is_manifest(folder / MANIFEST)
 
 
 def describe(path: Path) -> Entry:
@@ -92,8 +98,13 @@ def describe(path: Path) -> Entry:
 
 
 def store_files(folder: Path) -> list[tuple[str, Path]]:
-    """The files of a store by their paths from it, hidden ones too."""
-    inner = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    """The files of a store by their paths from it, hidden ones and links to folders too."""
+    walk = ((Path(place), folders, names) for place, folders, names in os.walk(folder))
+    inner = (
+        place / name
+        for place, folders, names in walk
+        for name in (*names, *(n for n in folders if (place / n).is_symlink()))
+    )
     return sorted((path.relative_to(folder).as_posix(), path) for path in inner)
 
 

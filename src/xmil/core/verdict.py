@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from xmil.core.explanation import card_of
 from xmil.core.text import counted
 
 if TYPE_CHECKING:
@@ -47,11 +48,12 @@ class RunVerdict:
 
         >>> row = {"method": "lrp", "srg": 0.47}
         >>> RunVerdict("better", method="lrp", methods=[row], cases=["a", "b"]).brief
-        'lrp better than a random order over 2 cases (SRG 0.47)'
+        'LRP map better than a random order over 2 cases (SRG 0.47)'
         """
+        name = f"{card_of(self.method).title} map" if self.method else "map"
         if self.kind == KINDS[-1] or not self.methods:
-            return f"not known whether {self.method or 'the map'} shows what the model uses"
-        words = f"{self.method} {self.kind} than a random order over {counted(len(self.cases), self.unit)}"
+            return f"not known whether the {name} shows what the model uses"
+        words = f"{name} {self.kind} than a random order over {counted(len(self.cases), self.unit)}"
         return f"{words} (SRG {self.methods[0]['srg']:.2f})"
 
     def with_note(self, note: str) -> RunVerdict:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import Bag, FloatArray, Patches, shared_value
-from xmil.core.durable import write_atomically
+from xmil.core.durable import create_hdf5, write_atomically
 from xmil.core.errors import FileError, InputError, XmilError, check_names
 from xmil.data.cohort import CASE, PATH, Cohort, StrPath
 from xmil.data.containers import Rows, open_contents
@@ -92,10 +92,8 @@ def write_bag(bag: Bag, path: StrPath) -> None:
 
 
 def _write(bag: Bag, temporary: str, path: Path) -> None:
-    import h5py
-
     shared = {"name": bag.slide_id or path.stem, "savetodir": path.parent.name}
-    with h5py.File(temporary, "w") as file:
+    with create_hdf5(temporary) as (file, _):
         carried = {
             key: getattr(bag, key) for key in ("slide_id", "mpp", "inferred", "unit", "raw_edge", "extra")
         }

@@ -120,15 +120,15 @@ def inspect_folder(path: Path, **options: Any) -> Report:
     good = [row for row in rows if "error" not in row]
     broken = len(rows) - len(good)
     problems = [f"{broken} files cannot be read"] if broken else []
-    advice = {"width": "features of several encoders", "encoder": "features of several encoders"}
-    advice |= {"patch edge": "patches of several sizes", "format": "files of several producers"}
+    apart = "in one folder cannot form one dataset; separate them"
+    advice = dict.fromkeys(("width", "encoder"), f"features of several encoders {apart}")
+    advice |= {"patch edge": f"patches of several sizes {apart}"}
+    advice |= {"format": "check that one encoder made all of them"}
     for name, why in advice.items():
         mix = _mix([row for row in good if row["width"]] if name == "width" else good, name)
         if len(mix) > 1 and not (name == "patch edge" and _one_size(good)):
             listed = ", ".join(f"{count} with {value}" for value, count in mix.items())
-            problems.append(
-                f"mixed {name}: {listed}; {why} in one folder cannot form one dataset; separate them"
-            )
+            problems.append(f"mixed {name}: {listed}; {why}")
     problems += [f"{link.name} is a link out of the folder" for link in links]
     facts = {"files": len(rows), "instances": sum(row["instances"] for row in good)}
     facts |= {name: _mix(good, name) for name in ("format", "encoder", "width", "patch edge")}

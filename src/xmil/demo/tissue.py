@@ -26,6 +26,7 @@ from xmil.demo.digit_slides import write_levels
 from xmil.demo.pipeline import DemoStage, Timing, claim_folder, command, write_config
 from xmil.demo.results_page import how_it_was_made, look_yourself, view_line
 from xmil.heatmaps import Html, figure, join, page, table, tag
+from xmil.heatmaps.style import FAR
 from xmil.storage import Run, read_explanations, write_table
 
 METHODS = ("lrp", "attention", "gxi", "one_added", "random")
@@ -255,6 +256,7 @@ def has_pen(name: str) -> bool:
 
 
 TOP = 10  # patches that a reader would look at first
+FAINT = 0.01  # of the strongest score: next to no evidence
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,7 @@ def read_sections(demo: TissueDemo) -> list[SectionResult]:
 
 def tissue_verdict(sections: Sequence[SectionResult]) -> str:
     """What was found in one sentence: answers, and where the evidence lies."""
-    answers = f"{sum(s.right for s in sections)} of {len(sections)} test sections answered rightly"
+    answers = f"{sum(s.right for s in sections)} of {len(sections)} test sections answered correctly"
     telling = [s for s in sections if s.tumour and s.right and s.marked.sum() >= TOP]
     if not telling:
         return f"{answers}."
@@ -374,7 +376,8 @@ def _one_section(demo: TissueDemo, shown: SectionResult) -> Html:
         view = View.of(boxes, picture_box(boxes, slide), slide=slide, longest=900, enlarge=2.0)
     assert view.background is not None  # noqa: S101  # there is a slide
     maps = [view.overlay(e, Scale.of(e.scores, signed=e.signed), alpha=0.6) for e in (lrp, attention)]
-    titles = (f"the section; frames: {shown.kind} nuclei", "LRP: red for it, blue against it", "attention")
+    kind = shown.kind
+    titles = (f"section; frames: {kind} nuclei", f"LRP: red for {kind}, blue against it", "attention")
     for axis, picture, title in zip(axes, (view.background, *maps), titles, strict=True):
         axis.imshow(picture)
         axis.set_title(title, fontsize=10)
@@ -384,10 +387,12 @@ def _one_section(demo: TissueDemo, shown: SectionResult) -> Html:
             axis.add_patch(Rectangle(corner, width, height, fill=False, edgecolor="black", linewidth=1.2))
     path = demo.out / "pictures" / "section.png"
     sheet.savefig(path)
+    times = float(np.abs(lrp.scores).max()) / Scale.of(lrp.scores, signed=True).high
+    far = f"; the strongest score is {times:.0f} times the score of full red" if times > FAR else ""
     caption = (
         f"Section {shown.name}, probability of {shown.kind} {shown.probability:.2f}. Left: the tissue; "
         f"frames mark the {int(shown.marked.sum())} patches that hold such nuclei. Middle: what speaks for "
-        "the answer (red) and against it (blue) by LRP; the scores add up to the model's answer. Right: "
+        f"{shown.kind} (red) and against it (blue) by LRP, layer-wise relevance propagation{far}. Right: "
         "attention (yellow: high), which says where the model looked, not what it took from there."
     )
     return join([tag("h2", "One section, patch by patch"), figure(path, caption)])
@@ -399,10 +404,12 @@ def _patches(demo: TissueDemo, shown: SectionResult) -> Html:
     order = np.argsort(-e.scores, kind="stable")
     counts = demo.patch_counts(shown.name, e.boxes()[:, :2])
     sides = []
-    for side, rows in (("The eight most red", order[:8]), ("the eight most blue", order[::-1][:8])):
+    for side, rows in (("The eight highest", order[:8]), ("the eight lowest", order[::-1][:8])):
         nuclei = ", ".join(f"{int(n[rows].sum())} {kind}" for kind, n in counts.items())
         sides.append(f"{side} hold {nuclei} nuclei")
-    return join([tag("h2", "The patches that count most"), figure(path, "; ".join(sides) + ".")])
+    most, least = float(e.scores.max()), float(e.scores.min())
+    faint = " The lowest scores are near zero: next to no evidence." if abs(least) < FAINT * most else ""
+    return join([tag("h2", "The patches that count most"), figure(path, f"{'; '.join(sides)}.{faint}")])
 
 
 def _table(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
@@ -417,10 +424,13 @@ def _table(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
         for s in sections
     ]
     head = (
-        "section", "truth", f"probability of {demo.kind}", "patches with it",
+        "section", "truth", f"probability of {demo.kind}", f"patches with {demo.kind}",
         f"of the {TOP} highest by LRP", "by attention",
     )  # fmt: skip
-    words = f"A patch holds it if at least two {demo.kind} nuclei lie in it; it is {demo.edge} pixels wide."
+    words = (
+        f"A patch, {demo.edge} pixels wide, counts as {demo.kind} if it holds at least two {demo.kind} "
+        f"nuclei. The last columns: how many of the {TOP} patches with the highest scores are {demo.kind}."
+    )
     return join([tag("h2", "Every test section"), table(rows, head=head), tag("p", words, kind="small")])
 
 
@@ -433,10 +443,10 @@ def _pen(demo: TissueDemo) -> Html:
     if not path.is_file():  # ink on every patch of it
         return Html()
     caption = (
-        f"Section {inked[0]} as `xmil tile` saw it. Only sections with tumour carry ink here, as where a "
-        "pathologist marked it: a model that saw ink could answer by the ink. Patches of which ink covers "
-        "15 % or more (crossed out) are left out before the model sees anything; the thin edge of a mark can "
-        "stay. Tiling with drop=none would keep them all."
+        f"Section {inked[0]} as `xmil tile` saw it. Only sections with tumour carry ink here, as if a "
+        "pathologist had marked them: a model that saw the ink could answer by it. Patches of which ink "
+        "covers 15 % or more (crossed out) are left out before the model sees anything; the thin edge of a "
+        "mark can stay. Tiling with drop=none would keep them all."
     )
     return join([tag("h2", "A pen mark is not tissue"), figure(path, caption)])
 
@@ -447,7 +457,8 @@ def _trust(demo: TissueDemo) -> Html:
         return Html()
     caption = (
         "Patches are taken out in the order of their scores, highest first, and the model is asked again. "
-        "The faster its answer falls, the more it rested on those patches; grey is a random order."
+        "The faster its answer falls, the more it rested on those patches; grey is a random order. "
+        "AUPC: the mean height of the curve; lower is better."
     )
     return join([tag("h2", "Does the model really rest on them?"), figure(path, caption)])
 

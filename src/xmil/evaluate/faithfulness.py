@@ -128,8 +128,9 @@ class Certificate:
         if (audit := self.explanation.audit) is not None and share is not None:
             add_up = "add up" if share <= UNEXPLAINED else "do not add up"
             rest = audit.output - audit.instances - audit.other
-            parts = f"patches {audit.instances:+.2g}, other parts {rest:+.2g}, unexplained {share:.1%}"
-            on_audit = f"Scores {add_up} to the output of {audit.output:+.2g}: {parts}."
+            parts = f"Patches ({audit.instances:+.2g}) and other parts ({rest:+.2g}) {add_up}"
+            parts = f"{parts} to the output ({audit.output:+.2g})".replace("-", "\N{MINUS SIGN}")
+            on_audit = f"{parts}; {100 * share:.1f} % is unexplained."
         return f"{self.verdict} {on_flip} {on_audit}"
 
     def as_dict(self) -> dict[str, Any]:

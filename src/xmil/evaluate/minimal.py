@@ -70,7 +70,8 @@ class MinimalSet:
         if self.upper is None:
             none = "There is no set" if self.exact else "No set was found"
             open_ = "" if self.exact else f"; one of {self.lower} or more is not ruled out"
-            return f"{none} of patches {does} the prediction on {self.target}{open_}."
+            fewer = f"fewer than {self.n} patch{'' if self.n == 1 else 'es'}"
+            return f"{none} of {fewer} {does} the prediction on {self.target}{open_}."
         what = f"of patches {does} the prediction on {self.target} has {self.upper} of {self.n}"
         smallest = f"The smallest set {what}."
         if not self.exact:

@@ -323,7 +323,7 @@ def _draw_audits(axis: Axes, result: SlideResult) -> None:
 
 def _legend_below(axis: Axes, title: str | None = None) -> None:
     small: dict[str, Any] = {"ncols": 3, "fontsize": 8, "title": title, "title_fontsize": 8, "frameon": False}
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), **small)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), columnspacing=1, **small)
 
 
 def _label_curves(axis: Axes, ylabel: str) -> None:

@@ -176,8 +176,8 @@ def judge_cohort(
         _judge_method(name, np.asarray(values, dtype=np.float64), units, unit, seed)
         for name, values in srgs.items()
     ]
-    known = np.isfinite(np.array([*srgs.values()], dtype=np.float64)).all(axis=0).tolist()  # by every method
-    own = [unit for unit, is_known in zip(units, known, strict=True) if is_known]
+    known = np.all([np.isfinite(values) for values in srgs.values()], axis=0).reshape(-1)  # by every method
+    own = [each for each, is_known in zip(units, known, strict=True) if is_known]
     means = [
         float(unit_means(np.asarray(values)[known], own).mean()) if own else row["srg"]
         for row, values in zip(rows, srgs.values(), strict=True)

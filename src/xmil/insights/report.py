@@ -164,18 +164,20 @@ def report_html(findings: Findings) -> str:
         )
     if findings.strategies is not None:
         lines.append(_ways(findings.strategies))
-    if sanity := findings.sanity.get("weights drawn anew"):
-        lines.append(f"Sanity test with new weights: {sanity.split(';')[0]}.")
+    sanity, cautions = findings.sanity.get("weights drawn anew", ""), list(findings.notes)
+    if sanity:
+        where = cautions if sanity.startswith("failed") else lines
+        where.append(f"Sanity test with new weights: {sanity.split(';')[0]}.")
     lines.append(f"Faithfulness {'was measured: see Trust' if findings.faithfulness else f'was {UNTESTED}'}.")
     title = f"What the model looks at: {findings.title}"
     data = findings.about.get("data") or f"{len(findings.slides)} slides"
-    notes = tag("div", tag("b", "Caution"), bullets(findings.notes), kind="notes")
+    notes = tag("div", tag("b", "Caution"), bullets(cautions), kind="notes")
     return page(
         title,
         tag("h1", title),
         _small(data),
         tag("div", bullets(lines), kind="short"),
-        notes if findings.notes else "",
+        notes if cautions else "",
         tag("nav", *(tag("a", name, href=f"#{name.lower()}") for name in filled), kind="small"),
         *(tag("section", part, id=name.lower()) for name, part in filled.items()),
         style=STYLE,
@@ -194,7 +196,10 @@ def verdict(findings: Findings) -> str:
     if not tested:
         return "Shortcuts were not looked for: no columns or pictures were given that could show one."
     if not shortcuts:
-        return f"No shortcut was found in {counted(len(tested), 'test')}."
+        confounded = [a.cause for a in findings.shortcuts if a.confounded and not a.tissue]
+        verb = "goes" if len(confounded) == 1 else "go"
+        but = f"; {', '.join(confounded)} {verb} with the label and could not be tested" if confounded else ""
+        return f"No shortcut was found in {counted(len(tested), 'test')}{but}."
     first = shortcuts[0]
     return (
         f"Look at this first: {first.cause} goes with what the model uses ({first.measure} "
@@ -283,7 +288,7 @@ def stability_sentence(agreement: Mapping[int, float]) -> str:
     advice = f"{best} concepts stay the same ({agreement[best]:.2f}): try concepts={best}"
     if agreement[best] < STABLE:
         advice = f"no smaller number reaches {STABLE:g} either; {best} comes nearest ({agreement[best]:.2f})"
-    return f"Other seeds cut the patches into {size} concepts of another kind ({measured}); {advice}."
+    return f"Other seeds group the patches differently into {size} concepts ({measured}); {advice}."
 
 
 def _strategies(findings: Findings) -> Html:
@@ -291,7 +296,7 @@ def _strategies(findings: Findings) -> Html:
     if s is None:
         return Html()
     shares = ["" if np.isnan(right) else f"{100 * right:.0f} %" for right in findings.accuracy]
-    accuracy = ["decided rightly"] if any(shares) else []
+    accuracy = ["decided correctly"] if any(shares) else []
     rows = [
         [
             k,
@@ -349,15 +354,14 @@ def _shortcuts(findings: Findings) -> Html:
     if confounded:
         parts.append(
             _small(
-                f"Cannot be told from the label, and so never called a shortcut: {', '.join(confounded)}. "
-                "A model that is right goes with them, whether it uses them or not; slides of one label that "
-                "differ in them would tell."
+                "Goes with the label, so this cohort cannot show whether the model uses it: "
+                f"{', '.join(confounded)}. Slides of one label that differ in it would tell."
             )
         )
     if tissue:
         parts += [
             _small(
-                "Tissue has these, too, so that they are listed and never called a shortcut (mean rank "
+                "Tissue itself differs in these, so they are listed but never called a shortcut (mean rank "
                 "correlation with the score within slides):"
             ),
             table(

@@ -375,7 +375,7 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
     outcomes, unfit = _read_outcomes(columns, cases)
     notes = [*found, *_missing_cells(Path(cohort).name, slides, columns, labels, label, cases), *unfit]
     if not tested:
-        notes.append(f"{cohort}: has no columns that could be causes; shortcuts are looked for in pictures.")
+        notes.append(f"{cohort}: has no column of a site or scanner; shortcuts were looked for in pictures.")
     has_labels = any(labels.get(slide) is not None for slide in slides)
     return CohortColumns(
         labels if has_labels else {}, {name: columns[name] for name in tested}, outcomes, tuple(notes), cases

@@ -352,7 +352,8 @@ def _average(parts: Sequence[Attribution], hands: Sequence[IntArray], x: Tensor)
     audit = None
     if len(audits) == len(parts):
         audit = Audit(**{name: float(np.mean([shares[name] for shares in audits])) for name in audits[0]})
-    varied = any(len(hand) < x.shape[1] for hand in hands)  # else nothing is known of other contexts
+    sizes = {len(hand) for hand in hands}  # a patch always alone, or always with all, has but one context
+    varied = not sizes <= {1} and not sizes <= {x.shape[1]}
     return replace(
         parts[0],
         scores=mean.to(x.dtype),

@@ -26,9 +26,8 @@ import numpy.typing as npt
 import torch
 
 from xmil._version import __version__
-from xmil.core.durable import file_digest, identity, unchanged, write_atomically
+from xmil.core.durable import create_hdf5, file_digest, identity, unchanged, write_atomically
 from xmil.core.errors import FileError, InputError, StopError, XmilError, absent
-from xmil.core.journal import syncs
 from xmil.core.request import takes
 from xmil.core.text import counted
 from xmil.data import Header, feature_files, open_bag
@@ -443,7 +442,6 @@ def _until_end(encoded: Queue[Encoded | BaseException | None]) -> Iterator[Encod
 
 KEPT = ("level0_magnification", "target_magnification", "overlap")
 GATHERED = 2048  # rows that are written at once
-UNSYNCED = 64 << 20  # bytes after which the disk is asked to keep up
 Vectors = npt.NDArray[np.float32]
 Encoded = tuple[npt.NDArray[np.int64], Vectors]  # rows among the slide's patches, their vectors
 
@@ -457,12 +455,10 @@ def write_features(
     encoded: Iterable[Encoded],
 ) -> None:
     """Write the vectors of a slide's patches straight into the file."""
-    import h5py
-
     header, request = patches.header, patches.request
     made_by = {"name": encoder.name, "asked": request.encoder, **encoder.about}
     made_by |= {"precision": encoder.precision, "stain_norm": request.stain_norm}
-    with h5py.File(path, "w") as file:
+    with create_hdf5(path) as (file, check):
         about = {
             "version": __version__,
             "slide_id": slide_id,
@@ -490,9 +486,7 @@ def write_features(
             if not np.isfinite(values).all():
                 raise FileError(f"{patches.slide.path}: the encoder gave values that are not finite.")
             gathered.put(rows, values)
-            if gathered.unsynced > UNSYNCED:
-                _keep_up(file, path)
-                gathered.unsynced = 0
+            check()
 
 
 class Gathered:
@@ -501,7 +495,6 @@ class Gathered:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._held: dict[int, tuple[Vectors, int]] = {}  # a run's vectors, and how many are missing
-        self.unsynced = 0
 
     def put(self, rows: npt.NDArray[np.int64], values: Vectors) -> None:
         """Take some rows; runs that are complete are written."""
@@ -519,18 +512,6 @@ class Gathered:
                 self._held[run] = vectors, missing
             else:
                 self._dataset[start:stop] = vectors
-                self.unsynced += vectors.nbytes
-
-
-def _keep_up(file: Any, path: str) -> None:
-    """Let the disk write what there is, so that the end of the file does not wait for all of it."""
-    if syncs() and os.name == "posix":
-        file.flush()
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 SAMPLE = 32  # patches from which the stains of a slide are found

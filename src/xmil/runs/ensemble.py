@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from xmil.core.background import USER, Background
 from xmil.core.bag import Bag, FloatArray
 from xmil.core.durable import file_digest
-from xmil.core.errors import CheckpointError, FileError, InputError, StopError, absent
+from xmil.core.errors import CheckpointError, FileError, InputError, StopError, XmilError, absent
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.registry import is_function_name, load_function
 from xmil.core.task import TASKS
@@ -36,7 +37,7 @@ from xmil.data.files import (
 from xmil.methods import METHODS
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
-from xmil.models.checkpoints.files import checkpoint_files, in_folder
+from xmil.models.checkpoints.files import IN_FOLDER, checkpoint_files, in_folder
 from xmil.network import declared_names, declared_references, find_device, first_line, open_network
 from xmil.network.network import frozen
 from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
@@ -238,24 +239,35 @@ def recorded_model(run: Run, say: Say = lambda _: None) -> tuple[Path, ...] | No
     if not paths:
         return None
     for path, row in zip(paths, listed, strict=True):
-        builds = is_function_name(str(path))
-        if builds or not path.exists():
+        builds, name = is_function_name(str(path)), str(path)[:300]
+        if builds or not os.path.exists(path):
             what = "built by" if builds else "at"
-            say(f"The run's model, {what} {path}, is not loaded; give model={path} if it is to be used.")
+            say(f"The run's model, {what} {name}, is not loaded; give model={name} if it is to be used.")
             return None
-        if file_digest(path) != row.get("digest"):
-            say(f"{path}: has changed since the run was made; give model=.")
+        if why := model_fault(path, str(row.get("digest"))):
+            say(f"{name}: {why}; give model=.")
             return None
     return tuple(paths)
+
+
+def model_fault(path: Path, digest: str) -> str:
+    """What is wrong with a recorded model; a folder that holds none is not read: run.json may name any."""
+    if path.is_dir() and not any((path / name).exists() for name in IN_FOLDER):
+        return "the model is no longer there: a folder without one"
+    try:
+        return "the model has changed since the run was made" if file_digest(path) != digest else ""
+    except (XmilError, OSError) as error:  # a pipe, a file that may not be read
+        return f"the model cannot be read ({' '.join(str(error).split())[:200]})"
 
 
 def recorded_features(run: Run) -> Path:
     """The feature files that a run was made of, where they are now."""
     named = run.about.get("features")
     for path in (Path(str(named or "")), run.path / "features"):
-        if named and path.exists():
+        if named and os.path.exists(path):
             return path
-    raise InputError(f"{run.path}: its feature files are not at {named} any more; give features=.")
+    where = str(named)[:300]
+    raise InputError(f"{run.path}: its feature files are not at {where} any more; give features=.")
 
 
 def load_run_models(
@@ -591,15 +603,29 @@ def _digest_value(digest: Any, key: str, value: Any) -> None:
 
 
 def _sizes(own: nn.Module, name: str, files: ModelFiles) -> tuple[int, int]:
-    """Outputs and inputs, by a call on a few instances of the first feature file."""
+    """Outputs and inputs, by a call on a few instances of the first feature file that can be used.
+
+    A file that cannot be read is the failure of its slide; one refused by the network gives way to a file of
+    another width.
+    """
     if files.features is None:
         raise InputError(f"The model {name!r} needs features to be tried out on; give features=.")
     bags = feature_files(files.features)[0]
     if not bags:
         where = folder_advice(files.features)
         raise InputError(f"{files.features}: no feature files to try the model {name!r} out on; {where}.")
-    header = open_bag(bags[0], **files.reading)
-    bag = header.read(np.arange(min(TRIED, len(header))))
-    with frozen(own), torch.no_grad():
-        network, x = open_network(own, bag)
-        return int(network(x).shape[-1]), int(x.shape[-1])
+    faults: dict[int, XmilError] = {}  # by width, 0 where no network could use the file
+    for path in bags:
+        width = 0
+        try:
+            header = open_bag(path, **files.reading)
+            bag = header.read(np.arange(min(TRIED, len(header))))
+            width = bag.features.shape[1] if len(bag) and np.isfinite(bag.features).all() else 0
+            if width and width in faults:
+                break
+            with frozen(own), torch.no_grad():
+                network, x = open_network(own, bag)
+                return int(network(x).shape[-1]), int(x.shape[-1])
+        except XmilError as error:
+            faults.setdefault(width, error)
+    raise faults[max(faults, key=bool)]

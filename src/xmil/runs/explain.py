@@ -117,7 +117,9 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
 
 def draw_run(run: Run, request: ExplainRequest, listener: Listener) -> Run:
     """Draw the maps of a run that the request explained, over its slides."""
-    drawing = {name: getattr(request, name) for name in ("slides", "mpp", "patch_size", "follow_links")}
+    names = ("slides", "patch_size", "follow_links", "restart")
+    drawing: dict[str, Any] = {name: getattr(request, name) for name in names}
+    drawing["mpp"] = None if request.features is None else request.mpp  # else the features have it
     try:
         return draw_slides(run, **drawing, listener=listener)
     except XmilError as error:

@@ -238,7 +238,7 @@ class CohortRequest(SeededRequest):
 
     def check_apart(self, out: Path) -> None:
         """Refuse to write a run among the features."""
-        if self.features.is_dir() and out.resolve() == self.features.resolve():
+        if self.features.is_dir() and out.exists() and out.samefile(self.features):
             raise InputError(f"{out}: out= is the folder of features=; choose another, such as {out}-run.")
 
     def places(self) -> dict[str, str | None]:

@@ -117,7 +117,8 @@ def make_features(request: ExplainRequest, specs: Sequence[ModelSpec], out: Path
     failed = {**tiled.failed, **encoded.failed}
     refused = {name: as_of_explain(why) for name, why in failed.items() if name in listing.slides}
     names = frozenset(listing.slides) - refused.keys()
-    return Made(replace(request, features=features), names, {**listing.twice, **refused})
+    request = replace(request, features=features, mpp=None)  # the features have it
+    return Made(request, names, {**listing.twice, **refused})
 
 
 def listed_slides(request: ExplainRequest, listener: Listener) -> SlideListing:

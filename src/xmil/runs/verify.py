@@ -6,6 +6,7 @@ A run's manifest names every file; of runs of earlier versions, which have none,
 from __future__ import annotations
 
 import csv
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from xmil.core.budget import check_regular, read_parquet
-from xmil.core.durable import file_digest, reads_every_byte, unchanged
+from xmil.core.durable import reads_every_byte, unchanged
 from xmil.core.errors import FileError, XmilError
 from xmil.core.explanation import Explanation
 from xmil.core.journal import MANIFEST, store_files
@@ -27,8 +28,8 @@ from xmil.data import feature_files
 from xmil.data.header import slide_name
 from xmil.data.inspection import inspect_features
 from xmil.models import load_model
-from xmil.models.checkpoints.files import IN_FOLDER
 from xmil.runs.cohort_run import prediction
+from xmil.runs.ensemble import model_fault
 from xmil.storage import (
     RUN,
     SLIDES,
@@ -88,6 +89,12 @@ def unknowns(run: Run) -> list[str]:
             notes.append(
                 f"The model {path[:300]} is named from the folder the run was made in; it is not found."
             )
+    with suppress(XmilError):
+        if run.kind in SCORED and (earlier := _unlisted(run, ours=True)):
+            notes.append(
+                f"{counted(len(earlier), 'slide')} explained earlier and not in slides.csv, as the last "
+                f"command was given fewer: {', '.join(earlier[:3])}{', ...' * (len(earlier) > 3)}."
+            )
     if run.kind in SCORED and not reads_every_byte():
         notes.append(
             "Feature files over 1 MiB are compared by size, ends and samples; XMIL_FULL_DIGESTS=1 before "
@@ -125,10 +132,18 @@ def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
     for slide in run:
         yield from slide_faults(run, slide, rows.get(slide, {}), features)
         on_slide()
-    if run.is_finished:  # the table of a killed run may be behind its files
-        files = {path.stem for path in (run.path / "slides").glob("*.parquet")}
-        unlisted = sorted(files - {*rows})
-        yield from (Fault(f"slides/{name}.parquet", "is not in slides.csv") for name in unlisted)
+    for name in _unlisted(run, ours=False):
+        yield Fault(f"slides/{name}.parquet", "is not in slides.csv")
+
+
+def _unlisted(run: Run, *, ours: bool) -> list[str]:
+    """Slides with a file and no row: those the run explained before it was given fewer, or strangers."""
+    if not run.is_finished:  # the table of a killed run may be behind its files
+        return []
+    manifest = read_manifest(run.path)
+    entries = {} if manifest is None else manifest.entries
+    files = {path.stem for path in (run.path / "slides").glob("*.parquet")}
+    return sorted(name for name in files - {*run.rows} if (f"slides/{name}.parquet" in entries) is ours)
 
 
 def _model_rows(run: Run) -> list[tuple[dict[str, Any], str]]:
@@ -149,24 +164,14 @@ def _models(run: Run) -> Iterator[Fault]:
         place = _find_model(run, Path(path))
         if place is None and Path(path).is_absolute():
             yield Fault(path[:300], "the model is no longer there")
-        elif place is not None and (why := _model_fault(place, digest)):
+        elif place is not None and (why := digest and model_fault(place, digest)):
             yield Fault(path[:300], why)
 
 
 def _find_model(run: Run, path: Path) -> Path | None:
     """Where a model is; runs of earlier versions name it from the folder they were made in."""
     places = [path] if path.is_absolute() else [path, *(f / path for f in run.path.absolute().parents)]
-    return next((place for place in places if exists(place)), None)
-
-
-def _model_fault(path: Path, digest: str) -> str:
-    """What is wrong with a model; a folder that holds none is not read: run.json may name any."""
-    if path.is_dir() and not any(exists(path / name) for name in IN_FOLDER):
-        return "the model is no longer there: a folder without one"
-    try:
-        return "the model has changed since" if digest and file_digest(path) != digest else ""
-    except (XmilError, OSError) as error:  # a pipe, a file that may not be read
-        return f"the model cannot be read ({' '.join(str(error).split())[:200]})"
+    return next((place for place in places if os.path.exists(place)), None)
 
 
 def _features(run: Run) -> dict[str, Path]:
@@ -194,20 +199,14 @@ class Fault:
         return f"{self.what}: {self.why}"
 
 
-def exists(path: Path) -> bool:
-    """Whether a path is there; no where it is the name of no file."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
 def slide_faults(run: Run, slide: str, row: Mapping[str, str], folder: Mapping[str, Path]) -> Iterator[Fault]:
     """The faults of one slide's file, its row of the table, and the features in the folder."""
     name, features = f"slides/{slide}.parquet", Path(row["features"]) if row.get("features") else None
-    if features is None or not exists(features):  # moved: a file of the slide's name in the folder will do
+    if features is None or not os.path.exists(
+        features
+    ):  # moved: a file of the slide's name in the folder will do
         features = folder.get(slide, features)
-    if not exists(run.path / name):
+    if not os.path.exists(run.path / name):
         yield Fault(name, "is missing; explain the slide again")
         return
     if not (run.path / name).is_file():
@@ -232,7 +231,7 @@ def slide_faults(run: Run, slide: str, row: Mapping[str, str], folder: Mapping[s
         yield Fault(name, "was made with other settings than the run's")
     yield from (Fault(name, why) for e in explanations for why in _account(run, e, stored))
     yield from _row(run, slide, row, explanations, stored)
-    if features is not None and not exists(features):
+    if features is not None and not os.path.exists(features):
         yield Fault(name, f"{str(features)[:300]}, which it explains, is no longer there")
     elif features is not None and not _same(features, stored.get("source")):
         yield Fault(name, f"{features.name} has changed since it was explained")
@@ -317,7 +316,7 @@ def file_faults(run: Run, *, quick: bool = False) -> Iterator[Fault]:
     if manifest is not None:
         differing = dict(compare_files(run.path, manifest, quick=quick))
         for name, why in differing.items():
-            damage = "" if quick or not (run.path / name).is_file() else _unreadable(run.path / name)
+            damage = "" if quick or not os.path.isfile(run.path / name) else _unreadable(run.path / name)
             yield Fault(name, f"cannot be read ({damage}); run the command again" if damage else why)
         sized = (name for name, entry in manifest.entries.items() if "sha256" not in entry)
         names = [name for name in sized if name not in differing]
@@ -329,7 +328,7 @@ def _read_faults(run: Run, names: Iterable[str]) -> Iterator[Fault]:
     """What of files without a digest is missing, a link, or cannot be read to its end."""
     trained = read_rows(run.path / "results.csv", key="model") if run.kind == "train" else {}
     for name, row in trained.items():
-        if not row.get("failed") and not exists(run.path / name / MODEL):
+        if not row.get("failed") and not os.path.exists(run.path / name / MODEL):
             yield Fault(f"{name}/{MODEL}"[:300], "is missing; run the command again")
     for name in names:
         path = run.path / name

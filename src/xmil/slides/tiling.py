@@ -23,7 +23,7 @@ import numpy.typing as npt
 from scipy import ndimage
 
 from xmil._version import __version__
-from xmil.core.durable import write_atomically, write_text
+from xmil.core.durable import create_hdf5, write_atomically, write_text
 from xmil.core.errors import FileError, InputError, bad_parameter, check_names
 from xmil.slides.artefacts import GREY, KINDS, PatchLook, find_artefacts
 from xmil.slides.slide import KEY, Pixels, Slide, frame_header, resize
@@ -156,7 +156,7 @@ def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, .
     if slide.mpp is not None:
         return slide.mpp, ()
     if settings.slide_mpp is not None:
-        return settings.slide_mpp, ("mpp given as slide_mpp",)
+        return settings.slide_mpp, ("mpp as given, not from the file",)
     if settings.magnification is not None and slide.magnification:
         mpp = STANDARD / slide.magnification
         return mpp, (f"mpp {mpp:g} by convention from the objective power {slide.magnification:g}",)
@@ -379,8 +379,6 @@ def write_tiling(tiling: Tiling, folder: Path, *, source: str | None = None, nam
 
 
 def _write(tiling: Tiling, path: str, source: str | None) -> None:
-    import h5py
-
     settings = tiling.settings
     ours = {
         "version": __version__,
@@ -407,7 +405,7 @@ def _write(tiling: Tiling, path: str, source: str | None) -> None:
         "savetodir": PATCHES,
         "mpp": tiling.mpp,
     }
-    with h5py.File(path, "w") as file:
+    with create_hdf5(path) as (file, _):
         file.attrs["xmil"] = json.dumps(ours)
         file.create_dataset("coords", data=tiling.xy0).attrs.update(attributes)
 

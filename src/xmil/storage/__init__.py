@@ -27,6 +27,7 @@ from xmil.storage.manifest import (
     list_files,
     list_runs,
     read_manifest,
+    seal_folder,
     start_manifest,
 )
 from xmil.storage.run import (
@@ -72,6 +73,6 @@ __all__ = [
     "lock_folder", "make_folder", "open_explanations", "open_run", "other_settings", "patches_in",
     "pick_explanation", "provenance", "read_curves", "read_explanation", "read_explanations", "read_header",
     "read_interactions", "read_json", "read_manifest", "read_provenance", "read_rows", "read_run",
-    "save_arrays", "start_manifest", "sweep_folder", "write_explanations", "write_interactions",
-    "write_json", "write_run", "write_table",
+    "save_arrays", "seal_folder", "start_manifest", "sweep_folder", "write_explanations",
+    "write_interactions", "write_json", "write_run", "write_table",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ from xmil.core.journal import (
     append,
     describe,
     is_manifest,
+    is_run,
     lock,
     opened,
     owning_run,
@@ -37,6 +38,7 @@ from xmil.core.text import counted, parse_json
 LAYOUT = 1
 STORE = ".zarr"  # ends the name of a folder that is one result
 THREADS = 4  # that read files: they wait for the disk
+LONGEST = 4096  # bytes of a path
 
 
 @dataclass
@@ -118,9 +120,9 @@ def _take(manifest: Manifest, line: Any) -> None:
 
 
 def _inside(path: Any) -> str:
-    """A path from the run's folder that stays in it."""
+    """A path from the run's folder that stays in it, and that the system can have."""
     parts = PurePosixPath(path).parts
-    if not parts or ".." in parts or parts[0] == "/":
+    if not parts or ".." in parts or parts[0] == "/" or "\0" in path or len(os.fsencode(path)) > LONGEST:
         raise ValueError("not a path in the folder")
     return str(path)
 
@@ -189,6 +191,11 @@ def _adopt(folder: Path) -> Manifest:
     return Manifest(entries)
 
 
+def seal_folder(folder: Path) -> None:
+    """Give a folder that is complete its manifest, with the digests of all files."""
+    _write(folder, Manifest({name: describe(folder / name) for name in list_files(folder)}))
+
+
 def fold_manifest(folder: Path, *, ended: bool = False) -> None:
     """Fold the journal into the list; `ended` says that the run that began has come to its end.
 
@@ -234,9 +241,13 @@ def list_files(folder: Path) -> Iterator[str]:
                 yield name if before == "." else f"{before}/{name}"
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder inside a run is a run of its own."""
-    return os.path.lexists(folder / RUN) or is_manifest(folder / MANIFEST)
+def _is_begun(folder: Path) -> bool:
+    """Whether a command has begun a run in a folder and not ended it."""
+    try:
+        manifest = read_manifest(folder)
+    except FileError:
+        return False
+    return manifest is not None and manifest.begun is not None
 
 
 def list_runs(folder: Path) -> Iterator[str]:
@@ -261,6 +272,9 @@ def compare_files(folder: Path, manifest: Manifest, *, quick: bool = False) -> I
     for name in sorted(manifest.runs):
         if not is_run(folder / name):
             yield name, "is missing, with the run in it; run its command again"
+    for name in set(list_runs(folder)) - manifest.runs if manifest.begun is None else ():
+        if not _is_begun(folder / name):  # a command that is killed has not told the outer run yet
+            yield name, "does not belong to the run: no xmil command made this run in it; move it elsewhere"
     present = set(list_files(folder))
     for name in sorted(present - {*manifest.entries, *manifest.doubtful}):
         if (folder / name).is_symlink():

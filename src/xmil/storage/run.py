@@ -44,7 +44,7 @@ from xmil.core.task import Target
 from xmil.core.text import counted, csv_text, is_plain, parse_json, shorten
 from xmil.core.verdict import RunVerdict
 from xmil.storage.explanations import read_explanation, read_interactions, read_provenance
-from xmil.storage.manifest import fold_manifest, read_manifest, start_manifest
+from xmil.storage.manifest import STORE, fold_manifest, read_manifest, start_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -654,11 +654,11 @@ def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
 
 
 def _first_file(folder: Path) -> Path | None:
-    """A file or link in a folder or below it, by its path from there; not hidden ones and manifests."""
+    """A file, store or link in a folder or below it, by its path from there; none hidden, no manifest."""
     for inner, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        links = [name for name in folders if (Path(inner) / name).is_symlink()]
-        for name in sorted([*names, *links]):
+        ends = [name for name in folders if name.endswith(STORE) or (Path(inner) / name).is_symlink()]
+        for name in sorted([*names, *ends]):
             path = Path(inner) / name
             if not name.startswith(".") and not (name == MANIFEST and is_manifest(path)):
                 return path.relative_to(folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 from xmil.core.errors import FileError, absent, unreadable
 from xmil.data.containers.container import MARKS, ArrayInfo, Contents, Rows
 
-__all__ = ["ArrayInfo", "Contents", "Rows", "open_contents", "sniff"]
+__all__ = ["CONTAINERS", "ArrayInfo", "Contents", "Rows", "open_contents", "sniff"]
 
 _MAGIC = {
     b"\x89HDF\r\n\x1a\n": "h5",
@@ -29,7 +29,7 @@ _SUFFIXES = {
     **dict.fromkeys((".h5", ".hdf5"), "h5"),
     **{f".{kind}": kind for kind in ("npy", "npz", "json", "parquet", "safetensors")},
 }
-_CONTAINERS = {
+CONTAINERS = {
     "h5": ("hdf5", "H5Contents"),
     "pt": ("arrays", "TorchContents"),
     "npy": ("arrays", "NpyContents"),
@@ -69,9 +69,9 @@ def sniff(path: Path) -> str:
 def open_contents(path: Path) -> Contents:
     """The container of a feature file; an error that names what else the path may be."""
     kind = sniff(path)
-    if kind not in _CONTAINERS:
+    if kind not in CONTAINERS:
         raise FileError(f"{path}: {_OTHERS[kind]}")
-    module, name = _CONTAINERS[kind]
+    module, name = CONTAINERS[kind]
     contents: Contents = getattr(import_module(f"xmil.data.containers.{module}"), name)(path)
     return contents
 

@@ -39,6 +39,7 @@ class H5Contents(Contents):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._faults: dict[str, FileError] = {}
+        self._links: list[str] = []
         with _opened(path) as file:
             self.attrs = _attributes(file, path)
             for name in _names(file):
@@ -56,6 +57,13 @@ class H5Contents(Contents):
                 _dataset(file, name, self.path)
             except FileError as fault:  # raised when the array is asked for; others may be sound
                 self._faults[name] = fault
+        else:
+            self._links.append(name)
+
+    def describe(self) -> str:
+        """The arrays, and the links that are not followed."""
+        links = f", and links that are not followed: {', '.join(self._links)}" if self._links else ""
+        return super().describe() + links
 
     def _read(self, name: str) -> npt.NDArray[Any]:
         self._check(name)

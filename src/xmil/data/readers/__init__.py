@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.registry import Registry
-from xmil.data.containers import Contents
+from xmil.data.containers import CONTAINERS, Contents
 from xmil.data.header import Ask, Header
 
 Claims = Callable[[Contents], bool]
@@ -55,7 +55,15 @@ _BUILT_IN = (
 def reader(
     name: str, *, kinds: tuple[str, ...], claims: Claims, fallback: bool = False
 ) -> Callable[[Read], Read]:
-    """Register a function as the reader of a layout."""
+    """Register a function as the reader of a layout.
+
+    `kinds` are the containers it is asked about: h5, pt, npy, npz, zarr, csv, folder. `claims` is given an
+    opened one and says by the names in it, as `"my_features" in contents`, or by `contents.attrs`, whether
+    it is of the layout.
+    """
+    for kind in kinds:
+        if kind not in CONTAINERS:
+            raise unknown_name("kind of container", kind, CONTAINERS)
 
     def register(read: Read) -> Read:
         READERS.add(name, Reader(name, kinds, claims, read, fallback))
@@ -108,7 +116,8 @@ def _unknown(contents: Contents) -> str:
     advice = (
         "is it a checkpoint? xmil.load_model reads those"
         if contents.kind == "pt"
-        else "pass format= to force one"
+        else "call them 'features' and 'coords', name the layout with format=, or write a reader for it "
+        "(docs/howto/own-reader.md)"
     )
     return f"{contents.path}: of an unknown layout; it holds {contents.describe()}; tried {tried}; {advice}."
 

@@ -157,6 +157,9 @@ def _recognise(weights: StoredWeights, overrides: Mapping[str, Any]) -> tuple[st
     return family.name, converted, {**says, **converted.says}
 
 
+NEAREST = 3  # families that are named where none fits
+
+
 def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, Tensor], list[str]]:
     """The family, its keys without prefixes, and a note on keys that had to be left out to find it."""
     stored = weights.state
@@ -173,8 +176,14 @@ def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, Tensor], lis
         raise CheckpointError(advice)
     state, _ = under_prefix(stored, "")
     keys = ", ".join(list(state)[:6]) + (", ..." if len(state) > 6 else "")
-    tried = "; ".join(f"{name} lacks {FAMILIES[name].missing(state)[0]}" for name in FAMILIES)
-    raise CheckpointError(f"of no known family. Keys: {keys}. Tried: {tried.replace(chr(92), '')}.")
+    lacking = {name: FAMILIES[name].missing(state) for name in FAMILIES}
+    nearest = sorted(lacking, key=lambda name: len(lacking[name]) / len(FAMILIES[name].needs))[:NEAREST]
+    tried = "; ".join(f"{name} lacks {lacking[name][0]}" for name in nearest)
+    raise CheckpointError(
+        f"of no known family. Keys: {keys}. Tried: {tried.replace(chr(92), '')}; and "
+        f"{len(lacking) - NEAREST} more. For a network of your own name a function that builds it and loads "
+        "the weights: model=FILE.py:FUNCTION."
+    )
 
 
 def _fill(model: MILModel, converted: Converted, path: Path) -> None:

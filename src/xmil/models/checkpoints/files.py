@@ -65,6 +65,8 @@ def checkpoint_files(path: Path) -> list[Path]:
         return [path]
     try:
         names = list(parse_json(best.read_text(encoding="utf-8"))["models"])
+        if not names:
+            raise ValueError("none")
     except (ValueError, OSError, KeyError, TypeError):
         raise CheckpointError(f"{best}: names no models; name their checkpoints instead.") from None
     for name in names:

@@ -143,7 +143,9 @@ def _connected(ray: Any, workers: Workers) -> Iterator[None]:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         where = workers.address or "a local Ray"
-        raise InputError(f"{where}: no connection to Ray ({' '.join(str(error).split())[:300]}).") from None
+        token = "; if the cluster asks for a token, set RAY_AUTH_MODE=token" if workers.address else ""
+        why = " ".join(str(error).split())[:300]
+        raise InputError(f"{where}: no connection to Ray ({why}){token}.") from None
     try:
         yield
     finally:

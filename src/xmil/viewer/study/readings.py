@@ -4,6 +4,7 @@ study.json                        the plan, and the cases with label and predict
 evidence/<run>/<slide>.parquet    what the runs said when the study was made
 readers/<name>.json               a reader's worklist and answers: written whole with every change
 readers.csv                       the code of each reader, to hand out
+run.json, manifest.jsonl          by which `xmil verify` knows the folder
 """
 
 from __future__ import annotations
@@ -31,7 +32,17 @@ from xmil.core.errors import FileError, InputError, WriteError, XmilError, absen
 from xmil.core.journal import lock, opened
 from xmil.core.text import counted, csv_text, is_plain, shorten, small_number
 from xmil.evaluate.marks import parse_polygons
-from xmil.storage import Run, explained_run, read_json, read_rows, sweep_folder, write_json
+from xmil.storage import (
+    Run,
+    explained_run,
+    make_folder,
+    read_json,
+    read_rows,
+    seal_folder,
+    sweep_folder,
+    write_json,
+    write_run,
+)
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.layers import Evidence, read_evidence
 from xmil.viewer.study.plan import AFTER, BEFORE, Arm, Plan, make_plan
@@ -42,6 +53,7 @@ LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # of codes: none that looks like an
 CODE = 10
 PRACTICE, CASE, REPEAT = "practice", "case", "repeat"
 MOST = 10_000  # regions of a reading
+NO_LABEL = "no slide has a label; explain with cohort=, a table of labels."
 Stored = dict[str, Any]
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what a wrong value raises
 
@@ -328,7 +340,7 @@ class Study:
     def alone(self) -> Iterator[None]:
         """Keep other servers of the study out; what killed ones left half written is removed."""
         try:
-            (self.folder / READERS).mkdir(exist_ok=True)
+            make_folder(self.folder / READERS)
             with opened(self.folder / READERS / ".lock", os.O_RDWR | os.O_CREAT) as handle:
                 lock(handle)
                 sweep_folder(self.folder / READERS)
@@ -412,6 +424,8 @@ def make_study(
     if plan.seed is None:
         plan = plan.model_copy(update={"seed": secrets.randbits(53)})
     known = _known_cases(explained, classes, Pictures(pictures), say)
+    if not known and not any(row.get("label") for row in first.rows.values()):
+        raise InputError(f"{first.path}: {NO_LABEL}")
     practice, cases = _choose(plan, known)
     if plan.repeats > len(cases) // 2:
         raise InputError(f"repeats = {plan.repeats}: at most half of the {len(cases)} cases can come twice.")
@@ -437,6 +451,8 @@ def make_study(
         (aside / READERS).mkdir()
         write_text(aside / CODES, csv_text(["reader", "code"], codes.items()))
         write_json(aside / STUDY, content)
+        write_run(aside, "study", {})
+        seal_folder(aside)
         for name in (CODES, STUDY):  # labels and codes are for whoever runs the study
             (aside / name).chmod(0o600)
         aside.chmod(0o700)
@@ -450,7 +466,7 @@ def _labels(run: Run) -> tuple[str, ...]:
     """The classes of a run whose model does not name them: the labels that its slides have."""
     found = sorted({row["label"] for row in run.rows.values() if row.get("label")})
     if not found:
-        raise InputError(f"{run.path}: no slide has a label; explain with cohort=, a table of labels.")
+        raise InputError(f"{run.path}: {NO_LABEL}")
     return tuple(found)
 
 
