@@ -15,6 +15,7 @@ from xmil.cli._app import run
 from xmil.data.inspection import inspect_run
 from xmil.heatmaps import caption
 from xmil.methods import METHODS, Attributions, register_method
+from xmil.runs.check import Check
 from xmil.viewer.collection import Collection
 
 D, N = 6, 20
@@ -115,6 +116,21 @@ def test_a_verdict_that_time_was_too_short_for_says_so_and_can_be_asked_for(
     assert chance is not None
     assert (chance.kind, len(chance.cases), list(chance.table.index)) == ("no better", 8, ["random"])
     assert "too short to try other methods" in chance.sentence
+
+
+@pytest.mark.parametrize(
+    ("wall", "cpu", "over"), [(5, 5, False), (11, 5, True), (5, 11, True), (11, 1, False)]
+)
+def test_a_tenth_of_a_run_is_a_tenth_of_its_work_as_well(
+    monkeypatch: pytest.MonkeyPatch, wall: float, cpu: float, over: bool
+) -> None:
+    """A run that waited for its files, 100 s by the clock and by the processor."""
+    now = {"perf_counter": 0.0, "process_time": 0.0}
+    for name in now:
+        monkeypatch.setattr(f"xmil.runs.check.time.{name}", lambda name=name: now[name])
+    is_over = Check().clock(100.0, 100.0)
+    now |= {"perf_counter": wall, "process_time": cpu}
+    assert is_over(2.0) == over
 
 
 def test_a_case_that_fails_later_leaves_the_verdict(cohort: Path, tmp_path: Path) -> None:

@@ -263,6 +263,8 @@ def find_background(background: Any, *, network: Network, x: Tensor, method: str
         chosen = stored
     elif isinstance(background, Background):
         chosen = replace(background, source=USER)
+    elif isinstance(background, str) and background.startswith(f"{USER} "):
+        raise InputError(f"The background {background!r} is known by its name alone; pass it itself.")
     elif isinstance(background, Bag | PathLike | str) or np.ndim(background) == 2:
         from xmil.data import background as make_background
 

@@ -52,16 +52,17 @@ class Check:
         named = {ALL: float("inf"), NONE: 0.0, SOME: float(CASES)}
         return named[self.text] if self.text in named else float(self.text)
 
-    def clock(self, seconds: float) -> Callable[[float], bool]:
-        """What says whether the time is up, for a run of so many seconds, once so much work may be done.
+    def clock(self, seconds: float, work: float) -> Callable[[float], bool]:
+        """What says whether the time is up, once so much work may be done; a user's number takes its time.
 
-        A user's number takes its time.
+        `seconds` is what the run took by the clock, `work` by the processor: on a busy machine a run waits
+        for files more than its verdict does.
         """
         wall, busy = time.perf_counter(), time.process_time()
 
-        def is_over(work: float) -> bool:
-            late = time.perf_counter() - wall > SHARE * seconds
-            return self.text == SOME and late and time.process_time() - busy > work
+        def is_over(least: float) -> bool:
+            spent, done = time.perf_counter() - wall, time.process_time() - busy
+            return self.text == SOME and done > least and (spent > SHARE * seconds or done > SHARE * work)
 
         return is_over
 
@@ -98,16 +99,23 @@ def in_seeded_order(cases: Sequence[Case], seed: int) -> list[Case]:
 
 
 def judge_run(
-    check: Check, models: Sequence[MILModel], cases: Iterable[Case], maps: Maps, *, seconds: float, seed: int
+    check: Check,
+    models: Sequence[MILModel],
+    cases: Iterable[Case],
+    maps: Maps,
+    *,
+    seconds: float,
+    work: float,
+    seed: int,
 ) -> RunVerdict | None:
     """Judge the maps of cases in the order in which they come, then rivals on the same cases.
 
-    `seconds` is what the run took. Rivals are tried while there is time; if the verdict is not "better", it
-    names the method that is, or says that there was no time to try others.
+    `seconds` and `work` are what the run took, see `Check.clock`. Rivals are tried while there is time; if
+    the verdict is not "better", it names the method that is, or says that the time was too short.
     """
     if not check.most:
         return None
-    is_over, measured, why, late = check.clock(seconds), Measured(), "no case could be measured", False
+    is_over, measured, why, late = check.clock(seconds, work), Measured(), "no case could be measured", False
     for case in cases:
         known = set(measured.units)
         if len(known | {case.case_id or case.name}) > check.most:

@@ -394,6 +394,7 @@ class ExplainRun(ModelRun[Explained]):
     chosen: RunChoice | None = None  # by `auto`
     judged: Mapping[str, Any] | None = None  # the verdict that the folder has already
     started: float = field(default_factory=time.perf_counter)
+    busy: float = field(default_factory=time.process_time)
     outliers: list[str] = field(default_factory=list)
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
     kind = "explain"
@@ -525,11 +526,13 @@ class ExplainRun(ModelRun[Explained]):
         whose = f"the method was chosen on {counted(len(used), 'other case')}"
         if not others:
             others, whose = cases, "the method was chosen on these cases, so this is optimistic"
-        seconds = time.perf_counter() - self.started
+        seconds, work = time.perf_counter() - self.started, time.process_time() - self.busy
+        if not request.pool.in_process:
+            work = float("inf")  # it was done elsewhere
         with memory_budget(request.memory):
             verdict = judge_run(
                 check, self.models.models, in_seeded_order(others, request.seed), self.maps, seconds=seconds,
-                seed=request.seed,
+                work=work, seed=request.seed,
             )  # fmt: skip
         if verdict is not None and chosen is not None:
             verdict = verdict.with_note(whose)
