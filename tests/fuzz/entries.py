@@ -198,8 +198,8 @@ def _unit(root: Path) -> Path:
 
 
 def _scores(root: Path) -> Path:
-    row = {"problem": "p", "model": "m", "repetition": 0, "bag": "b", "target": 1, "checksum": "c"}
-    pq.write_table(pa.Table.from_pylist([{**row, "scores": [0.1, 0.2]}] * 3), root / "s.parquet")
+    row = {"problem": "p", "model": "m", "repetition": 0, "target": 1, "checksum": "c", "scores": [0.1, 0.2]}
+    pq.write_table(pa.Table.from_pylist([{**row, "bag": bag} for bag in "abc"]), root / "s.parquet")
     return root / "s.parquet"
 
 
