@@ -23,11 +23,21 @@ from xmil.cli._app import build
 from xmil.data.readers import READERS
 from xmil.encoders import ENCODERS
 from xmil.lrp import RULES
+from xmil.methods import METHODS
+from xmil.models import MODELS
 
 
 @lru_cache(maxsize=1)
 def group() -> Any:
     return typer.main.get_command(build())
+
+
+@pytest.fixture(autouse=True)
+def _own_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page or an imported benchmark registers goes with its test."""
+    xmil.list_formats()  # the built-in readers are there
+    for registry in (READERS, ENCODERS, RULES, MODELS, METHODS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -39,9 +49,6 @@ def test_python_blocks_run(
     if not found:
         return
     monkeypatch.chdir(tmp_path)
-    xmil.list_formats()  # the built-in readers are there; what a page adds goes with its test
-    for registry in (READERS, ENCODERS, RULES):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     write_files(tmp_path, page.read_text("utf-8"))
     space = names(tmp_path)
     for block in found:
