@@ -75,7 +75,7 @@ def plain_training(model, splits, table, training):
     return best_loss, best_epoch, epoch + 1, best
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.full), "adam"])
 @pytest.mark.parametrize("model", [*PAPER_MODELS, "mambamil"])
 def test_a_repetition_equals_the_same_seed_alone_and_plain_torch(model, optimizer):
     training = replace(TRAINING, optimizer=optimizer, lr=0.05 if optimizer == "sgd" else 0.01)

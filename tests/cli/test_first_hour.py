@@ -59,7 +59,9 @@ def hint(out: str) -> list[str]:
     return shlex.split(last.removeprefix("Next: xmil "), comments=True)
 
 
-@pytest.mark.parametrize("producer", PRODUCERS)
+@pytest.mark.parametrize(
+    "producer", [*SHOWN, *(pytest.param(p, marks=pytest.mark.full) for p in PRODUCERS if p not in SHOWN)]
+)
 def test_from_features_to_the_viewer(
     producer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,7 +156,7 @@ def test_a_slide_that_a_method_fails_on_keeps_its_row(tmp_path: Path) -> None:
     assert left == ["s000", "s001", "s003"]
 
 
-@pytest.mark.parametrize("slide", [0, 2])
+@pytest.mark.parametrize("slide", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_an_interrupted_addition_keeps_the_rows(slide: int, tmp_path: Path) -> None:
     cohort = make_trap(tmp_path, 4, slide=slide)
     assert run(trap_command(cohort)) == 0

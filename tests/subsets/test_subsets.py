@@ -62,7 +62,7 @@ def by_hand(model: nn.Module, x: Tensor, masks: Tensor, *, mode: str = "remove",
 
 
 @pytest.mark.parametrize(("name", "params"), [*MODELS, ("foreign", {})])
-@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("filled", [False, pytest.param(True, marks=pytest.mark.full)])
 @torch.no_grad()
 def test_parts_are_bags_of_their_own(name: str, params: dict[str, Any], filled: bool) -> None:
     model, x = model_of(name, **params), bag_of()

@@ -113,7 +113,10 @@ def test_hpv_validates_and_tests_on_the_same_fold(stand_in, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "model", "split"),
-    [("nsclc_attnmil", "model", "test"), ("hnsc_hpv_transmil", "fold1", "fold1")],
+    [
+        ("nsclc_attnmil", "model", "test"),
+        pytest.param("hnsc_hpv_transmil", "fold1", "fold1", marks=pytest.mark.full),
+    ],
 )
 def test_the_chain_ends_in_table_2(stand_in, monkeypatch, name, model, split):
     """`xmil train`, then `xmil evaluate` on the test slides by the run's own table."""

@@ -280,7 +280,9 @@ def edges_along(line: Any) -> Any:
     return np.flatnonzero(np.abs(np.diff(line, axis=0)).sum(axis=1) > 40) + 1
 
 
-@pytest.mark.parametrize(("ratio", "zooms"), [(1, (1.0, 2.7, 7.3)), (2, (2.7,))])
+@pytest.mark.parametrize(
+    ("ratio", "zooms"), [(1, (1.0, 2.7, 7.3)), pytest.param(2, (2.7,), marks=pytest.mark.full)]
+)
 def test_evidence_lies_on_its_patches_within_a_pixel(
     browser: Any, url: str, made: Made, ratio: int, zooms: tuple[float, ...]
 ) -> None:

@@ -35,6 +35,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     return make_study([run], slides=slides, plan=make_plan(settings), out=tmp_path / "study")
 
 
+@pytest.mark.full
 def test_readers_who_were_killed_and_resumed_are_found_again_in_the_report(
     browser: Any, study: Study
 ) -> None:
