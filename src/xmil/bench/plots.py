@@ -25,7 +25,7 @@ from xmil.models import MILModel
 
 PANELS_IN_A_ROW = 3
 COLUMNS = 10  # digits side by side in a bag
-LEGEND = ("red: evidence for", "blue: evidence against", "purple: a score without a sign")
+LEGEND = ("red: evidence for", "blue: evidence against", "violet to yellow: a score without a sign")
 NARROW = 3  # columns: what a title on one line needs
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
