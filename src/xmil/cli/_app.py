@@ -84,9 +84,9 @@ def build() -> typer.Typer:
 
 def command_panels() -> dict[str, str]:
     """Each command, in the order of the help, and the panel it stands in."""
-    found = sorted(m.name for m in pkgutil.iter_modules(commands.__path__) if not m.name.startswith("_"))
-    placed = {name: panel for panel, names in PANELS.items() for name in names if name in found}
-    return placed | {name: OTHERS for name in found if name not in placed}
+    modules = sorted(m.name for m in pkgutil.iter_modules(commands.__path__) if not m.name.startswith("_"))
+    placed = {name: panel for panel, names in PANELS.items() for name in names if name in modules}
+    return placed | {name: OTHERS for name in modules if name not in placed}
 
 
 def run(arguments: list[str]) -> int:
@@ -97,8 +97,8 @@ def run(arguments: list[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="xmil: %(message)s")
     try:
-        asked = [argument for argument in arguments if argument != "--debug"] or ["--help"]
-        code = build()(asked, prog_name="xmil", standalone_mode=False)
+        words = [argument for argument in arguments if argument != "--debug"] or ["--help"]
+        code = build()(words, prog_name="xmil", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer has caught the interrupt
             return _fail("interrupted.", code=INTERRUPTED)
@@ -113,8 +113,8 @@ def run(arguments: list[str]) -> int:
     except XmilError as error:
         return _fail(str(error), debug=debug)
     except Exception as error:
-        if isinstance(error, OSError) and (told := refused(error)) is not None:
-            return _fail(told, debug=debug)
+        if isinstance(error, OSError) and (sentence := refused(error)) is not None:
+            return _fail(sentence, debug=debug)
         return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", debug=debug)
 
 

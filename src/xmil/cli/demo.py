@@ -52,9 +52,9 @@ def demo(
         raise InputError("--images goes with --tissue.")
     torch.set_num_threads(1)  # small models: threads would wait for each other more than they work
     say = partial(print, end="", flush=True, file=sys.stderr if as_json else sys.stdout)
-    found = _tissue(out, images, quick, seed, say) if tissue else _digits(out, quick, seed, say)
+    outcome = _tissue(out, images, quick, seed, say) if tissue else _digits(out, quick, seed, say)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(outcome, indent=2))
     return 0
 
 
@@ -64,17 +64,17 @@ def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
     from xmil.demo.pipeline import Demo
     from xmil.demo.results_page import read_results, verdict, viewer_command, write_report
 
-    made = Demo(out, quick=quick, seed=seed)
+    demo = Demo(out, quick=quick, seed=seed)
     begin = time.perf_counter()
-    timings = _stages(made, say)
-    report = write_report(made, timings)
-    results = read_results(made)
+    timings = _stages(demo, say)
+    report = write_report(demo, timings)
+    results = read_results(demo)
     for r in results:
         scores = ", ".join(f"{card_of(m).title} {r.auprc2[m]:.2f}" for m in ("attention", "lrp"))
         say(f"{r.task:<15} {r.model:<9} test AUROC {r.auroc:.2f}   AUPRC-2: {scores}\n")
-    _end(say, verdict(results), begin, report, viewer_command(made))
+    _end(say, verdict(results), begin, report, viewer_command(demo))
     pairs = [{"task": r.task, "model": r.model, "test_auroc": r.auroc, "auprc2": r.auprc2} for r in results]
-    return {"verdict": verdict(results), "pairs": pairs, **_places(report, viewer_command(made), timings)}
+    return {"verdict": verdict(results), "pairs": pairs, **_places(report, viewer_command(demo), timings)}
 
 
 def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) -> dict[str, Any]:
@@ -87,27 +87,27 @@ def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) ->
         write_tissue_report,
     )
 
-    made = TissueDemo(out, images=images, quick=quick, seed=seed)
+    demo = TissueDemo(out, images=images, quick=quick, seed=seed)
     begin = time.perf_counter()
-    timings = _stages(made, say)
-    report = write_tissue_report(made, timings)
-    sections = read_sections(made)
-    _end(say, tissue_verdict(sections), begin, report, tissue_viewer(made))
+    timings = _stages(demo, say)
+    report = write_tissue_report(demo, timings)
+    sections = read_sections(demo)
+    _end(say, tissue_verdict(sections), begin, report, tissue_viewer(demo))
     rows = [
         {"section": s.name, "holds": s.tumour, "probability": s.probability, "patches": len(s.marked),
          "patches_held": int(s.marked.sum()), "held_among_top_10": s.count_top("lrp")}
         for s in sections
     ]  # fmt: skip
     return {"verdict": tissue_verdict(sections), "sections": rows,
-            **_places(report, tissue_viewer(made), timings)}  # fmt: skip
+            **_places(report, tissue_viewer(demo), timings)}  # fmt: skip
 
 
-def _stages(made: Demo | TissueDemo, say: Say) -> list[Timing]:
+def _stages(demo: Demo | TissueDemo, say: Say) -> list[Timing]:
     from xmil.demo.pipeline import run_stages
 
-    made.prepare()
-    log = made.out / "log.txt"
-    timings = run_stages(made, lambda commands, side: _run(commands, side, log), say)
+    demo.prepare()
+    log = demo.out / "log.txt"
+    timings = run_stages(demo, lambda commands, side: _run(commands, side, log), say)
     say("report ...\n")
     return timings
 

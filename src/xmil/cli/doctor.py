@@ -53,17 +53,17 @@ def _print(report: dict[str, Any]) -> None:
         size = f", {device['memory_gib']} GiB" if "memory_gib" in device else ""
         print(f"  {device['device']:<10} {device['name']}{size}")
     print("\nRequired packages")
-    print("  " + ", ".join(f"{name} {_state(found)}" for name, found in report["packages"].items()))
+    print("  " + ", ".join(f"{name} {_state(facts)}" for name, facts in report["packages"].items()))
     print("\nOptional packages")
     for name, extra in report["extras"].items():
         print(f"  {name:<9} {extra['state']:<8} {extra['for']}")
         if extra["state"] == "missing":
-            absent = [package for package, found in extra["packages"].items() if found["version"] is None]
+            absent = [package for package, facts in extra["packages"].items() if facts["version"] is None]
             print(f"  {'':<18} without {', '.join(absent)}: {extra['install']}")
-        for package, found in extra["packages"].items():
-            if found["version"] and found["error"]:
-                hint = MATCH if "torchvision::" in found["error"] else ""
-                print(f"  {'':<18} {package} {found['version']} does not import: {found['error']}{hint}")
+        for package, facts in extra["packages"].items():
+            if facts["version"] and facts["error"]:
+                hint = MATCH if "torchvision::" in facts["error"] else ""
+                print(f"  {'':<18} {package} {facts['version']} does not import: {facts['error']}{hint}")
     library = report["openslide"]
     print(f"  OpenSlide library: {library['version'] or library['error']}")
     check = report["self_check"]
@@ -79,8 +79,8 @@ def _print(report: dict[str, Any]) -> None:
         print(f"  mend: {problem}")
 
 
-def _state(found: dict[str, Any]) -> str:
-    return "missing" if found["version"] is None else str(found["version"]) + " broken" * bool(found["error"])
+def _state(facts: dict[str, Any]) -> str:
+    return "missing" if facts["version"] is None else str(facts["version"]) + " broken" * bool(facts["error"])
 
 
 MATCH = "; install builds of torch and torchvision that match (both CPU, or both CUDA)"
@@ -168,7 +168,7 @@ def _memory_gib() -> float | None:
 def _package(name: str, module: str) -> dict[str, Any]:
     """Its version, and why it cannot be imported where that is so."""
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
         return {"version": None, "error": "not installed"}
     try:
@@ -176,17 +176,17 @@ def _package(name: str, module: str) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             import_module(module)
     except Exception as error:  # a broken installation raises almost any type
-        return {"version": found, "error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
-    return {"version": found, "error": None}
+        return {"version": installed, "error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
+    return {"version": installed, "error": None}
 
 
 def _extra(name: str) -> dict[str, Any]:
     purpose, packages = EXTRAS[name]
-    found = {package: _package(package, module) for package, module in packages.items()}
-    absent = [package for package, about in found.items() if about["version"] is None]
-    state = "missing" if absent else "broken" if any(p["error"] for p in found.values()) else "ready"
+    states = {package: _package(package, module) for package, module in packages.items()}
+    absent = [package for package, about in states.items() if about["version"] is None]
+    state = "missing" if absent else "broken" if any(p["error"] for p in states.values()) else "ready"
     install = None if state == "ready" else f"pip install 'xmil[{name}]'"
-    return {"state": state, "for": purpose, "install": install, "packages": found}
+    return {"state": state, "for": purpose, "install": install, "packages": states}
 
 
 def _openslide() -> dict[str, Any]:
@@ -203,12 +203,12 @@ def _devices() -> list[dict[str, Any]]:
         import torch
     except Exception:  # reported among the packages
         return []
-    found: list[dict[str, Any]] = [{"device": "cpu", "name": f"{torch.get_num_threads()} threads"}]
+    devices: list[dict[str, Any]] = [{"device": "cpu", "name": f"{torch.get_num_threads()} threads"}]
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         about = torch.cuda.get_device_properties(i)
         memory = round(about.total_memory / 2**30, 1)
-        found.append({"device": f"cuda:{i}", "name": about.name, "memory_gib": memory})
-    return found
+        devices.append({"device": f"cuda:{i}", "name": about.name, "memory_gib": memory})
+    return devices
 
 
 def _self_check() -> dict[str, Any]:

@@ -85,14 +85,14 @@ APART = {  # what a report holds beside the model's numbers
 WORKERS = ("engine", "workers")  # options that say nothing of the results
 
 
-def explain_one(asked: ExplainRequest, screen: Screen) -> int:
+def explain_one(options: ExplainRequest, screen: Screen) -> int:
     """Explain one file or slide, print what was found, and leave a picture in the current folder."""
     from xmil.core.interactions import Interactions
     from xmil.heatmaps import Look, beyond_scale, why_one_colour
     from xmil.runs.explain import explain_run
     from xmil.storage import read_explanations
 
-    request = one_file(asked, screen)
+    request = one_file(options, screen)
     with TemporaryDirectory() as folder:
         one = replace(request, out=Path(folder) / "run", check="none")  # one case cannot be judged
         run = explain_run(one, OneSlide())
@@ -130,9 +130,9 @@ def explain_one(asked: ExplainRequest, screen: Screen) -> int:
             over = () if slide is None else ("--slides", slide)
             keep = command_line("xmil", "heatmap", run_folder(name), *over, "--clip", "none", "--restart")
             print(f"  {sentence}. To see them apart: the next command, then {keep}")
-        words = [run_command(asked, name)]
-        if asked.features is None:
-            words += [command_line("--slides", asked.slides)]
+        words = [run_command(options, name)]
+        if options.features is None:
+            words += [command_line("--slides", options.slides)]
             print(f"Patches and features: {run_folder(name)}, where the next command finds them")
         elif slide is not None and slide.stem == name:
             words += [command_line("--slides", slide.parent)]
@@ -238,7 +238,7 @@ def _slide_of(name: str, request: ExplainRequest) -> Path:
 
 
 def _draw_picture(
-    found: Sequence[Explanation],
+    explanations: Sequence[Explanation],
     slide: Path | None,
     path: Path,
     run: Run,
@@ -253,14 +253,14 @@ def _draw_picture(
     from xmil.heatmaps import heatmap, plot, without_repeats
 
     try:
-        several = found[0] if len(found) == 1 else list(found)
-        targets = {e.target for e in without_repeats(found)}
+        several = explanations[0] if len(explanations) == 1 else list(explanations)
+        targets = {e.target for e in without_repeats(explanations)}
         lines = [each for each in pairs if each.target in targets]
         picture = heatmap(several, slide, task=run.task, pairs=lines)
     except XmilError:
         if slide is not None:
             raise
-        picture = plot(found[0])
+        picture = plot(explanations[0])
     try:
         if hasattr(picture, "savefig"):
             picture.savefig(path, dpi=150, metadata={MARK: mark})
@@ -298,24 +298,24 @@ def _free_name(path: Path, mark: str) -> Path:
     raise AssertionError  # numbers do not end
 
 
-def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
+def _print(report: dict[str, Any], explanations: Sequence[Explanation]) -> None:
     from xmil.heatmaps import subtitle, title
 
     print(f"{report['slide']}: {_verdict(report)}")
     if report.get("measured"):
         print(f"  {report['measured']}")
-    for e, facts in zip(found, report["explanations"], strict=True):
+    for e, facts in zip(explanations, report["explanations"], strict=True):
         print(f"\n{title(e)} {subtitle(e)}: output {e.output:.4g}")
         print(f"  audit: {_audit(facts['audit'])}")
         for heading, rows in (("highest", facts["top"]), ("lowest", facts["bottom"])):
             if rows:
                 print(f"  {heading}: " + ", ".join(_patch(row) for row in rows))
     for pairs in report["interactions"]:
-        told = ", ".join(
+        strongest = ", ".join(
             f"patches {row['first']} and {row['second']} ({row['value']:+.3g} +/- {row['stderr']:.2g})"
             for row in pairs["strongest"]
         )
-        print(f"\nPairs that act together for {pairs['target']}: {told}")
+        print(f"\nPairs that act together for {pairs['target']}: {strongest}")
         print(f"  {pairs['sure']} of {counted(pairs['n'], 'pair')} beyond three standard errors")
     print(f"\n{report['verdict']['sentence'] if report['verdict'] else CANNOT_TELL}")
     for warning in report["warnings"]:
@@ -325,11 +325,11 @@ def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
 def _verdict(report: dict[str, Any]) -> str:
     """What the model says, in a line: the class with its probabilities, values, or the risk."""
     chances = [f"{key[2:]} {value:.3g}" for key, value in report.items() if key.startswith("p:")]
-    said = [f"{k} {v}" for k, v in report.items() if k not in APART and not k.startswith("p:")]
+    parts = [f"{k} {v}" for k, v in report.items() if k not in APART and not k.startswith("p:")]
     if "predicted" in report:
         more = f" (probabilities: {', '.join(chances)})" if chances else ""
-        said = [f"predicted {report['predicted']}{more}", *said]
-    return ", ".join([*said, counted(int(report["n"]), "patch")])
+        parts = [f"predicted {report['predicted']}{more}", *parts]
+    return ", ".join([*parts, counted(int(report["n"]), "patch")])
 
 
 def _audit(audit: dict[str, float] | None) -> str:
@@ -338,8 +338,8 @@ def _audit(audit: dict[str, float] | None) -> str:
     from xmil.core.explanation import PARTS
 
     shares = {key: value for key, value in audit.items() if key != "output" and abs(value) > 5e-7}
-    told = " + ".join(f"{value:.4g} {PARTS[key].lower()}" for key, value in shares.items())
-    return f"{audit['output']:.4g} = {told.replace('+ -', '- ') or '0'}"
+    total = " + ".join(f"{value:.4g} {PARTS[key].lower()}" for key, value in shares.items())
+    return f"{audit['output']:.4g} = {total.replace('+ -', '- ') or '0'}"
 
 
 def _patch(row: dict[str, Any]) -> str:

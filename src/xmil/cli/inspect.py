@@ -104,8 +104,8 @@ def _slide(path: Path) -> Report:
     except FileError:
         if path.name.lower().endswith(SLIDE_SUFFIXES):
             raise
-        known = "features, a checkpoint, a table, an explanation or a slide"
-        raise FileError(f"{path}: not {known}, or damaged; copy it again, or name another file.") from None
+        kinds = "features, a checkpoint, a table, an explanation or a slide"
+        raise FileError(f"{path}: not {kinds}, or damaged; copy it again, or name another file.") from None
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
@@ -147,11 +147,11 @@ def _checkpoint(path: Path) -> Report:
     from xmil.data.inspection import Report
     from xmil.models.checkpoints import describe_checkpoint
 
-    found = describe_checkpoint(path)
-    notes = (*found.pop("notes"), *found.pop("warnings"))
-    found.pop("path", None)
+    facts = describe_checkpoint(path)
+    notes = (*facts.pop("notes"), *facts.pop("warnings"))
+    facts.pop("path", None)
     return Report(
-        str(path), "checkpoint", f"a checkpoint of the family {found.get('family')}", found, inferred=notes
+        str(path), "checkpoint", f"a checkpoint of the family {facts.get('family')}", facts, inferred=notes
     )
 
 
@@ -295,10 +295,10 @@ def embedding(tiles: Path, slides: object = None) -> str:
 def _misfit(result: Result, models: list[Result]) -> str | None:
     """A sentence where none of the models reads features of this width."""
     reads = {int(model["facts"]["in_dim"]): model["path"] for model in models}
-    found = _widths(result)
-    if not found or not reads or found & set(reads):
+    widths = _widths(result)
+    if not widths or not reads or widths & set(reads):
         return None
-    wide = " and ".join(map(str, sorted(found)))
+    wide = " and ".join(map(str, sorted(widths)))
     wanted = ", ".join(f"{path} reads {width}" for width, path in reads.items())
     return f"the features are {wide} wide, and {wanted}; give features of the model's encoder"
 

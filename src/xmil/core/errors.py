@@ -82,9 +82,9 @@ def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> Inpu
     >>> print(bad_parameter("steps", "flip", "an int in the range [1, inf)", 0))
     The 'steps' parameter of flip must be an int in the range [1, inf). Got 0 instead.
     """
-    said = repr(got)
-    said = said if len(said) <= LONGEST and "\n" not in said else f"a {type(got).__name__}"
-    return InputError(f"The {parameter!r} parameter of {owner} must be {must_be}. Got {said} instead.")
+    shown = repr(got)
+    shown = shown if len(shown) <= LONGEST and "\n" not in shown else f"a {type(got).__name__}"
+    return InputError(f"The {parameter!r} parameter of {owner} must be {must_be}. Got {shown} instead.")
 
 
 def absent(path: str | PathLike[str], what: str = "file") -> str:

@@ -234,8 +234,8 @@ def takes(request: type[R], *positional: str) -> Callable[[Callable[Concatenate[
             beside = {name: named.pop(name) for name in others if name in named}
             return function(request.build(**dict(zip(positional, values, strict=False)), **named), **beside)
 
-        made = cast(Any, verb)
-        made.run, made.__signature__ = function, _signature(request, positional)
+        labelled = cast(Any, verb)
+        labelled.run, labelled.__signature__ = function, _signature(request, positional)
         return cast(Verb[T], verb)
 
     return decorate

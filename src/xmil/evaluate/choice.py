@@ -311,8 +311,8 @@ def explain(
     if method != AUTO:
         if like is not None:
             raise InputError("like= is for method='auto', which chooses the method by these bags.")
-        found = explain_targets(model, bag, targets, method=method, **options, **params)
-        return found if targets is None else found[0]
+        explanations = explain_targets(model, bag, targets, method=method, **options, **params)
+        return explanations if targets is None else explanations[0]
     model, bag = as_model(model), as_bag(bag)
     own = target if like is None and targets is not None else None
     choice = choose_method(model, [bag] if like is None else like, target=own, **how)
@@ -320,11 +320,11 @@ def explain(
     notes = (f"{choice.sentence[:-1]}; {LITTLE}.",) if like is None else ()
     verdict = None if choice.verdict is None else choice.verdict.kind
     about = {"chosen_by": AUTO, "chosen_on": len(choice.bags), "verdict": verdict}
-    found = [
+    explanations = [
         replace(e, params={**e.params, **about}, warnings=(*e.warnings, *notes))
         for e in explain_targets(model, bag, targets, method=choice.method, **options)
     ]
-    return found if targets is None else found[0]
+    return explanations if targets is None else explanations[0]
 
 
 def explain_classes(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> list[Explanation]:
@@ -337,8 +337,8 @@ def explain_classes(model: nn.Module | str | PathLike[str], bag: Bags, **options
     >>> [int(e.target) for e in explain_classes(net, torch.ones(3, 4), method="lrp")]
     [0, 1]
     """
-    found: list[Explanation] = explain(model, bag, target="all", **options)
-    return found
+    explanations: list[Explanation] = explain(model, bag, target="all", **options)
+    return explanations
 
 
 def draw_part(bag: Any, seed: int) -> Any:

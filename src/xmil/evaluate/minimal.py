@@ -363,12 +363,12 @@ def _rivals(sets: _Sets, members: Tensor) -> tuple[Tensor, Tensor, bool]:
         reached, strength = sets.strengths(sets.toggled(every[:0], every))
         return every[reached].unsqueeze(1), strength[reached], True
     affordable = comb(sets.n, size) <= min(sets.left, EXHAUSTIVE)
-    found, strengths = [], []
+    groups, strengths = [], []
     for group, logits in _every_group(sets, size) if affordable else _exchanges(sets, members):
         reached, strength = sets.strengths(logits)
-        found.append(group[reached])
+        groups.append(group[reached])
         strengths.append(strength[reached])
-    return torch.cat(found), torch.cat(strengths), affordable
+    return torch.cat(groups), torch.cat(strengths), affordable
 
 
 def _every_group(sets: _Sets, size: int) -> Iterator[tuple[Tensor, Tensor]]:

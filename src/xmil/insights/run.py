@@ -369,11 +369,11 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
     for name in [*causes, *([] if label == LABEL else [label])]:
         if name not in columns:
             raise InputError(f"{cohort}: has no column {name!r}; found {', '.join(columns)}.")
-    label, labels, found = _find_labels(columns, label, explained)
+    label, labels, label_notes = _find_labels(columns, label, explained)
     tested = causes or tuple(name for name in columns if name not in (*NOT_CAUSES, label))
     cases = {slide: case for slide, case in columns.get(CASE, {}).items() if case is not None} or noted
     outcomes, unfit = _read_outcomes(columns, cases)
-    notes = [*found, *_missing_cells(Path(cohort).name, slides, columns, labels, label, cases), *unfit]
+    notes = [*label_notes, *_missing_cells(Path(cohort).name, slides, columns, labels, label, cases), *unfit]
     if not tested:
         notes.append(f"{cohort}: has no column of a site or scanner; shortcuts were looked for in pictures.")
     has_labels = any(labels.get(slide) is not None for slide in slides)

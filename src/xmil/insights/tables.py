@@ -406,9 +406,11 @@ def _test_sanity(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
     try:
         for slide in [slides[i] for i in chosen]:
             e, bag = run.explanation(slide), read_bag(run.paths[slide], run.request.format)
-            asked: dict[str, Any] = {"method": e.method, "target": e.target}
-            drawn = randomisation(models[0], bag, draws=REDRAWS, seed=run.request.seed, **asked).correlations
-            again = np.mean([explain(model, bag, **asked).scores for model in models], axis=0)
+            options: dict[str, Any] = {"method": e.method, "target": e.target}
+            drawn = randomisation(
+                models[0], bag, draws=REDRAWS, seed=run.request.seed, **options
+            ).correlations
+            again = np.mean([explain(model, bag, **options).scores for model in models], axis=0)
             rows.append((slide, float(np.abs(drawn).mean()), spearman(again, e.scores)))
     except XmilError as error:
         return {"not tested": str(error)}

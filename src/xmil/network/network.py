@@ -441,10 +441,10 @@ def find_device(name: str) -> str:
         raise InputError(f"The device {name!r} is not supported; use device='cpu', 'cuda' or 'cuda:N'.")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= gpus:
-        found = (
+        reason = (
             "torch finds no GPU here" if not gpus else f"torch finds {counted(gpus, 'GPU')}, from cuda:0 on"
         )
-        raise InputError(f"The device {name!r} cannot be used: {found}; use device='cpu', or 'auto'.")
+        raise InputError(f"The device {name!r} cannot be used: {reason}; use device='cpu', or 'auto'.")
     return name
 
 

@@ -78,10 +78,10 @@ def find_logits(raw: Any, n: int, *, name: str, other: Any = None) -> LogitsPath
         return hazards
     # without a number per instance, losses beside longer ones, and what follows from another of them
     shapes = {path: value.shape for path, value in _leaves(other)}
-    found = dict(_leaves(raw))
+    own_leaves = dict(_leaves(raw))
 
     def is_per_instance(path: Path, value: Tensor) -> bool:
-        return shapes[path] != found[path].shape if path in shapes else value.shape[1] == n
+        return shapes[path] != own_leaves[path].shape if path in shapes else value.shape[1] == n
 
     leaves = [(path, value) for path, value in leaves if not is_per_instance(path, value)] or leaves
     longer = [(path, value) for path, value in leaves if value.shape[1] > 1]

@@ -226,10 +226,10 @@ class Branch(nn.Module):
         """(b, n, e) to (b, n, e); with a carry, a part with the rows that the kernel looks back on."""
         conv = self.conv
         if carry is None:
-            made = conv(x.transpose(1, 2))[..., : x.shape[1]]
+            convolved = conv(x.transpose(1, 2))[..., : x.shape[1]]
         else:
-            made = F.conv1d(x.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups)
-        x = F.silu(made.transpose(1, 2))
+            convolved = F.conv1d(x.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups)
+        x = F.silu(convolved.transpose(1, 2))
         dt, B, C = self.x_proj(x).split([self.rank, self.n_states, self.n_states], dim=-1)
         A = -torch.exp(self.A_log)
         return selective_scan(x, F.softplus(self.dt_proj(dt)), A, B, C, self.D, carry)

@@ -80,16 +80,17 @@ def compare_annotations(
     left_out: list[Row] = []
     for slide, drawn in ((slide, drawn) for slide, own in files.items() for drawn in own.items()):
         try:
-            found, faults = _compare(run, slide, *drawn, names, (slides or {}).get(slide))
+            compared, faults = _compare(run, slide, *drawn, names, (slides or {}).get(slide))
         except XmilError as error:
-            found, faults = [], [str(error)]
-        rows += found
+            compared, faults = [], [str(error)]
+        rows += compared
         left_out += [{"slide_id": slide, "file": str(drawn[1]), "error": fault} for fault in faults]
     if left_out:
         reasons = [row["error"].removesuffix(".") for row in left_out]
-        told = "; ".join(reasons[:SAID]) + (f"; and {more} more" if (more := len(reasons) - SAID) > 0 else "")
+        more = len(reasons) - SAID
+        listed = "; ".join(reasons[:SAID]) + (f"; and {more} more" if more > 0 else "")
         some = counted(len({row["file"] for row in left_out}), "file")
-        say(f"{some} left out, as a whole or in part: {told}.")
+        say(f"{some} left out, as a whole or in part: {listed}.")
     return Agreement(rows, summarise(rows), left_out)
 
 

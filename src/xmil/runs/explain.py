@@ -515,9 +515,9 @@ class ExplainRun(ModelRun[Explained]):
         cases = [case for case in items if case.slides[0] in tally.results]
         names = {case.case_id or case.name for case in cases}
         judged, is_old = self.judged, not tally.done and all(slide in self.before for slide in tally.rows)
-        asked = 0 if check.text == SOME else min(check.most, len(names))
+        wanted = 0 if check.text == SOME else min(check.most, len(names))
         old = set(judged.get("cases", ())) if judged else set()
-        if not check.most or (judged and is_old and len(old) >= asked and names.issuperset(old)):
+        if not check.most or (judged and is_old and len(old) >= wanted and names.issuperset(old)):
             return judged
         if chosen is not None and chosen.choice.verdict is not None:
             return chosen.choice.verdict.as_dict()

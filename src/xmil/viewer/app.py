@@ -235,11 +235,11 @@ class Site(PageSite):
         shown, place = self.collection.run(run), self.collection.runs[0].path / FOLDER
         if not place.is_dir():
             return {"rows": [], "summary": [], "left_out": []}
-        found = compare_annotations(shown, place)
+        agreement = compare_annotations(shown, place)
         reasons = [
-            row["error"].replace(f"{place}/", "").replace(f"{shown.path}/", "") for row in found.left_out
+            row["error"].replace(f"{place}/", "").replace(f"{shown.path}/", "") for row in agreement.left_out
         ]
-        return {"rows": found.rows, "summary": found.summary, "left_out": reasons}
+        return {"rows": agreement.rows, "summary": agreement.summary, "left_out": reasons}
 
     def names(self, run: int) -> dict[str, Any]:
         """What readers call a run's concepts, and the classes of annotations they have added."""

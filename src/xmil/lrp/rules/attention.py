@@ -270,10 +270,10 @@ def gated_scans(engine: Engine, function: Any, h: Tensor, layer: Mamba, orders: 
             for part, carry.state in reversed([*zip(layer.parts(h, order), starts, strict=True)]):
                 rows = part.rows(h).requires_grad_(True)
                 with torch.enable_grad(), engine.again(Secants(own) if own else None):
-                    made = layer.scan_part(rows, branch, carry)
-                if is_live(made):
+                    scanned = layer.scan_part(rows, branch, carry)
+                if is_live(scanned):
                     reaching = take_rows(gradient, part.places).contiguous()
-                    (to_rows,) = torch.autograd.grad(made, rows, reaching, materialize_grads=True)
+                    (to_rows,) = torch.autograd.grad(scanned, rows, reaching, materialize_grads=True)
                     add_rows(passed, part.sources, to_rows[:, part.missing :])
         return passed
 

@@ -256,7 +256,7 @@ def _agreement(study: Study, readings: Sequence[Row]) -> Iterator[Estimate]:
     counted = [row for row in readings if row["kind"] == CASE]
     for arm in study.plan.arms:
         for stage in (BEFORE, AFTER) if arm.shows else (BEFORE,):
-            said = {
+            answers = {
                 reader: {
                     row["slide"]: code[row[DIAGNOSIS]]
                     for row in counted
@@ -264,7 +264,7 @@ def _agreement(study: Study, readings: Sequence[Row]) -> Iterator[Estimate]:
                 }
                 for reader in study.readers
             }
-            pairs = {f"{a} and {b}": (said[a], said[b]) for a, b in combinations(study.readers, 2)}
+            pairs = {f"{a} and {b}": (answers[a], answers[b]) for a, b in combinations(study.readers, 2)}
             yield from _kappas(study.cases, "kappa", arm.name, stage, pairs)
     first = {(row["reader"], row["position"]): row for row in counted if row["last"]}
     twice: dict[str, tuple[dict[str, int], dict[str, int]]] = {name: ({}, {}) for name in study.readers}
@@ -407,14 +407,14 @@ def _answers(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
         if question.kind not in ("scale", "yes-no"):
             continue
         for arm, stage, reader, own in _cells(study, rows):
-            said = [row for row in own if row[question.id] is not None]
-            if not said:
+            answered = [row for row in own if row[question.id] is not None]
+            if not answered:
                 continue
-            values = np.array([row[question.id] == "yes" for row in said], dtype=np.float64)
+            values = np.array([row[question.id] == "yes" for row in answered], dtype=np.float64)
             if question.kind == "scale":
-                values = _column(said, question.id)
+                values = _column(answered, question.id)
             measure = _mean(values, is_share=question.kind == "yes-no")
-            yield from _estimates(arm, stage, reader, said, {f"answer {question.id}": measure})
+            yield from _estimates(arm, stage, reader, answered, {f"answer {question.id}": measure})
 
 
 def _tests(study: Study, rows: Sequence[Row], regions: Sequence[Row]) -> list[Test]:
@@ -503,10 +503,10 @@ def _unpaired(
     null = [gap(arms, np.ones((1, len(rows)))) for arms in _deal_again(study, rows)]
     drawn = np.abs(np.concatenate(null))
     read, units = np.array([row["arm"] for row in rows]), [row["patient"] for row in rows]
-    found = bootstrap({name: partial(gap, read)}, units=units, draws=DRAWS, seed=SEED)[name]
-    p = permutation_share(abs(found.estimate), drawn[np.isfinite(drawn)])
-    found, n = _claimed(found, min(map(len, patients))), len(patients[0] | patients[1])
-    yield Test(measure, first, second, found, p, p, len(own), n)
+    interval = bootstrap({name: partial(gap, read)}, units=units, draws=DRAWS, seed=SEED)[name]
+    p = permutation_share(abs(interval.estimate), drawn[np.isfinite(drawn)])
+    interval, n = _claimed(interval, min(map(len, patients))), len(patients[0] | patients[1])
+    yield Test(measure, first, second, interval, p, p, len(own), n)
 
 
 def _deal_again(study: Study, rows: Sequence[Row]) -> Iterator[Any]:
@@ -534,9 +534,9 @@ def _against_chance(measure: str, method: str, rows: Sequence[Row]) -> Test:
     """
     values, chance, patients = _column(rows, measure), _column(rows, CHANCE), [row["patient"] for row in rows]
     n, expected = len(set(patients)), float(chance.mean())
-    found = bootstrap_mean(values, units=patients, draws=DRAWS, seed=SEED)
-    found = _claimed(found, n, is_share=measure == POINTING)
-    difference = Interval(found.estimate - expected, found.low - expected, found.high - expected)
+    interval = bootstrap_mean(values, units=patients, draws=DRAWS, seed=SEED)
+    interval = _claimed(interval, n, is_share=measure == POINTING)
+    difference = Interval(interval.estimate - expected, interval.low - expected, interval.high - expected)
     p = _chance_p(values, chance, patients) if n > 1 else float("nan")
     return Test(f"region {measure}", method, CHANCE, difference, p, p, len(rows), n)
 

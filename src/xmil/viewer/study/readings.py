@@ -464,10 +464,10 @@ def make_study(
 
 def _labels(run: Run) -> tuple[str, ...]:
     """The classes of a run whose model does not name them: the labels that its slides have."""
-    found = sorted({row["label"] for row in run.rows.values() if row.get("label")})
-    if not found:
+    labels = sorted({row["label"] for row in run.rows.values() if row.get("label")})
+    if not labels:
         raise InputError(f"{run.path}: {NO_LABEL}")
-    return tuple(found)
+    return tuple(labels)
 
 
 def _known_cases(

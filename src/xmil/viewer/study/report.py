@@ -331,7 +331,7 @@ def _regions(findings: Findings) -> Iterator[Html]:
 
 def _time(findings: Findings) -> Iterator[Html]:
     study = findings.study
-    asked = [q for q in study.plan.questions if q.kind in ("scale", "yes-no")]
+    questions = [q for q in study.plan.questions if q.kind in ("scale", "yes-no")]
     rows = []
     for arm in study.plan.arms:
         for stage in (BEFORE, AFTER) if arm.shows else (BEFORE,):
@@ -339,14 +339,14 @@ def _time(findings: Findings) -> Iterator[Html]:
             if seconds is None:
                 continue
             cells: list[object] = []
-            for question in asked:
+            for question in questions:
                 value = findings.find(f"answer {question.id}", arm.name, stage)
                 yes = question.kind == "yes-no"
                 cells.append(NO_VALUE if value is None else _share(value) if yes else _number(value.value))
             rows.append([_place(study, arm.name, stage), _number(seconds.value), *cells])
     yield tag("h2", "Time and further answers")
     yield tag("p", "Median seconds at each stage of the case; mean of scales, share of yes.", kind="small")
-    yield table(rows, head=["arm", "seconds", *(question.text for question in asked)])
+    yield table(rows, head=["arm", "seconds", *(question.text for question in questions)])
 
 
 def _tests(findings: Findings) -> Iterator[Html]:
