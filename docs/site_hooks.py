@@ -62,6 +62,10 @@ def command_reference() -> str:
     group = typer.main.get_command(build())
     with typer.Context(group, info_name="xmil") as context:
         text = get_docs_for_click(obj=group, ctx=context, name="xmil")
+    for name, command in group.commands.items():  # the list of commands cuts their sentences short
+        sentence = (command.help or "").split("\n\n")[0].replace("\n", " ")
+        short = re.search(rf"^\* `{name}`: .*$", text, re.M)
+        text = text.replace(short[0], f"* `{name}`: {sentence}", 1) if short else text
     text = text.replace("][", "]\\[")  # brackets of a usage text are no link
     return text.replace("# `xmil`", "# Commands", 1)
 
