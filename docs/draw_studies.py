@@ -194,9 +194,9 @@ def draw_foreign_models(page: Page) -> Figure:
     notes = {}
     for row in page.table("repository", "models that run", "not"):
         cell, name = row["models that run"], row["repository"]
-        share = re.search(r"(\d+) of (?:the )?(\d+)", cell)
-        n = int(share[1]) if share else len(re.sub(r"\([^)]*\)", "", cell).split(","))
-        counts[name] = [True] * n + [False] * (int(share[2]) - n if share else 0)
+        tally = re.search(r"(\d+) of (?:the )?(\d+)", cell)
+        n = int(tally[1]) if tally else len(re.sub(r"\([^)]*\)", "", cell).split(","))
+        counts[name] = [True] * n + [False] * (int(tally[2]) - n if tally else 0)
         notes[name] = row["not"].split(",")[0]
     for row in page.table("model", "source", "runs"):
         counts.setdefault(row["source"].split()[0], []).append(row["runs"].startswith("yes"))
