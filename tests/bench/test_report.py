@@ -27,7 +27,7 @@ from xmil.bench import (
     weak_spots,
     write_report,
 )
-from xmil.bench.verdicts import row_title
+from xmil.bench.verdicts import rank, row_title
 from xmil.core.errors import FileError
 from xmil.evaluate.statistics import bootstrap_mean
 
@@ -153,6 +153,12 @@ def test_places_leave_the_oracle_out():
     unit = made({"oracle": (9.0, 0.0), "a": (0.5, 0.0), "b": (0.7, 0.0), "random": (0.1, 0.0)})
     draws = draws_of(unit, [0])
     assert places(draws, UP) == places(draws, DOWN) == {"b": 1, "a": 2, "random": 3}
+
+
+def test_means_that_differ_by_rounding_share_a_place():
+    """Processors add up in different orders: a place must not depend on the last bit."""
+    means = {"a": 0.1 + 0.2, "b": 0.3, "c": 0.2, "failed": float("nan"), "d": 0.5}
+    assert rank(means) == {"d": 1, "a": 2, "b": 2, "c": 4}
 
 
 def test_kendall_by_hand():

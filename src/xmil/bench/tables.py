@@ -20,7 +20,15 @@ from xmil.bench.folder import STACK_KEY, Unit
 from xmil.bench.models import all_setups
 from xmil.bench.suites import LEARNED
 from xmil.bench.training import Fitted
-from xmil.bench.verdicts import base_of, learned_repetitions, paper_cell, repetition_means, row_title
+from xmil.bench.verdicts import (
+    ROUNDING,
+    base_of,
+    learned_repetitions,
+    paper_cell,
+    rank,
+    repetition_means,
+    row_title,
+)
 from xmil.core.durable import write_atomically
 from xmil.core.explanation import CARDS
 from xmil.core.text import csv_text, markdown_table, text_table
@@ -41,7 +49,7 @@ class ResultCell:
     @property
     def mean(self) -> float:
         """The mean over the repetitions."""
-        return float(np.mean(self.values))
+        return round(float(np.mean(self.values)), ROUNDING) + 0.0  # never -0
 
     @property
     def std(self) -> float:
@@ -80,10 +88,10 @@ def summarise(
             tuple(unit.facts[r][AUROC] for r in every), paper_cell(unit, AUROC)
         )
         values = repetition_means(unit, counted, rows)[:, :, unit.measures.index(measure)]  # (r, m)
-        order = list(np.argsort(-values.mean(axis=0), kind="stable"))
+        places = rank(dict(zip(rows, values.mean(axis=0).tolist(), strict=True)))
         for i, method in enumerate(rows):
             paper = paper_cell(unit, base_of(method)) if measure == "auprc2" else None
-            cells[*column, method] = ResultCell(tuple(values[:, i].tolist()), paper, 1 + order.index(i))
+            cells[*column, method] = ResultCell(tuple(values[:, i].tolist()), paper, places.get(method))
     return ResultTable(shown, [(unit.problem, unit.model) for unit in units], cells, measure)
 
 

@@ -6,7 +6,7 @@ Where bags mix images of many patients, all bags of a repetition share theirs an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ DRAWS = 1000
 ENOUGH = 6  # repetitions from which on tests are over repetitions; with fewer they are over bags
 NOT_LEARNED = "model did not learn"
 PERFECT = 1.0 - 1e-6
+ROUNDING = 9  # decimals of a mean that are not rounding
 OURS = "lrp"  # the package's own default: where it is behind is named
 Floats = npt.NDArray[np.float64]
 
@@ -227,8 +228,12 @@ def upward(gap: Interval, measure: Measure) -> Interval:
 
 def places(draws: Draws, measure: Measure) -> dict[str, int]:
     """The place of each row but the oracle's, 1 for the best; equal means share the better place."""
-    values = {m: measure.better * draws.mean(m, measure.name) for m in draws.methods if m != ORACLE}
-    finite = {m: v for m, v in values.items() if np.isfinite(v)}
+    return rank({m: measure.better * draws.mean(m, measure.name) for m in draws.methods if m != ORACLE})
+
+
+def rank(means: Mapping[str, float]) -> dict[str, int]:
+    """The place of each finite mean, 1 for the largest; means that differ by rounding alone share it."""
+    finite = {m: round(float(v), ROUNDING) for m, v in means.items() if np.isfinite(v)}
     return {m: 1 + sum(other > v for other in finite.values()) for m, v in finite.items()}
 
 
