@@ -29,6 +29,7 @@ from xmil.core.journal import MANIFEST  # digests of files, and so the machine's
 Record = dict[str, Any]
 
 RELATIVE = 1e-5  # of the largest number in a list, of the number itself where it stands alone
+SQUARED = 1e-4  # for squared gradients in float32: 2e-5 between processors with and without AVX
 TRAINED = 1e-2  # for what follows a training, which carries roundings from step to step
 LEAST = 1e-8  # differences this small in a list are rounding (float32 has 6e-8 of one)
 LEAST_ALONE = 1e-5  # likewise of a number alone, such as a term of an account

@@ -26,7 +26,7 @@ from tests.golden.cohort import (
     redraw,
     small_model,
 )  # fmt: skip
-from tests.golden.records import RELATIVE, TRAINED, Record, checksum, flatten, record_folder
+from tests.golden.records import RELATIVE, SQUARED, TRAINED, Record, checksum, flatten, record_folder
 
 FEATURES = ("--features", "features", "--cohort", "cohort.csv")
 SOME = ("--split", "train")  # four slides of two cases
@@ -118,7 +118,7 @@ def of_explanation(e: xmil.Explanation) -> dict[str, Any]:
     }
 
 
-@golden_run("methods")
+@golden_run("methods", relative=SQUARED)
 def every_method(workspace: Workspace) -> Record:
     """Every registered method on every registered model, and on a network of one's own."""
     bag = draw_bag(1)
