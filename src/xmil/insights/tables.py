@@ -15,7 +15,7 @@ import numpy.typing as npt
 from xmil.core.budget import csv_rows
 from xmil.core.durable import write_text
 from xmil.core.errors import FileError, XmilError
-from xmil.core.text import counted
+from xmil.core.text import counted, read_truth
 from xmil.data import read_bag
 from xmil.evaluate import LIMIT, SurvivalCurve, randomisation
 from xmil.evaluate.statistics import FEWEST, spearman
@@ -248,14 +248,13 @@ def _read_agreement(run: InsightRun) -> dict[int, float]:
 
 def _decisions(cohort: _Cohort) -> list[float]:
     """Whether the run decided rightly: as it says itself, else by the label of the cohort given here."""
-    values = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
     rows, labels, decisions = cohort.run.explained.rows, cohort.run.columns.label, []
     for slide in cohort.slides:
         row, label = rows.get(slide, {}), str(labels.get(slide, ""))
-        correct = str(row.get("correct") or "").lower()
-        if correct not in values and f"p:{label}" in row:  # the label names a class of the model
-            correct = str(label == row.get("predicted")).lower()
-        decisions.append(values.get(correct, float("nan")))
+        correct = read_truth(row.get("correct"))
+        if correct is None and f"p:{label}" in row:  # the label names a class of the model
+            correct = label == row.get("predicted")
+        decisions.append(float("nan") if correct is None else float(correct))
     return decisions
 
 

@@ -25,12 +25,13 @@ from xmil.core.errors import InputError, XmilError
 from xmil.core.text import parse_json
 from xmil.viewer.annotations import READER, AnnotationFiles, ConflictError
 from xmil.viewer.cache import to_json
-from xmil.viewer.cohort import CohortIndex, CohortWall
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
+from xmil.viewer.features import CaseBags, CohortIndex
 from xmil.viewer.server import Guard, Rules, TooLargeError, error_response
 from xmil.viewer.static_copy import NOT_BUILT, content_type, page_files
-from xmil.viewer.whatif import AbandonedError, CaseBags, WhatIf
+from xmil.viewer.wall import CohortWall
+from xmil.viewer.whatif import AbandonedError, WhatIf
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,10 @@ run.json, manifest.jsonl          by which `xmil verify` knows the folder
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -28,9 +27,8 @@ import numpy as np
 
 from xmil._version import __version__
 from xmil.core.durable import write_folder, write_text
-from xmil.core.errors import FileError, InputError, WriteError, XmilError, absent, unknown_name
-from xmil.core.journal import lock, opened
-from xmil.core.text import counted, csv_text, is_plain, shorten, small_number
+from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
+from xmil.core.text import counted, csv_text, is_plain, name_class, shorten
 from xmil.evaluate.marks import parse_polygons
 from xmil.storage import (
     Run,
@@ -39,10 +37,11 @@ from xmil.storage import (
     read_json,
     read_rows,
     seal_folder,
-    sweep_folder,
     write_json,
     write_run,
 )
+from xmil.viewer.annotations import alone
+from xmil.viewer.collection import probability_in
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.layers import Evidence, read_evidence
 from xmil.viewer.study.plan import AFTER, BEFORE, Arm, Plan, make_plan
@@ -312,17 +311,10 @@ class Study:
             raise InputError("Mark the region that decides before you commit.")
         return {"answers": filled, "regions": regions, "seconds": round(float(seconds), 1)}
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Keep other servers of the study out; what killed ones left half written is removed."""
-        try:
-            make_folder(self.folder / READERS)
-            with opened(self.folder / READERS / ".lock", os.O_RDWR | os.O_CREAT) as handle:
-                lock(handle)
-                sweep_folder(self.folder / READERS)
-                yield
-        except OSError as error:
-            raise WriteError(f"Answers cannot be kept in the study's folder ({error.strerror}).") from None
+        make_folder(self.folder / READERS)
+        return alone(self.folder / READERS, "Answers cannot be kept in the study's folder")
 
 
 def _region(feature: Any) -> Stored:
@@ -444,36 +436,24 @@ def _known_cases(
     known: dict[str, Case] = {}
     without: dict[str, list[str]] = {"label": [], "picture": [], "explanation": []}
     for slide, row in first.items():
-        label = _class(row.get("label", ""), classes)
-        if label is None:
+        label = name_class(row.get("label"), classes)
+        if label is None or label not in classes:
             without["label"].append(slide)
         elif not is_plain(slide) or (picture := pictures.describe(slide)[0]) is None:
             without["picture"].append(slide)
         elif not all(slide in own for own in files) or not all(slide in table for table in tables.values()):
             without["explanation"].append(slide)
         else:
-            answers = {name: _answer(table[slide], classes) for name, table in tables.items()}
+            answers = {}
+            for name, table in tables.items():
+                predicted = name_class(table[slide].get("predicted"), classes) or ""
+                answers[name] = Answer(predicted, probability_in(table[slide], predicted))
             known[slide] = Case(slide, row.get("case_id") or slide, label, answers, picture["mpp"])
     pictures.close()
     for what, names in without.items():
         if names:
             say(f"{counted(len(names), 'slide')} left out without a {what}: {shorten(names, 3)}.")
     return known
-
-
-def _class(text: str, classes: Sequence[str]) -> str | None:
-    """A label as the name of its class."""
-    at = None if text in classes else small_number(text)
-    return text if text in classes else classes[at] if at is not None and at < len(classes) else None
-
-
-def _answer(row: Mapping[str, str], classes: Sequence[str]) -> Answer:
-    predicted = _class(row.get("predicted", ""), classes) or row.get("predicted", "")
-    try:
-        probability = float(row[f"p:{predicted}"])
-    except (KeyError, ValueError):
-        probability = None
-    return Answer(predicted, probability)
 
 
 def _choose(plan: Plan, known: Mapping[str, Case]) -> tuple[list[Case], list[Case]]:
