@@ -21,7 +21,7 @@ from xmil.bench.protocol import Configuration
 from xmil.bench.training import Fitted, Stacked
 from xmil.core.budget import read_arrays
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, one_line
 from xmil.core.text import parse_json
 from xmil.storage import make_folder
 
@@ -122,8 +122,7 @@ class Unit:
         except FileError:
             raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            why = " ".join(str(error).split())[:200] or type(error).__name__
-            raise FileError(f"{path}: not a file of the benchmark ({why}); delete it.") from None
+            raise FileError(f"{path}: not a file of the benchmark ({one_line(error)}); delete it.") from None
 
     @classmethod
     def _of(cls, path: Path, header: dict[str, Any], stored: Mapping[str, Any]) -> Unit:

@@ -25,6 +25,7 @@ from xmil.core.errors import FileError, InputError
 from xmil.core.text import parse_xml
 from xmil.data import read_bag
 from xmil.evaluate import covered_by_polygons
+from xmil.evaluate.statistics import Floats
 
 CELLS = ("epithelial", "inflammatory", "fibroblast", "others")
 EPITHELIAL, INFLAMMATORY = 0, 1
@@ -36,7 +37,6 @@ COLON = {
 EXCLUDED = ("_2", "Exclusion", "None")  # groups of the XML that are not tumour
 SHARE = 0.1  # of a patch's area in a lesion, from which on it counts as part of it
 Rows = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Nuclei = dict[str, tuple[Floats, Rows]]
 
 
@@ -50,15 +50,15 @@ def nuclei(folder: Path) -> Nuclei:
     return {name: (rows[:, :2], rows[:, 2].astype(np.int64)) for name, rows in tables.items()}
 
 
-def folds(labels: npt.ArrayLike, *, seed: int, n_folds: int = FOLDS) -> list[Rows]:
+def folds(labels: npt.ArrayLike, *, seed: int) -> list[Rows]:
     """Test rows of each fold, the labels spread evenly."""
     labels = np.asarray(labels)
     rng = np.random.default_rng(seed)
     fold = np.empty(len(labels), dtype=int)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        fold[rows] = np.arange(len(rows)) % n_folds
-    return [np.flatnonzero(fold == k) for k in range(n_folds)]
+        fold[rows] = np.arange(len(rows)) % FOLDS
+    return [np.flatnonzero(fold == k) for k in range(FOLDS)]
 
 
 def colon_problems(

@@ -27,9 +27,9 @@ from xmil.core.bag import FloatArray
 from xmil.core.budget import check_budget
 from xmil.core.errors import FileError, InputError, absent, check_names
 from xmil.core.registry import Registry
+from xmil.evaluate.statistics import Floats
 
 Images = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 OnImages = Callable[[Floats], Floats]  # values between 0 and 1, (m, h, w)
 OnFeatures = Callable[[FloatArray, np.random.Generator], FloatArray]
 VALIDATION_SHARE = 0.2  # of the training set, where the test set is apart

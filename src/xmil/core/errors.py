@@ -122,6 +122,11 @@ def unreadable(path: str | PathLike[str], error: OSError | ValueError) -> str:
     return f"{path}: cannot be read ({why}); check its rights, or copy it again."
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line; its type if it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def refused(error: OSError) -> str | None:
     """What the system refused, by the file it names; None where it names none.
 

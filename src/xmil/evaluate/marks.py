@@ -13,13 +13,11 @@ import numpy.typing as npt
 
 from xmil.core.bag import Bag
 from xmil.core.budget import csv_rows, open_picture, read_arrays
-from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
-from xmil.evaluate.statistics import auroc
+from xmil.core.errors import FileError, InputError, XmilError, bad_parameter, one_line
+from xmil.evaluate.statistics import Bools, Floats, auroc
 from xmil.heatmaps import opened
 from xmil.heatmaps.exports import class_name, open_geojson
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 COLUMNS = ("evidence", "label")
 SUFFIXES = (".geojson", ".csv", ".npy", ".png")
 DIGITS = 9  # of a covered share: one half is one half, whatever the last digits of a sum are
@@ -201,7 +199,7 @@ def _instance_values(path: Path, n: int) -> Floats:
     except XmilError:
         raise
     except (OSError, LookupError, ValueError, TypeError, OverflowError) as error:
-        raise FileError(f"{path}: not one number for each patch ({_line(error)}).") from None
+        raise FileError(f"{path}: not one number for each patch ({one_line(error)}).") from None
     if values.shape != (n,) or not np.isfinite(values).all():
         raise InputError(f"{path}: must hold {n} finite numbers, one for each patch. Got {values.shape}.")
     return values
@@ -214,13 +212,9 @@ def _read_mask(path: Path) -> npt.NDArray[np.float64]:
     except XmilError:
         raise
     except Exception as error:  # damaged pictures raise almost any type
-        raise FileError(f"{path}: not a readable mask ({_line(error)}).") from None
+        raise FileError(f"{path}: not a readable mask ({one_line(error)}).") from None
     values = np.asarray(image, dtype=np.float64)
     return values if values.ndim == 2 else values[..., :3].max(axis=2)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def covered_by_polygons(
@@ -350,7 +344,7 @@ def read_regions(
             if moved:
                 regions.setdefault(class_name(feature) or "", []).extend(moved)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        raise FileError(f"{path}: an annotation's geometry is damaged ({_line(error)}).") from None
+        raise FileError(f"{path}: an annotation's geometry is damaged ({one_line(error)}).") from None
     return regions
 
 

@@ -20,9 +20,8 @@ from xmil.core.explanation import card_of
 from xmil.core.text import counted
 from xmil.core.verdict import KINDS, RunVerdict
 from xmil.evaluate.curves import Flips, Scores, flip_order
-from xmil.evaluate.statistics import bootstrap_mean, permutation_share, unit_means
+from xmil.evaluate.statistics import Floats, bootstrap_mean, permutation_share, unit_means
 
-Floats = npt.NDArray[np.float64]
 BETTER, NO_BETTER, WORSE, CANNOT_TELL = KINDS
 LEVEL = 0.05  # of a false verdict on random scores: half of it "better", half "worse"
 SMALLEST = 0.01  # an SRG below this share of the output's scale is no difference

@@ -28,15 +28,21 @@ from xmil.core.bag import FloatArray, IntArray
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
 from xmil.evaluate import SurvivalCurve, hazard_p, marked_by_geojson, median_halves
-from xmil.evaluate.statistics import Interval, bootstrap, rank_correlation, spearman, unit_means
+from xmil.evaluate.statistics import (
+    Bools,
+    Floats,
+    Interval,
+    bootstrap,
+    rank_correlation,
+    spearman,
+    unit_means,
+)
 
 MICRON = 1e-3  # millimetres
 OUTCOMES = ("time", "event")  # columns of a cohort
 STRONG = 0.7  # of the cohort's mean absolute score; docs/studies/insight.md says how it was chosen
 QUANTILE = 0.995  # of the spread over models, above which the mask drops a patch
 REGION = ("patches", "supporting_share", "mean_score", "hot_regions", "largest_region", "density_per_mm2")
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from xmil.core.errors import FileError, XmilError
 from xmil.core.text import counted, read_truth
 from xmil.data import read_bag
 from xmil.evaluate import LIMIT, SurvivalCurve, randomisation
-from xmil.evaluate.statistics import FEWEST, spearman
+from xmil.evaluate.statistics import FEWEST, Floats, spearman
 from xmil.insights.biomarkers import (
     OUTCOMES,
     correlation_with,
@@ -53,7 +53,6 @@ SHARES = (
     "strong_share", "supporting_share", "agreed_share", "masked_share", "positive_relevance_share",
     "hot_regions", "largest_region", "mixing", "region_strong_share", "region_supporting_share", "tapas",
 )  # fmt: skip
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

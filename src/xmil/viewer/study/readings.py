@@ -349,7 +349,7 @@ def find_column(evidence: Evidence, arm: Arm, predicted: str, slide: str) -> int
     return (named or own)[0]
 
 
-def open_study(folder: str | PathLike[str], *, clock: Callable[[], datetime] | None = None) -> Study:
+def open_study(folder: str | PathLike[str]) -> Study:
     """Open the folder that `xmil study init` made."""
     place = Path(folder)
     if not (place / STUDY).is_file():
@@ -358,7 +358,7 @@ def open_study(folder: str | PathLike[str], *, clock: Callable[[], datetime] | N
             if place.is_dir()
             else absent(place, "folder")
         )
-    return Study(place, clock=clock)
+    return Study(place)
 
 
 def make_study(
