@@ -23,7 +23,7 @@ from xmil.core.budget import read_arrays
 from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, one_line
 from xmil.core.text import parse_json
-from xmil.storage import make_folder
+from xmil.storage import make_folder, write_arrays
 
 HEADER = "header"
 STACK_KEY, WEIGHTS_KEY = "xmil-toy", "xmil-bench"  # of the settings in a file's metadata
@@ -111,7 +111,7 @@ class Unit:
         values = (self.values[key].astype(np.float32) for key in self.rows)
         arrays: dict[str, Any] = {f"v{i}": rows for i, rows in enumerate(values)}
         arrays[HEADER] = np.frombuffer(json.dumps(header, default=str).encode(), dtype=np.uint8)
-        save_arrays(self.path, arrays)
+        write_arrays(self.path, arrays)
 
     @classmethod
     def read(cls, path: Path) -> Unit:
@@ -239,16 +239,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str
 
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     write_atomically(path, lambda temporary: save_file(copies, temporary, about))
-
-
-def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays as .npz, whole or not at all."""
-
-    def write(temporary: str) -> None:
-        with open(temporary, "wb") as stream:
-            np.savez_compressed(stream, **arrays)
-
-    write_atomically(path, write)
 
 
 def differences(first: dict[str, Any], second: dict[str, Any], before: str = "") -> list[str]:

@@ -50,15 +50,15 @@ def nuclei(folder: Path) -> Nuclei:
     return {name: (rows[:, :2], rows[:, 2].astype(np.int64)) for name, rows in tables.items()}
 
 
-def folds(labels: npt.ArrayLike, *, seed: int) -> list[Rows]:
+def folds(labels: npt.ArrayLike, *, seed: int, n_folds: int = FOLDS) -> list[Rows]:
     """Test rows of each fold, the labels spread evenly."""
     labels = np.asarray(labels)
     rng = np.random.default_rng(seed)
     fold = np.empty(len(labels), dtype=int)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        fold[rows] = np.arange(len(rows)) % FOLDS
-    return [np.flatnonzero(fold == k) for k in range(FOLDS)]
+        fold[rows] = np.arange(len(rows)) % n_folds
+    return [np.flatnonzero(fold == k) for k in range(n_folds)]
 
 
 def colon_problems(

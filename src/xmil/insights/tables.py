@@ -28,7 +28,7 @@ from xmil.insights.biomarkers import (
 )
 from xmil.insights.concepts import REMOVAL, find_strategies, removal_agreement
 from xmil.insights.pictures import cut_patches, suspect_patches, write_sheet
-from xmil.insights.report import CONCEPTS, PAGES, ConceptRow, Findings
+from xmil.insights.report import BIOMARKERS, CONCEPTS, PAGES, ConceptRow, Findings
 from xmil.insights.shortcuts import (
     LIGHT,
     Association,
@@ -49,10 +49,6 @@ REDRAWS = 3  # of new weights, in a sanity test
 SAME = 0.9  # rank correlation from which on repeated scores are taken for the run's
 OUTPUT = "plain output"
 STABILITY = "concept_stability.csv"
-SHARES = (
-    "strong_share", "supporting_share", "agreed_share", "masked_share", "positive_relevance_share",
-    "hot_regions", "largest_region", "mixing", "region_strong_share", "region_supporting_share", "tapas",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -278,7 +274,7 @@ def _write_removals(cohort: _Cohort) -> dict[str, float]:
 def _write_biomarkers(cohort: _Cohort) -> dict[str, dict[str, str]]:
     """Each biomarker beside the plain prediction, over cases: correlation with numeric causes, hazards."""
     run, table = cohort.run, {}
-    for name in [*SHARES, OUTPUT]:
+    for name in BIOMARKERS:
         if name != OUTPUT and not any(name in result["biomarkers"] for result in cohort.results):
             continue
         values = cohort.biomarker(name)

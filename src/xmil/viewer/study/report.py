@@ -14,7 +14,7 @@ from xmil.core.errors import InputError
 from xmil.core.explanation import card_of
 from xmil.core.text import counted
 from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval, why_no_interval
-from xmil.heatmaps.pages import Html, bullets, join, page, table, tag
+from xmil.heatmaps.pages import Html, bullets, join, page, small, table, tag
 from xmil.storage import RunFolder, write_table
 from xmil.viewer.study.analysis import ALL, CHANCE, Estimate, Findings, Test, analyse, progress
 from xmil.viewer.study.plan import AFTER, BEFORE, sample_size
@@ -79,12 +79,10 @@ def report_page(findings: Findings) -> str:
     n = len({case.patient for case in study.cases})
     parts = [
         tag("h1", study.plan.title),
-        tag(
-            "p",
+        small(
             f"{counted(len(study.cases), 'case')} of {counted(n, 'patient')}, "
             f"{counted(len(study.readers), 'reader')}, {counted(len(study.plan.arms), 'arm')} "
             f"({study.plan.design}).",
-            kind="small",
         ),
         unfinished
         and tag(
@@ -176,13 +174,11 @@ def _signed(value: Interval) -> str:
 def _accuracy(findings: Findings) -> Iterator[Html]:
     study = findings.study
     yield tag("h2", "Right answers")
-    yield tag(
-        "p",
+    yield small(
         "Before: on the tissue alone; after: with what the arm shows. "
         f"Intervals hold 95 % and are over the patients that a figure is of; fewer than {FEWEST} have none, "
         "nor have patients who are all alike, but for shares, which then have the exact interval. Lines "
         "below an arm are its readers.",
-        kind="small",
     )
     yield _plot(study, [e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
     measures = ["accuracy"]
@@ -240,12 +236,10 @@ def _reliance(findings: Findings) -> Iterator[Html]:
                 cells = [cell for one in (pulled, saved) for cell in ((one.n if one else 0), _share(one))]
                 rows.append([_row_name(_title(arm.name), reader), *cells])
     yield tag("h2", "Reliance on the model")
-    yield tag(
-        "p",
+    yield small(
         "Over-reliance: the model was wrong, the reader right before seeing it, and changed to the model's "
         "answer. Correction: the model was right, the reader wrong before, and changed to it. Arms that do "
         "not show the model's answer have neither.",
-        kind="small",
     )
     head = ["arm", "model wrong, reader right", "over-reliance", "model right, reader wrong", "correction"]
     yield table(rows, head=head) if rows else tag("p", "No arm shows the model's answer.")
@@ -253,7 +247,7 @@ def _reliance(findings: Findings) -> Iterator[Html]:
 
 def _agreement(findings: Findings) -> Iterator[Html]:
     yield tag("h2", "Agreement between readers, and with oneself")
-    yield tag("p", "Cohen's kappa: 0 is what chance gives, 1 is perfect agreement.", kind="small")
+    yield small("Cohen's kappa: 0 is what chance gives, 1 is perfect agreement.")
     rows = []
     for e in findings.estimates:  # those of readers with themselves come last
         if e.measure in ("kappa", "kappa with oneself"):
@@ -277,19 +271,15 @@ def _regions(findings: Findings) -> Iterator[Html]:
     if not rows and not left_out:
         return
     yield tag("h2", "Readers' regions against the evidence")
-    yield tag(
-        "p",
+    yield small(
         "Regions drawn before anything was shown, against the scores of their patches. AUROC: 0.5 is chance. "
         "Dice compares the region with as many of the highest-scored patches, pointing asks whether the "
         "highest one lies in it; chance gives both the share of the slide that was marked.",
-        kind="small",
     )
     if left_out:
-        yield tag(
-            "p",
+        yield small(
             f"Regions of {counted(len(left_out), 'reading')} are left out where the reader's diagnosis was "
             "not the class that the evidence is for (counted = 0 in regions.csv).",
-            kind="small",
         )
     if rows:
         yield table(rows, head=["method", "readings", "AUROC", "Dice", "pointing", "chance"])
@@ -311,7 +301,7 @@ def _time(findings: Findings) -> Iterator[Html]:
                 cells.append(NO_VALUE if value is None else _share(value) if yes else _number(value.value))
             rows.append([_place(study, arm.name, stage), _number(seconds.value), *cells])
     yield tag("h2", "Time and further answers")
-    yield tag("p", "Median seconds at each stage of the case; mean of scales, share of yes.", kind="small")
+    yield small("Median seconds at each stage of the case; mean of scales, share of yes.")
     yield table(rows, head=["arm", "seconds", *(question.text for question in questions)])
 
 
@@ -319,14 +309,12 @@ def _tests(findings: Findings) -> Iterator[Html]:
     split = "Arms have cases of their own: they are compared unpaired, by dealing whole cases again. "
     split = split if findings.study.plan.design == "split" else ""
     yield tag("h2", "Tests")
-    yield tag(
-        "p",
+    yield small(
         "Paired, with patients as the unit: each counts once, with the mean of its readings. p is of a "
         "sign-flip test, corrected by Holm over the tests of the same kind. "
         f"{split}Seconds are the mean of all stages of a reading together. Dice and pointing are set "
         "against chance by drawing: all regions of a patient are hit or missed together, each by the share "
         "of its slide that was marked.",
-        kind="small",
     )
     rows = []
     for t in findings.tests:
