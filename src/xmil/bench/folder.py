@@ -21,7 +21,7 @@ from xmil.bench.protocol import Configuration
 from xmil.bench.training import Fitted, Stacked
 from xmil.core.budget import read_arrays
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, InputError, one_line
+from xmil.core.errors import FileError, InputError, refuse_damage
 from xmil.core.text import parse_json
 from xmil.storage import make_folder, write_arrays
 
@@ -116,13 +116,9 @@ class Unit:
     @classmethod
     def read(cls, path: Path) -> Unit:
         """Read the unit of a file."""
-        try:
+        with refuse_damage(f"{path}: not a file of the benchmark", way="delete it"):
             stored = read_arrays(path, width=8)
             return cls._of(path, parse_json(stored[HEADER].tobytes().decode()), stored)
-        except FileError:
-            raise
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise FileError(f"{path}: not a file of the benchmark ({one_line(error)}); delete it.") from None
 
     @classmethod
     def _of(cls, path: Path, header: dict[str, Any], stored: Mapping[str, Any]) -> Unit:
@@ -225,12 +221,12 @@ def read_stack(
     """Read a file of models: its settings and, of a stack, how training went; and the tensors."""
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(path, framework="pt", device=device) as file:
-            header: dict[str, Any] = parse_json(file.metadata()[key])
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path}: not a file of models ({error}); delete it to train again.") from None
+    damage = refuse_damage(
+        f"{path}: not a file of models", way="delete it to train again", kinds=(SafetensorError,)
+    )
+    with damage, safe_open(path, framework="pt", device=device) as file:
+        header: dict[str, Any] = parse_json(file.metadata()[key])
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str] | None = None) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from xmil.core.budget import csv_rows
 from xmil.core.durable import write_text
-from xmil.core.errors import FileError, XmilError
+from xmil.core.errors import XmilError, refuse_damage
 from xmil.core.text import counted, read_truth
 from xmil.data import read_bag
 from xmil.evaluate import LIMIT, SurvivalCurve, randomisation
@@ -341,15 +341,13 @@ def _read_faithfulness(run: InsightRun) -> dict[str, str]:
     if run.evaluated is None:
         return {}
     path, measures = run.evaluated.path / "summary.csv", {}
-    try:
+    with refuse_damage(f"{path}: not a readable summary", way="evaluate again"):
         rows = [row for row in csv_rows(path) if row.get("method") == run.request.method]
         for row in rows:
             mean, low, high = (f"{read_number(row[key]):.3g}" for key in ("mean", "low", "high"))
             between = "no interval" if low == "nan" else f"{low} to {high}"
             cases = f" of {row['cases']} cases" if row.get("cases") else ""
             measures[f"{row['measure']}, {row['mode']}"] = f"{mean} ({between}), {row['n']} slides{cases}"
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise FileError(f"{path}: not a readable summary ({error}); evaluate again.") from None
     return measures or {"slides that count": f"none for {run.request.method}; summary.txt says why"}
 
 

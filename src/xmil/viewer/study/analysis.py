@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xmil.core.errors import FileError
+from xmil.core.errors import refuse_damage
 from xmil.evaluate.marks import covered_by_polygons, parse_polygons, score_regions
 from xmil.evaluate.statistics import (
     FEWEST,
@@ -322,10 +322,8 @@ def _measure_region(
 ) -> Iterator[Row]:
     if evidence.coords is None or evidence.patch_size is None:
         return
-    try:
+    with refuse_damage(f"readers/{row['reader']}.json: a region is damaged"):
         polygons = parse_polygons([feature["geometry"] for feature in row["drawn"]])
-    except (ValueError, TypeError, LookupError) as error:
-        raise FileError(f"readers/{row['reader']}.json: a region is damaged ({error}).") from None
     marked = covered_by_polygons(polygons, evidence.coords.astype(np.float64), evidence.patch_size) >= SHARE
     for method, column in columns.items():
         about = {key: row[key] for key in ("reader", "slide", "patient", "label", "arm", DIAGNOSIS, "right")}
