@@ -211,11 +211,7 @@ def _read_mask(path: Path) -> npt.NDArray[np.float64]:
 
 
 def covered_by_polygons(
-    polygons: Sequence[list[Floats]],
-    xy0: Floats,
-    patch_size: int,
-    *,
-    without: Sequence[list[Floats]] = (),
+    polygons: Sequence[list[Floats]], xy0: Floats, patch_size: int, *, without: Sequence[list[Floats]] = ()
 ) -> Floats:
     """Compute the share of each box (n, 2) that lies in polygons, each an outline and its holes.
 

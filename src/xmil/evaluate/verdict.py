@@ -153,11 +153,7 @@ class Judge:
 
 
 def judge_cohort(
-    srgs: Mapping[str, npt.ArrayLike],
-    *,
-    units: Sequence[Any],
-    unit: str = "case",
-    seed: int = 0,
+    srgs: Mapping[str, npt.ArrayLike], *, units: Sequence[Any], unit: str = "case", seed: int = 0
 ) -> RunVerdict:
     """Judge the SRGs (slides,) of each method over cases; the first method's is the verdict.
 
@@ -205,10 +201,7 @@ def _judge_method(name: str, values: Floats, units: Sequence[Any], unit: str, se
     row: dict[str, Any] = {"method": name, "srg": float(cases.mean()) if len(cases) else float("nan")}
     row |= {"low": None, "high": None, "p": None, "kind": CANNOT_TELL, "cases": len(cases)}
     if len(cases) < FEWEST_CASES:
-        return {
-            **row,
-            "reason": f"{counted(len(cases), unit)} could be measured, {FEWEST_CASES} are needed",
-        }
+        return {**row, "reason": f"{counted(len(cases), unit)} could be measured, {FEWEST_CASES} are needed"}
     signs = np.random.default_rng([seed, 0x5E8]).choice([-1.0, 1.0], size=(COHORT_ORDERS, len(cases)))
     kind, p = judge(row["srg"], signs @ cases / len(cases))
     interval = bootstrap_mean(cases, units=range(len(cases)), seed=seed)

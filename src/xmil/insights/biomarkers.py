@@ -79,10 +79,7 @@ class Consensus:
     @property
     def shares(self) -> dict[str, float]:
         """Shares of patches that all models count as support, and whose masked mean is above zero."""
-        return {
-            "agreed_share": float(self.agreed.mean()),
-            "masked_share": float((self.scores > 0).mean()),
-        }
+        return {"agreed_share": float(self.agreed.mean()), "masked_share": float((self.scores > 0).mean())}
 
     @property
     def scores(self) -> FloatArray:
@@ -289,11 +286,7 @@ def survival_of(
 
 
 def survival_curves(
-    biomarker: npt.ArrayLike,
-    times: npt.ArrayLike,
-    events: npt.ArrayLike,
-    *,
-    cases: Sequence[str] | None,
+    biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, *, cases: Sequence[str] | None
 ) -> list[SurvivalCurve]:
     """Kaplan-Meier curves of the cases above the biomarker's median and of the others."""
     x, t, e, slides = _case_outcomes(biomarker, times, events, cases)

@@ -24,16 +24,7 @@ from xmil.insights.shortcuts import Association
 CONCEPTS = 8  # in the report
 NAMED = 4  # strategies whose typical slides are named in the figure: more names lie on each other
 GREY = "#808080"  # can be read on white and on black
-GROUPS = (
-    "#3aa66b",
-    "#b06fd0",
-    "#c9a227",
-    "#7a5c3e",
-    "#9bbf3b",
-    "#5fb3a0",
-    "#5e5e5e",
-    "#b5b5b5",
-)
+GROUPS = ("#3aa66b", "#b06fd0", "#c9a227", "#7a5c3e", "#9bbf3b", "#5fb3a0", "#5e5e5e", "#b5b5b5")
 STYLE = """
 .short, .notes { background: var(--soft); border-radius: .5rem; padding: .6rem 1.2rem; margin: 1rem 0; }
 .short ul, .notes ul { padding-left: 1.1rem; margin: .3rem 0; }

@@ -19,13 +19,7 @@ from xmil.core.text import counted, read_truth
 from xmil.data import read_bag
 from xmil.evaluate import LIMIT, SurvivalCurve, randomisation
 from xmil.evaluate.statistics import FEWEST, Floats, spearman
-from xmil.insights.biomarkers import (
-    OUTCOMES,
-    correlation_with,
-    read_number,
-    survival_curves,
-    survival_of,
-)
+from xmil.insights.biomarkers import OUTCOMES, correlation_with, read_number, survival_curves, survival_of
 from xmil.insights.concepts import REMOVAL, find_strategies, removal_agreement
 from xmil.insights.pictures import cut_patches, suspect_patches, write_sheet
 from xmil.insights.report import BIOMARKERS, CONCEPTS, PAGES, ConceptRow, Findings

@@ -82,7 +82,7 @@ def report_page(findings: Findings) -> str:
         small(
             f"{counted(len(study.cases), 'case')} of {counted(n, 'patient')}, "
             f"{counted(len(study.readers), 'reader')}, {counted(len(study.plan.arms), 'arm')} "
-            f"({study.plan.design}).",
+            f"({study.plan.design})."
         ),
         unfinished
         and tag(
@@ -178,7 +178,7 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
         "Before: on the tissue alone; after: with what the arm shows. "
         f"Intervals hold 95 % and are over the patients that a figure is of; fewer than {FEWEST} have none, "
         "nor have patients who are all alike, but for shares, which then have the exact interval. Lines "
-        "below an arm are its readers.",
+        "below an arm are its readers."
     )
     yield _plot(study, [e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
     measures = ["accuracy"]
@@ -239,7 +239,7 @@ def _reliance(findings: Findings) -> Iterator[Html]:
     yield small(
         "Over-reliance: the model was wrong, the reader right before seeing it, and changed to the model's "
         "answer. Correction: the model was right, the reader wrong before, and changed to it. Arms that do "
-        "not show the model's answer have neither.",
+        "not show the model's answer have neither."
     )
     head = ["arm", "model wrong, reader right", "over-reliance", "model right, reader wrong", "correction"]
     yield table(rows, head=head) if rows else tag("p", "No arm shows the model's answer.")
@@ -274,12 +274,12 @@ def _regions(findings: Findings) -> Iterator[Html]:
     yield small(
         "Regions drawn before anything was shown, against the scores of their patches. AUROC: 0.5 is chance. "
         "Dice compares the region with as many of the highest-scored patches, pointing asks whether the "
-        "highest one lies in it; chance gives both the share of the slide that was marked.",
+        "highest one lies in it; chance gives both the share of the slide that was marked."
     )
     if left_out:
         yield small(
             f"Regions of {counted(len(left_out), 'reading')} are left out where the reader's diagnosis was "
-            "not the class that the evidence is for (counted = 0 in regions.csv).",
+            "not the class that the evidence is for (counted = 0 in regions.csv)."
         )
     if rows:
         yield table(rows, head=["method", "readings", "AUROC", "Dice", "pointing", "chance"])
@@ -314,7 +314,7 @@ def _tests(findings: Findings) -> Iterator[Html]:
         "sign-flip test, corrected by Holm over the tests of the same kind. "
         f"{split}Seconds are the mean of all stages of a reading together. Dice and pointing are set "
         "against chance by drawing: all regions of a patient are hit or missed together, each by the share "
-        "of its slide that was marked.",
+        "of its slide that was marked."
     )
     rows = []
     for t in findings.tests:
