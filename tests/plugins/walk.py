@@ -21,7 +21,8 @@ from xmil.cli._app import run
 from xmil.encoders.load import load_encoder
 from xmil.storage import read_explanations
 from xmil.viewer.collection import Collection
-from xmil.viewer.whatif import CaseBags, WhatIf
+from xmil.viewer.features import CaseBags
+from xmil.viewer.whatif import WhatIf
 
 NAMES, N, D = ("low", "middle", "high"), 12, 4
 

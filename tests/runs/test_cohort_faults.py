@@ -18,7 +18,8 @@ from xmil.core.task import TASKS
 from xmil.data import read_bag
 from xmil.storage import read_explanations, write_explanations
 from xmil.viewer.collection import Collection
-from xmil.viewer.whatif import CaseBags, WhatIf
+from xmil.viewer.features import CaseBags
+from xmil.viewer.whatif import WhatIf
 
 BINS = ((4.0, 8.0), (5.0, 9.0))
 

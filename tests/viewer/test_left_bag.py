@@ -22,7 +22,8 @@ from xmil.models import load_model
 from xmil.storage import read_explanations, write_explanations
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
-from xmil.viewer.whatif import AbandonedError, CaseBags, WhatIf
+from xmil.viewer.features import CaseBags
+from xmil.viewer.whatif import AbandonedError, WhatIf
 
 LEFT = [*range(5, 40), *range(50, 96)]
 KEEP = [[5, 40], [50, 96]]

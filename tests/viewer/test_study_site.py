@@ -117,7 +117,7 @@ def test_a_reader_never_learns_arm_method_slide_or_label(study: Study) -> None:
         answer = post(app, study, committed(study, state))
         assert answer.status == 200
         reading = study.deal("anna")[state["case"]["number"]]
-        is_last = state["case"]["stage"] == ("after" if study.arm(reading).shows else "before")
+        is_last = state["case"]["stage"] == study.arm(reading).stages[-1]
         label = study.case(reading).label if reading.kind == "practice" and is_last else None
         assert answer.json.get("label") == label
         seen.append(answer.body)
@@ -224,7 +224,8 @@ def test_evidence_and_prediction_come_after_the_first_answer(study: Study) -> No
             assert (case["prediction"], case["info"]["sets"], evidence.status) == (None, [], 403)
         else:
             own = study.case(reading)
-            scores = study.evidence(own, "run").scores[study.column(own, study.arm(reading))]
+            shown, column = study.shown(own, study.arm(reading))
+            scores = shown.scores[column]
             assert case["prediction"] == {"name": own.answers["run"].predicted, "probability": 0.9}
             assert case["before"]["diagnosis"] == "tumour"
             sent = np.frombuffer(evidence.body, dtype="<f4")[-len(scores) :]

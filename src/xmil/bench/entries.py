@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xmil.bench.folder import save_arrays, save_tensors
+from xmil.bench.folder import file_name, save_tensors
 from xmil.bench.models import source_digest
 from xmil.bench.problems import Block
 from xmil.bench.scoring import MethodSpec, score_bags
@@ -34,6 +34,7 @@ from xmil.evaluate import choose_method
 from xmil.methods import METHODS, ZeroMapError, explain, explain_targets
 from xmil.models import MILModel
 from xmil.network import Network, frozen
+from xmil.storage import write_arrays
 
 PACKAGE = Path(__file__).parents[1]
 EXPLAINING = (
@@ -255,15 +256,14 @@ class ForeignScores(MethodEntry):
 
 def export_exam(exam: Exam, folder: Path) -> Path:
     """Write what a foreign program needs: bags with checksums as .npz, and the weights beside them."""
-    stem = f"{exam.problem}--{exam.model_name.replace(':', '-')}--{exam.repetition}"
-    path = folder / f"{stem}.npz"
+    path = folder / f"{file_name(exam.problem, exam.model_name, str(exam.repetition))}.npz"
     arrays = {
         "n_classes": np.array(exam.n_classes),
         **{f"bag|{name}": x.cpu().numpy() for b in exam.blocks for name, x in zip(b.names, b.x, strict=True)},
         "names": np.array([name for block in exam.blocks for name in block.names]),
         "checksums": np.array([one for block in exam.blocks for one in block.checksums()]),
     }
-    save_arrays(path, arrays)
+    write_arrays(path, arrays)
     save_tensors(path.with_suffix(".safetensors"), exam.model.state_dict())
     return path
 

@@ -21,9 +21,9 @@ from xmil.bench.protocol import Configuration
 from xmil.bench.training import Fitted, Stacked
 from xmil.core.budget import read_arrays
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, refuse_damage
 from xmil.core.text import parse_json
-from xmil.storage import make_folder
+from xmil.storage import make_folder, write_arrays
 
 HEADER = "header"
 STACK_KEY, WEIGHTS_KEY = "xmil-toy", "xmil-bench"  # of the settings in a file's metadata
@@ -111,19 +111,14 @@ class Unit:
         values = (self.values[key].astype(np.float32) for key in self.rows)
         arrays: dict[str, Any] = {f"v{i}": rows for i, rows in enumerate(values)}
         arrays[HEADER] = np.frombuffer(json.dumps(header, default=str).encode(), dtype=np.uint8)
-        save_arrays(self.path, arrays)
+        write_arrays(self.path, arrays)
 
     @classmethod
     def read(cls, path: Path) -> Unit:
         """Read the unit of a file."""
-        try:
+        with refuse_damage(f"{path}: not a file of the benchmark", way="delete it"):
             stored = read_arrays(path, width=8)
             return cls._of(path, parse_json(stored[HEADER].tobytes().decode()), stored)
-        except FileError:
-            raise
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            why = " ".join(str(error).split())[:200] or type(error).__name__
-            raise FileError(f"{path}: not a file of the benchmark ({why}); delete it.") from None
 
     @classmethod
     def _of(cls, path: Path, header: dict[str, Any], stored: Mapping[str, Any]) -> Unit:
@@ -226,12 +221,12 @@ def read_stack(
     """Read a file of models: its settings and, of a stack, how training went; and the tensors."""
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(path, framework="pt", device=device) as file:
-            header: dict[str, Any] = parse_json(file.metadata()[key])
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path}: not a file of models ({error}); delete it to train again.") from None
+    damage = refuse_damage(
+        f"{path}: not a file of models", way="delete it to train again", kinds=(SafetensorError,)
+    )
+    with damage, safe_open(path, framework="pt", device=device) as file:
+        header: dict[str, Any] = parse_json(file.metadata()[key])
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str] | None = None) -> None:
@@ -240,16 +235,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str
 
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     write_atomically(path, lambda temporary: save_file(copies, temporary, about))
-
-
-def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays as .npz, whole or not at all."""
-
-    def write(temporary: str) -> None:
-        with open(temporary, "wb") as stream:
-            np.savez_compressed(stream, **arrays)
-
-    write_atomically(path, write)
 
 
 def differences(first: dict[str, Any], second: dict[str, Any], before: str = "") -> list[str]:

@@ -21,10 +21,11 @@ from xmil.bench.digits import for_and_against
 from xmil.bench.problems import SPLITS, LabelledBag, ListedProblem, read_arrays, read_table
 from xmil.bench.tissue import HOLDS, MORE, STATISTICS, embedder
 from xmil.core.budget import open_picture
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, refuse_damage
 from xmil.core.text import parse_xml
 from xmil.data import read_bag
 from xmil.evaluate import covered_by_polygons
+from xmil.evaluate.statistics import Floats
 
 CELLS = ("epithelial", "inflammatory", "fibroblast", "others")
 EPITHELIAL, INFLAMMATORY = 0, 1
@@ -36,7 +37,6 @@ COLON = {
 EXCLUDED = ("_2", "Exclusion", "None")  # groups of the XML that are not tumour
 SHARE = 0.1  # of a patch's area in a lesion, from which on it counts as part of it
 Rows = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Nuclei = dict[str, tuple[Floats, Rows]]
 
 
@@ -149,11 +149,9 @@ def read_asap(path: Path) -> list[Outline]:
         raise FileError(f"{path}: not an ASAP annotation ({error}).") from None
     outlines = []
     for node in root.iter("Annotation"):
-        try:
+        with refuse_damage(f"{path}: the annotation {node.get('Name')!r} is damaged"):
             corners = sorted(node.iter("Coordinate"), key=lambda c: float(c.get("Order", "0")))
             points = [[float(c.attrib[axis].replace(",", ".")) for axis in ("X", "Y")] for c in corners]
-        except (KeyError, ValueError) as error:
-            raise FileError(f"{path}: the annotation {node.get('Name')!r} is damaged ({error}).") from None
         if len(points) >= 3:  # points and lines mark no area
             outlines.append(Outline(np.array(points), node.get("PartOfGroup", "") not in EXCLUDED))
     return outlines

@@ -25,11 +25,11 @@ from xmil.bench.digits import BAG_SIZE, DIGITS, Codes, DigitTask, draw_rows
 from xmil.bench.problems import SHARES, SPLITS, read_arrays
 from xmil.core.bag import FloatArray
 from xmil.core.budget import check_budget
-from xmil.core.errors import FileError, InputError, absent, check_names
+from xmil.core.errors import FileError, InputError, absent, check_names, refuse_damage
 from xmil.core.registry import Registry
+from xmil.evaluate.statistics import Floats
 
 Images = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 OnImages = Callable[[Floats], Floats]  # values between 0 and 1, (m, h, w)
 OnFeatures = Callable[[FloatArray, np.random.Generator], FloatArray]
 VALIDATION_SHARE = 0.2  # of the training set, where the test set is apart
@@ -105,10 +105,8 @@ def load_instances(source: str | Path, *, encoder: str = "pixels", seed: int = 0
 def read_npz(path: Path) -> tuple[FloatArray, Codes]:
     """Read features (m, d) and digits (m,) from a file of cached features."""
     x, y = read_arrays(path, "x", "y")
-    try:
+    with refuse_damage(f"{path}: 'x' and 'y' must hold numbers"):
         x, y = x.astype(np.float32), y.astype(np.int64)
-    except (ValueError, TypeError) as error:
-        raise FileError(f"{path}: 'x' and 'y' must hold numbers ({error}).") from None
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise FileError(f"{path}: 'x' must be (m, d) and 'y' (m,). Got {x.shape} and {y.shape}.")
     if not np.isfinite(x).all():

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from xmil.evaluate import (
     score_evidence,
     step_counts,
 )
+from xmil.evaluate.statistics import Floats
 from xmil.network import frozen
 
 STEPS = 100  # most steps of a curve; smaller bags lose one instance a step
@@ -33,7 +33,6 @@ SEARCHED, EVALUATIONS = 24, 500  # bags whose smallest flipping set is looked fo
 REDRAWS = 2  # models with weights drawn anew
 CHUNK = {"cpu": 1 << 20, "cuda": 1 << 27}  # numbers in one pass
 FALSE_POSITIVES = (1, 2, 4, 8)
-Floats = npt.NDArray[np.float64]
 Values = dict[str, Floats]
 Grade = Callable[[Exam, MethodEntry, Sequence[Tensor]], Values]
 

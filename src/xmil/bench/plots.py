@@ -19,6 +19,7 @@ from xmil.bench.scoring import MethodSpec, score_bags
 from xmil.bench.tables import AUROC, ResultTable, column_title, title_of
 from xmil.bench.verdicts import base_of
 from xmil.evaluate import auprc2
+from xmil.evaluate.statistics import Floats
 from xmil.heatmaps import Scale, method_colour
 from xmil.methods import METHODS
 from xmil.models import MILModel
@@ -28,7 +29,6 @@ COLUMNS = 10  # digits side by side in a bag
 LEGEND = ("red: evidence for", "blue: evidence against", "violet to yellow: a score without a sign")
 NARROW = 3  # columns: what a title on one line needs
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 
 
 def draw_all(

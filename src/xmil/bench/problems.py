@@ -16,7 +16,7 @@ from torch import Tensor
 from xmil.core.bag import FloatArray
 from xmil.core.budget import csv_rows
 from xmil.core.budget import read_arrays as read_stored
-from xmil.core.errors import FileError, InputError, absent
+from xmil.core.errors import FileError, InputError, absent, refuse_damage
 
 SPLITS = ("train", "validation", "test")
 SHARES = (0.6, 0.15, 0.25)  # of one set, for training, validation and test
@@ -178,10 +178,8 @@ def read_arrays(path: Path, *names: str) -> list[Any]:
 
 def read_table(path: Path, *columns: str) -> list[dict[str, str]]:
     """Read the rows of a CSV file that needs these columns."""
-    try:
+    with refuse_damage(f"{path}: cannot be read"):
         rows = csv_rows(path)
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path}: cannot be read ({error}).") from None
     missing = [name for name in columns if not rows or name not in rows[0]]
     if missing:
         raise FileError(f"{path}: needs the column {missing[0]!r}; it must have {', '.join(columns)}.")

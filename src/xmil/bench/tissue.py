@@ -23,7 +23,7 @@ from xmil.bench.digits import BAG_SIZE, draw_kinds, draw_rows, for_and_against
 from xmil.bench.problems import SHARES, SPLITS, Block, Problem, read_arrays, read_table
 from xmil.core.bag import FloatArray
 from xmil.core.budget import open_picture
-from xmil.core.errors import FileError, InputError, absent, check_names
+from xmil.core.errors import FileError, InputError, absent, check_names, refuse_damage
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 EDGE, TOP_FOLDER = 96, "folder"
@@ -173,18 +173,14 @@ def _list_images(source: Path, patient: str) -> list[tuple[Path, str, str]]:
 def _embed_files(embed: Embed, paths: Sequence[Path]) -> FloatArray:
     patches = []
     for path in paths:
-        try:
-            with open_picture(path, width=7) as image:  # its pixels and a copy
-                patches.append(np.asarray(image.convert("RGB").resize((EDGE, EDGE))))
-        except FileError:
-            raise
-        except (OSError, ValueError, SyntaxError) as error:  # of Pillow, the last for a broken PNG
-            raise FileError(f"{path}: not a readable image ({error}).") from None
+        fault, kinds = f"{path}: not a readable image", (SyntaxError,)  # Pillow's, for a broken PNG
+        with refuse_damage(fault, kinds=kinds), open_picture(path, width=7) as image:  # its pixels and a copy
+            patches.append(np.asarray(image.convert("RGB").resize((EDGE, EDGE))))
     return embed(np.stack(patches))
 
 
 def _read_features(path: Path) -> Tissue:
-    try:
+    with refuse_damage(f"{path}: features (columns beside class, patient and path) must hold numbers"):
         if path.suffix == ".npz":
             x, classes, patients = read_arrays(path, "x", "y", "patient")
         else:
@@ -193,10 +189,6 @@ def _read_features(path: Path) -> Tissue:
             x = np.array([[float(row[name]) for name in numbers] for row in rows])
             classes, patients = (np.array([row[name] for row in rows]) for name in ("class", "patient"))
         x = x.astype(np.float32)
-    except (TypeError, ValueError) as error:
-        raise FileError(
-            f"{path}: features (columns beside class, patient and path) must hold numbers ({error})."
-        ) from None
     if x.ndim != 2 or x.shape[1] == 0 or len({len(x), len(classes), len(patients)}) > 1:
         raise FileError(f"{path}: features, classes and patients must be one row per image. Got {x.shape}.")
     if not np.isfinite(x).all():

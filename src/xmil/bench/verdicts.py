@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from xmil.bench.entries import CONTROLS, ORACLE
 from xmil.bench.folder import Folder, Unit
@@ -23,6 +22,7 @@ from xmil.core.text import counted
 from xmil.evaluate.statistics import (
     ALPHA,
     SMALLEST,
+    Floats,
     Interval,
     compare,
     count_units,
@@ -33,13 +33,12 @@ from xmil.evaluate.statistics import (
     why_no_interval,
 )
 
-DRAWS = 1000
+DRAWS, SEED = 1000, 0
 ENOUGH = 6  # repetitions from which on tests are over repetitions; with fewer they are over bags
 NOT_LEARNED = "model did not learn"
 PERFECT = 1.0 - 1e-6
 ROUNDING = 9  # decimals of a mean that are not rounding
 OURS = "lrp"  # the package's own default: where it is behind is named
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +73,7 @@ class Draws:
         return float(self.means[self.methods.index(method), self.measures.index(measure)])
 
 
-def draws_of(unit: Unit, repetitions: Sequence[int], *, draws: int = DRAWS, seed: int = 0) -> Draws:
+def draws_of(unit: Unit, repetitions: Sequence[int], *, draws: int = DRAWS) -> Draws:
     """Draw a column's repetitions and their bags; a row that lacks a repetition has the others.
 
     The mean of a row is that of its repetitions' means over bags; bags without a value are left out.
@@ -83,9 +82,9 @@ def draws_of(unit: Unit, repetitions: Sequence[int], *, draws: int = DRAWS, seed
     single = repetition_means(unit, repetitions, methods)
     grids = [_grid(unit, r, methods) for r in repetitions]  # (bags, m * k) each
     if cases is None:
-        redrawn, n = _redraw_bags(grids, draws, seed), sum(map(len, grids))
+        redrawn, n = _redraw_bags(grids, draws), sum(map(len, grids))
     else:
-        redrawn, n = _redraw_cases(grids, cases, draws, seed), count_units(cases)
+        redrawn, n = _redraw_cases(grids, cases, draws), count_units(cases)
     means = redrawn.reshape(draws, *single.shape[1:])
     return Draws(methods, unit.measures, nan_mean(list(single)), single, means, n)
 
@@ -105,9 +104,9 @@ def cases_of(unit: Unit, repetitions: Sequence[int]) -> list[str] | None:
     return cases
 
 
-def _redraw_bags(grids: Sequence[Floats], draws: int, seed: int) -> Floats:
+def _redraw_bags(grids: Sequence[Floats], draws: int) -> Floats:
     """Means (draws, m * k) over repetitions drawn with replacement, and within each over its bags."""
-    rng, redrawn = np.random.default_rng(seed), []
+    rng, redrawn = np.random.default_rng(SEED), []
     for grid in grids:
         weights = rng.multinomial(len(grid), np.full(len(grid), 1 / len(grid)), size=draws)
         redrawn.append(_means(weights.astype(np.float64), grid))
@@ -116,7 +115,7 @@ def _redraw_bags(grids: Sequence[Floats], draws: int, seed: int) -> Floats:
     return nan_mean(list(chosen.swapaxes(0, 1)))
 
 
-def _redraw_cases(grids: Sequence[Floats], cases: Sequence[str], draws: int, seed: int) -> Floats:
+def _redraw_cases(grids: Sequence[Floats], cases: Sequence[str], draws: int) -> Floats:
     """Means (draws, m * k) over cases drawn with replacement, with all bags; repetitions weigh alike."""
     grid = np.concatenate(grids)
     finite = np.isfinite(grid)
@@ -126,7 +125,7 @@ def _redraw_cases(grids: Sequence[Floats], cases: Sequence[str], draws: int, see
     values = np.where(finite, grid, 0.0) * share
     if count_units(cases) < 2:
         return np.full((draws, grid.shape[1]), np.nan)
-    return np.concatenate([ratio(w @ values, w @ share) for w in draw_weights(cases, draws, seed)])
+    return np.concatenate([ratio(w @ values, w @ share) for w in draw_weights(cases, draws, SEED)])
 
 
 def repetition_means(unit: Unit, repetitions: Sequence[int], methods: Sequence[str]) -> Floats:

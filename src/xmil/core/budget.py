@@ -21,7 +21,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from xmil.core.errors import SPECIAL, FileError, XmilError, bad_parameter
+from xmil.core.errors import SPECIAL, FileError, XmilError, bad_parameter, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +122,7 @@ def read_arrays(path: Path_, *, width: int = 0) -> dict[str, Any]:
     except (XmilError, OSError):
         raise
     except Exception as error:  # damaged archives raise almost any type
-        raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from None
+        raise ValueError(one_line(error)) from None
 
 
 def _members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], int]]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 
 LISTED = 10_000  # names of a folder among which a near one is looked for
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 SPECIAL = "cannot be read (a pipe, socket or device, not a file)."
 _CHECK = "check its name, its rights and those of its folders."
 
@@ -120,6 +122,30 @@ def unreadable(path: str | PathLike[str], error: OSError | ValueError) -> str:
         return absent(path)
     why = getattr(error, "strerror", None) or error
     return f"{path}: cannot be read ({why}); check its rights, or copy it again."
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line; its type if it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+@contextmanager
+def refuse_damage(fault: str, *, way: str = "", kinds: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Tell whatever a damaged file raises as one error: the fault, the reason in brackets, the way out.
+
+    `kinds` are errors of the library that reads it, beside Python's own. Errors of this package pass.
+
+    >>> with refuse_damage("a.csv: not numbers", way="write it again"):
+    ...     float("b")
+    Traceback (most recent call last):
+    xmil.core.errors.FileError: a.csv: not numbers (could not convert string to float: 'b'); write it again.
+    """
+    try:
+        yield
+    except XmilError:
+        raise
+    except DAMAGE + kinds as error:
+        raise FileError(f"{fault} ({one_line(error)}){f'; {way}' if way else ''}.") from None
 
 
 def refused(error: OSError) -> str | None:

@@ -91,6 +91,25 @@ def small_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
 
 
+def name_class(cell: str | None, names: Sequence[str]) -> str | None:
+    """A class by its name if a table has only its number; None for an empty cell.
+
+    >>> name_class("1", ("neg", "pos")), name_class("pos", ("neg", "pos")), name_class("", ("neg", "pos"))
+    ('pos', 'pos', None)
+    """
+    at = None if not cell or cell in names else small_number(cell)
+    return names[at] if at is not None and at < len(names) else cell or None
+
+
+def read_truth(cell: object) -> bool | None:
+    """What a cell says of right or wrong; None if it says nothing.
+
+    >>> read_truth("True"), read_truth("0"), read_truth(None)
+    (True, False, None)
+    """
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(cell).strip().lower())
+
+
 def bare_name(slide_id: str) -> str:
     """A slide's name without its image suffix; names that could leave a folder are refused.
 

@@ -24,7 +24,7 @@ from xmil.core.explanation import Explanation, card_of
 from xmil.demo.digit_slides import QUESTIONS, TILE, DigitSlide, Rows, draw_slide, evidence
 from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing, command
 from xmil.evaluate import auprc2
-from xmil.heatmaps import Html, bullets, figure, join, method_colour, page, table, tag
+from xmil.heatmaps import Html, bullets, figure, join, method_colour, page, small, table, tag
 from xmil.storage import Run, read_explanations
 
 if TYPE_CHECKING:
@@ -90,13 +90,11 @@ def _opening(demo: Demo, results: Sequence[PairResult]) -> Html:
         ),
         bullets(join([tag("b", TASK_TITLES[task]), f": {q}"]) for task, q in QUESTIONS.items()),
         tag("p", tag("b", verdict(results)), f" Measured here on {n} slides{rough}."),
-        tag(
-            "p",
+        small(
             f"The models were trained on {train} further bags of other digits, which were embedded by the "
             f"same encoder without being drawn as slides; the AUROC is that of {test} such bags of unseen "
             f"digits. No digit of a slide was seen in training. Seed {demo.seed}, xmil {__version__}, "
             f"{platform.platform()}. For research use only.",
-            kind="small",
         ),
     ])  # fmt: skip
 
@@ -115,7 +113,7 @@ def _quality_table(results: Sequence[PairResult]) -> Html:
     return join([
         tag("h2", "Against the truth: AUPRC-2"),
         table(rows, head=["", *map(_name, results)]),
-        tag("p", words, kind="small"),
+        small(words),
     ])  # fmt: skip
 
 
@@ -177,7 +175,7 @@ def how_it_was_made(timings: Sequence[Timing], note: str = "") -> Html:
     """The steps with their time, and their commands."""
     rows = [[t.title, f"{t.seconds:.1f} s"] for t in timings]
     rows.append(["all", f"{sum(t.seconds for t in timings):.0f} s"])
-    words = tag("p", note, kind="small") if note else ""
+    words = small(note) if note else ""
     commands = "\n".join(line for t in timings for line in t.commands)
     return join([tag("h2", "How this was made"), table(rows), words, tag("pre", commands)])
 

@@ -25,7 +25,7 @@ from xmil.core.text import counted
 from xmil.demo.digit_slides import write_levels
 from xmil.demo.pipeline import DemoStage, Timing, claim_folder, command, write_config
 from xmil.demo.results_page import how_it_was_made, look_yourself, view_line
-from xmil.heatmaps import Html, figure, join, page, table, tag
+from xmil.heatmaps import Html, figure, join, page, small, table, tag
 from xmil.heatmaps.style import FAR
 from xmil.storage import Run, read_explanations, write_table
 
@@ -350,11 +350,9 @@ def _opening(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
             " if it holds such nuclei.",
         ),
         tag("p", tag("b", tissue_verdict(sections)), rough),
-        tag(
-            "p",
+        small(
             "Sections that the model learned from are not among those below. "
             f"Seed {demo.seed}, xmil {__version__}. A demonstration, not a diagnostic device.",
-            kind="small",
         ),
     ])  # fmt: skip
 
@@ -431,7 +429,7 @@ def _table(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
         f"A patch, {demo.edge} pixels wide, counts as {demo.kind} if it holds at least two {demo.kind} "
         f"nuclei. The last columns: how many of the {TOP} patches with the highest scores are {demo.kind}."
     )
-    return join([tag("h2", "Every test section"), table(rows, head=head), tag("p", words, kind="small")])
+    return join([tag("h2", "Every test section"), table(rows, head=head), small(words)])
 
 
 def _pen(demo: TissueDemo) -> Html:

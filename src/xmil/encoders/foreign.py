@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.budget import check_budget
-from xmil.core.errors import CheckpointError, FileError, InputError, absent
+from xmil.core.errors import CheckpointError, FileError, InputError, absent, one_line
 from xmil.core.pickles import check_torch_file
 from xmil.encoders.encoder import Transform
 
@@ -133,11 +133,6 @@ def download_state(name: str, url: str) -> dict[str, Tensor]:
             f"The weights of {name} cannot be downloaded ({one_line(error)}); get {url} elsewhere and pass "
             "weights=."
         ) from None
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, in one line; its type if it says nothing."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def file_digest(path: Path) -> str:

@@ -14,10 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import CheckpointError, FileError, InputError, XmilError, absent, unknown_name
+from xmil.core.errors import (
+    CheckpointError,
+    FileError,
+    InputError,
+    XmilError,
+    absent,
+    one_line,
+    unknown_name,
+)
 from xmil.core.registry import Registry, load_function
 from xmil.encoders.encoder import IMAGENET, Encoder, Transform, compile_encoder, make_encoder
-from xmil.encoders.foreign import download_state, file_digest, load_onnx, load_script, one_line, read_state
+from xmil.encoders.foreign import download_state, file_digest, load_onnx, load_script, read_state
 from xmil.nn.images import CTransPath, ResNet, load_ctranspath, load_resnet
 
 SCRIPTS = (".pt", ".pth", ".ts", ".jit", ".torchscript")

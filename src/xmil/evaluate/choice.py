@@ -12,7 +12,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from xmil.core.bag import Bag
@@ -21,7 +20,7 @@ from xmil.core.explanation import Explanation
 from xmil.core.text import counted
 from xmil.core.verdict import RunVerdict
 from xmil.evaluate.curves import Bags, Flips
-from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_means
+from xmil.evaluate.statistics import Floats, bootstrap_mean, holm, sign_flip_p, unit_means
 from xmil.evaluate.verdict import FEWEST, FEWEST_CASES, MOST, SMALLEST, Judge, judge_cohort
 from xmil.methods import explain as explain_by
 from xmil.methods import explain_targets, list_methods, seeds
@@ -30,7 +29,6 @@ from xmil.network import ForwardFunction, as_bag, as_model
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = npt.NDArray[np.float64]
 AUTO, ALL = "auto", "all"
 CONTEXTS = {"contexts": 24, "keep": None}  # sub-bags of all sizes
 AFFORDABLE = 1024  # patches of the median bag up to which sub-bags are a candidate
@@ -39,11 +37,8 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {  # the first stays unless 
     "lrp over sub-bags": ("lrp", CONTEXTS),
     "one_added": ("one_added", {}),
 }
-LEVEL, FEW, FEW_BETTER = (
-    0.05,
-    5,
-    0.05,
-)  # of the paired test; fewer cases than it needs, and the gain they need
+LEVEL, FEW = 0.05, 5  # of the paired test, and the cases that it needs
+FEW_BETTER = 0.05  # the gain that fewer cases need
 LITTLE = "one bag is little to choose by; pass like=, some bags of the same kind"
 
 

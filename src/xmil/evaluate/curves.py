@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from xmil.core.errors import InputError, bad_parameter, check_names
 from xmil.core.explanation import Explanation
 from xmil.core.task import TASKS, Target
+from xmil.evaluate.statistics import Floats
 from xmil.methods import Bags as Bags
 from xmil.methods import Question
 from xmil.network import CallOptions, as_bag, check_same_bag, frozen, open_network
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 ORDERS = ("morf", "lerf", "abs")
 ACTIONS = ("drop", "add")
 STEPS = 100  # of a curve, unless others are given
-Floats = npt.NDArray[np.float64]
 Scores = Explanation | npt.ArrayLike
 
 
@@ -228,7 +228,8 @@ class Flips:
             return np.zeros(len(orders))
         logits = self.logits_of(np.concatenate([orders, orders[:, ::-1]]), sizes)
         values = self._values(logits.flatten(0, 1)).reshape(2, len(orders), -1)
-        return np.asarray([_srg(difference) for difference in values[0] - values[1]])
+        differences = (values[0] - values[1]).sum(axis=1) / (len(sizes) + 1)  # straight lines between sizes
+        return np.asarray(differences * STEPS / (STEPS + 1))  # as of curves of 100 steps
 
     def part(self, rows: npt.NDArray[np.int64]) -> Flips:
         """The same target of the sub-bag of these rows."""
@@ -324,11 +325,6 @@ def flip(
     """
     flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     return flips.curve(scores, order=order, action=action, steps=steps, seed=seed)
-
-
-def _srg(differences: Floats) -> float:
-    """The SRG of 100 steps from differences of two coarse curves between their ends, by straight lines."""
-    return float(differences.sum() / (len(differences) + 1) * STEPS / (STEPS + 1))
 
 
 def srg(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,14 +71,15 @@ def score_evidence(
         )
     e, s = evidence.double(), scores.double()
     up, down = _Ranking.of(s), _Ranking.of(-s)
-    halves, gains = [(e > 0, up), (e < 0, down)], e - e.amin(dim=-1, keepdim=True)
+    gains = e - e.amin(dim=-1, keepdim=True)
+
+    def over_halves(measure: Callable[[_Ranking, Tensor], Tensor]) -> Tensor:
+        halves = ((e > 0, up), (e < 0, down))
+        return torch.stack([_usable(own, measure(ranking, own)) for own, ranking in halves]).nanmean(dim=0)
+
     compute = {
-        "auprc2": lambda: torch.stack(
-            [_usable(own, ranking.average_precision(own)) for own, ranking in halves]
-        ).nanmean(dim=0),
-        "auroc2": lambda: torch.stack([_usable(own, ranking.auroc(own)) for own, ranking in halves]).nanmean(
-            dim=0
-        ),
+        "auprc2": lambda: over_halves(_Ranking.average_precision),
+        "auroc2": lambda: over_halves(_Ranking.auroc),
         "ndcg": lambda: _unless_constant(e, up.dcg(gains) / _Ranking.of(e).dcg(gains)),
         "pearson": lambda: _unless_constant(e, correlation(e, s)),
         "spearman": lambda: _unless_constant(e, correlation(_Ranking.of(e).mean_ranks(), up.mean_ranks())),

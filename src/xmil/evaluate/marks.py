@@ -13,13 +13,11 @@ import numpy.typing as npt
 
 from xmil.core.bag import Bag
 from xmil.core.budget import csv_rows, open_picture, read_arrays
-from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
-from xmil.evaluate.statistics import auroc
+from xmil.core.errors import FileError, InputError, bad_parameter, refuse_damage
+from xmil.evaluate.statistics import Bools, Floats, auroc
 from xmil.heatmaps import opened
 from xmil.heatmaps.exports import class_name, open_geojson
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 COLUMNS = ("evidence", "label")
 SUFFIXES = (".geojson", ".csv", ".npy", ".png")
 DIGITS = 9  # of a covered share: one half is one half, whatever the last digits of a sum are
@@ -189,7 +187,7 @@ class Truth:
 
 
 def _instance_values(path: Path, n: int) -> Floats:
-    try:
+    with refuse_damage(f"{path}: not one number for each patch"):
         if path.suffix == ".npy":
             values = np.asarray(read_arrays(path, width=8)[""], dtype=np.float64)
         else:
@@ -198,37 +196,22 @@ def _instance_values(path: Path, n: int) -> Floats:
             if name is None:
                 raise FileError(f"{path}: needs a column {' or '.join(map(repr, COLUMNS))}.")
             values = np.array([float(row[name]) for row in rows], dtype=np.float64)
-    except XmilError:
-        raise
-    except (OSError, LookupError, ValueError, TypeError, OverflowError) as error:
-        raise FileError(f"{path}: not one number for each patch ({_line(error)}).") from None
     if values.shape != (n,) or not np.isfinite(values).all():
         raise InputError(f"{path}: must hold {n} finite numbers, one for each patch. Got {values.shape}.")
     return values
 
 
 def _read_mask(path: Path) -> npt.NDArray[np.float64]:
-    try:
-        with open_picture(path, width=32) as picture:
-            image = np.asarray(picture.convert("RGB") if picture.mode in ("P", "CMYK") else picture)
-    except XmilError:
-        raise
-    except Exception as error:  # damaged pictures raise almost any type
-        raise FileError(f"{path}: not a readable mask ({_line(error)}).") from None
+    fault = f"{path}: not a readable mask"
+    # damaged pictures raise almost any type
+    with refuse_damage(fault, kinds=(Exception,)), open_picture(path, width=32) as picture:
+        image = np.asarray(picture.convert("RGB") if picture.mode in ("P", "CMYK") else picture)
     values = np.asarray(image, dtype=np.float64)
     return values if values.ndim == 2 else values[..., :3].max(axis=2)
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
 def covered_by_polygons(
-    polygons: Sequence[list[Floats]],
-    xy0: Floats,
-    patch_size: int,
-    *,
-    without: Sequence[list[Floats]] = (),
+    polygons: Sequence[list[Floats]], xy0: Floats, patch_size: int, *, without: Sequence[list[Floats]] = ()
 ) -> Floats:
     """Compute the share of each box (n, 2) that lies in polygons, each an outline and its holes.
 
@@ -342,15 +325,13 @@ def read_regions(
             f"{path}: no annotation of class {', '.join(names)}. Found: {', '.join(classes) or 'none'}."
         )
     regions: dict[str, list[list[Floats]]] = {}
-    try:
+    with refuse_damage(f"{path}: an annotation's geometry is damaged"):
         corner = np.array((origin or (0.0, 0.0)) if own is None else own, dtype=np.float64).reshape(2)
         for feature in features:
             polygons = parse_polygons([feature.get("geometry", feature) or {}])
             moved = [[ring + corner for ring in rings] for rings in polygons]
             if moved:
                 regions.setdefault(class_name(feature) or "", []).extend(moved)
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        raise FileError(f"{path}: an annotation's geometry is damaged ({_line(error)}).") from None
     return regions
 
 

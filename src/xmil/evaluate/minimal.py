@@ -338,10 +338,7 @@ def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | Non
     """Try all sets of each size from the lower bound up, as far as evaluations allow."""
     top = sets.n if best is None else len(best)
     while lower < top and comb(sets.n, lower) <= min(sets.left, EXHAUSTIVE):
-        every = combinations(range(sets.n), lower)
-        while batch := list(islice(every, BATCH)):
-            members = torch.tensor(batch, device=sets.device)
-            logits = sets.game.run(sets.masks(members))
+        for members, logits in _every_group(sets, lower):
             gains = sets.gains(logits)
             near = members[gains > -TIE * logits.abs().amax(dim=1).clamp(min=sets.size)]
             for candidate in near[:TIES]:

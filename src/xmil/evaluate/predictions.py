@@ -425,13 +425,7 @@ def draw_roc(
 
 
 def draw_calibration(
-    hits: Bools,
-    chances: Floats,
-    error: Interval,
-    path: Path,
-    *,
-    what: str,
-    units: Sequence[Any],
+    hits: Bools, chances: Floats, error: Interval, path: Path, *, what: str, units: Sequence[Any]
 ) -> None:
     """Draw how often predictions came true, by bins of their chance, above the bins' histogram.
 
@@ -478,13 +472,7 @@ def draw_values(
 
 
 def draw_survival(
-    times: Floats,
-    events: Bools,
-    risks: Floats,
-    c_index: Interval,
-    path: Path,
-    *,
-    units: Sequence[Any],
+    times: Floats, events: Bools, risks: Floats, c_index: Interval, path: Path, *, units: Sequence[Any]
 ) -> None:
     """Draw Kaplan-Meier curves of the half with the higher risk and the half with the lower, and their test.
 

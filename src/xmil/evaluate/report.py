@@ -9,7 +9,6 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from xmil.core.errors import InputError
 from xmil.core.explanation import PARTS, card_of
@@ -20,6 +19,7 @@ from xmil.evaluate.statistics import (
     SMALLEST,
     BestMethod,
     Comparison,
+    Floats,
     Interval,
     auroc,
     best_method,
@@ -34,7 +34,6 @@ from xmil.heatmaps import method_colour, write_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Floats = npt.NDArray[np.float64]
 MEASURES = {
     "aupc": "AUPC",
     "srg": "SRG",

@@ -20,9 +20,8 @@ from xmil.core.explanation import card_of
 from xmil.core.text import counted
 from xmil.core.verdict import KINDS, RunVerdict
 from xmil.evaluate.curves import Flips, Scores, flip_order
-from xmil.evaluate.statistics import bootstrap_mean, permutation_share, unit_means
+from xmil.evaluate.statistics import Floats, bootstrap_mean, permutation_share, unit_means
 
-Floats = npt.NDArray[np.float64]
 BETTER, NO_BETTER, WORSE, CANNOT_TELL = KINDS
 LEVEL = 0.05  # of a false verdict on random scores: half of it "better", half "worse"
 SMALLEST = 0.01  # an SRG below this share of the output's scale is no difference
@@ -154,11 +153,7 @@ class Judge:
 
 
 def judge_cohort(
-    srgs: Mapping[str, npt.ArrayLike],
-    *,
-    units: Sequence[Any],
-    unit: str = "case",
-    seed: int = 0,
+    srgs: Mapping[str, npt.ArrayLike], *, units: Sequence[Any], unit: str = "case", seed: int = 0
 ) -> RunVerdict:
     """Judge the SRGs (slides,) of each method over cases; the first method's is the verdict.
 
@@ -206,10 +201,7 @@ def _judge_method(name: str, values: Floats, units: Sequence[Any], unit: str, se
     row: dict[str, Any] = {"method": name, "srg": float(cases.mean()) if len(cases) else float("nan")}
     row |= {"low": None, "high": None, "p": None, "kind": CANNOT_TELL, "cases": len(cases)}
     if len(cases) < FEWEST_CASES:
-        return {
-            **row,
-            "reason": f"{counted(len(cases), unit)} could be measured, {FEWEST_CASES} are needed",
-        }
+        return {**row, "reason": f"{counted(len(cases), unit)} could be measured, {FEWEST_CASES} are needed"}
     signs = np.random.default_rng([seed, 0x5E8]).choice([-1.0, 1.0], size=(COHORT_ORDERS, len(cases)))
     kind, p = judge(row["srg"], signs @ cases / len(cases))
     interval = bootstrap_mean(cases, units=range(len(cases)), seed=seed)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         write_inside_geojson,
         write_inside_tiff,
     )
-    from xmil.heatmaps.pages import Html, bullets, figure, image, join, page, table, tag
+    from xmil.heatmaps.pages import Html, bullets, figure, image, join, page, small, table, tag
     from xmil.heatmaps.panel import Picture, cut_patch, extremes
     from xmil.heatmaps.pyramids import Pyramid, write_colours, write_scores
     from xmil.heatmaps.style import (
@@ -91,7 +91,7 @@ _NAMES = {
     "make_drawer pair_lines plot run_html with_targets",
     "exports": "EXPORTS Export Exported read_asap read_geojson to_anndata write_geojson write_pairs",
     "inside": "draw_between draw_inside half_level lay_over write_inside_geojson write_inside_tiff",
-    "pages": "Html bullets figure image join page table tag",
+    "pages": "Html bullets figure image join page small table tag",
     "panel": "Picture cut_patch extremes",
     "pyramids": "Pyramid write_colours write_scores",
     "style": "BEYOND BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS Scale clip_limits drawable families "
@@ -107,7 +107,8 @@ __all__ = [
     "clip_limits", "cohort_scales", "cut_patch", "draw_between", "draw_inside", "drawable", "ends",
     "explanation_html", "extremes", "families", "figure", "half_level", "heatmap", "image", "join",
     "lay_over", "letter_figure", "make_drawer", "method_colour", "number", "opened", "page", "pair_lines",
-    "picture_box", "place_on", "plot", "read_asap", "read_geojson", "run_html", "spelt_out", "subtitle",
+    "picture_box", "place_on", "plot", "read_asap", "read_geojson", "run_html", "small", "spelt_out",
+    "subtitle",
     "table", "tag", "title", "to_anndata", "why_one_colour", "with_targets", "without_repeats",
     "write_colours", "write_figure", "write_geojson", "write_inside_geojson", "write_inside_tiff",
     "write_pairs", "write_scores",

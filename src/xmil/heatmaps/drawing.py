@@ -27,16 +27,7 @@ from xmil.core.explanation import PARTS, Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
 from xmil.core.text import counted
-from xmil.heatmaps.canvas import (
-    TISSUES,
-    Canvas,
-    View,
-    check_fit,
-    opened,
-    picture_box,
-    place_on,
-    same_places,
-)
+from xmil.heatmaps.canvas import TISSUES, Canvas, View, check_fit, opened, picture_box, place_on, same_places
 from xmil.heatmaps.exports import EXPORTS, Exported, write_pairs
 from xmil.heatmaps.pages import Html, image, join, table, tag
 from xmil.heatmaps.panel import FORMATS, Heading, Lines, PanelColumn, Picture, Ruler, draw_panel, draw_sheet
@@ -497,11 +488,7 @@ def _columns(path: Path) -> list[tuple[str, Target, Sequence[float]]]:
 
 
 def make_drawer(
-    order: Order,
-    out: Path,
-    *,
-    restart: bool = False,
-    slides: Path | None = None,
+    order: Order, out: Path, *, restart: bool = False, slides: Path | None = None
 ) -> Callable[[DrawingJob], Drawn]:
     """Make the function that draws one slide; `slides` is the folder that must hold it."""
     return partial(_draw_slide, order=order, out=out, restart=restart, slides=slides)

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import IntArray
-from xmil.core.durable import write_atomically, write_text
-from xmil.core.errors import FileError, InputError, absent
+from xmil.core.durable import write_atomically, write_bytes, write_text
+from xmil.core.errors import FileError, InputError, absent, refuse_damage
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.registry import Registry
@@ -122,11 +122,7 @@ def write_geojson(
     data = _collection(features, bag, origin).encode()
     if Path(path).suffix == ".gz":
         data = gzip.compress(data, mtime=0)  # the same bytes for the same scores
-
-    def write(part: str) -> None:
-        Path(part).write_bytes(data)
-
-    write_atomically(path, write)
+    write_bytes(path, data)
 
 
 def _classifications(explanations: Sequence[Explanation], task: str) -> list[str]:
@@ -205,7 +201,7 @@ def class_name(feature: dict[str, Any]) -> str | None:
 def read_geojson(path: str | PathLike[str]) -> Tiles:
     """Read tiles that we or QuPath wrote: level-0 boxes with their measurements and classes."""
     features, origin = open_geojson(path)
-    try:
+    with refuse_damage(f"{path}: a tile is damaged"):
         boxes, rows = np.empty((len(features), 4)), []
         for i, feature in enumerate(features):
             geometry, properties = feature["geometry"], feature.get("properties") or {}
@@ -221,8 +217,6 @@ def read_geojson(path: str | PathLike[str]) -> Tiles:
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
         return Tiles(boxes, columns, tuple(map(class_name, features)))
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise FileError(f"{path}: a tile is damaged ({error}).") from None
 
 
 def write_asap(path: Path, request: Exported) -> None:
@@ -252,14 +246,12 @@ def read_asap(path: str | PathLike[str]) -> Tiles:
     data = Path(path).read_bytes() if Path(path).is_file() else b""
     if not data:
         raise FileError(f"{path}: no such file, or an empty one.")
-    try:
+    with refuse_damage(f"{path}: not a readable file of ASAP's annotations"):
         notes = parse_xml(data).findall("./Annotations/Annotation")
         points = [
             [(float(c.attrib["X"]), float(c.attrib["Y"])) for c in note.iter("Coordinate")] for note in notes
         ]
         boxes = [[*np.min(each, axis=0), *np.max(each, axis=0)] for each in points]
-    except (KeyError, ValueError) as error:
-        raise FileError(f"{path}: not a readable file of ASAP's annotations ({error}).") from None
     groups = tuple(None if note.get("PartOfGroup") == "None" else note.get("PartOfGroup") for note in notes)
     parts = []
     for note in notes:  # the names of those that we wrote: number, column, score

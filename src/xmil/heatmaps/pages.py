@@ -80,6 +80,11 @@ def tag(name: str, *parts: object, **attributes: str) -> Html:
     return Html(f"<{name}{words}>{join(parts)}</{name}>")
 
 
+def small(*parts: object) -> Html:
+    """A paragraph in small dim letters: what a table or a figure is, where its numbers stand."""
+    return tag("p", *parts, kind="small")
+
+
 def bullets(items: Iterable[object]) -> Html:
     """A list; empty without items."""
     rows = join(tag("li", item) for item in items)

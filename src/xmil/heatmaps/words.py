@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from xmil.core.explanation import Explanation, card_of, measured_against
 from xmil.core.task import TASKS, Target, Task
-from xmil.core.text import small_number
+from xmil.core.text import name_class, read_truth
 from xmil.heatmaps.style import BEYOND, FAR
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
@@ -65,25 +65,17 @@ def caption(
     if not meaning.decides:
         value = row.get(meaning.noun)
         predicted = number(float(value)) if value else None
-    elif (name := _named(row.get("predicted"), names)) is not None:
+    elif (name := name_class(row.get("predicted"), names)) is not None:
         p = row.get(f"p:{name}") or row.get(f"p:{row.get('predicted')}")
         predicted = f"{name} (p = {float(p):.2f})" if p else name
     elif meaning.truth == "class" and len(logits) > 1:
         chances = meaning.numbers(logits)
         best = int(chances.argmax())
         own = {e.target.cls: e.target.name for e in explanations if e.target.name}
-        name = own.get(best) or _named(str(best), names) or str(best)
+        name = own.get(best) or name_class(str(best), names) or str(best)
         predicted = f"{f'class {name}' if name.isdigit() else name} (p = {chances[best]:.2f})"
-    correct = {"true": True, "1": True, "false": False, "0": False}.get(row.get("correct", "").lower())
-    return Caption(slide_id, _named(row.get("label"), names), predicted, task, correct, verdict)
-
-
-def _named(cell: str | None, names: Sequence[str]) -> str | None:
-    """Name a class for which the table has its number."""
-    if not cell:
-        return None
-    at = None if cell in names else small_number(cell)
-    return names[at] if at is not None and at < len(names) else cell
+    label, correct = name_class(row.get("label"), names), read_truth(row.get("correct"))
+    return Caption(slide_id, label, predicted, task, correct, verdict)
 
 
 def title(explanation: Explanation) -> str:

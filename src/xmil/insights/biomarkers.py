@@ -28,15 +28,21 @@ from xmil.core.bag import FloatArray, IntArray
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
 from xmil.evaluate import SurvivalCurve, hazard_p, marked_by_geojson, median_halves
-from xmil.evaluate.statistics import Interval, bootstrap, rank_correlation, spearman, unit_means
+from xmil.evaluate.statistics import (
+    Bools,
+    Floats,
+    Interval,
+    bootstrap,
+    rank_correlation,
+    spearman,
+    unit_means,
+)
 
 MICRON = 1e-3  # millimetres
 OUTCOMES = ("time", "event")  # columns of a cohort
 STRONG = 0.7  # of the cohort's mean absolute score; docs/studies/insight.md says how it was chosen
 QUANTILE = 0.995  # of the spread over models, above which the mask drops a patch
 REGION = ("patches", "supporting_share", "mean_score", "hot_regions", "largest_region", "density_per_mm2")
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +79,7 @@ class Consensus:
     @property
     def shares(self) -> dict[str, float]:
         """Shares of patches that all models count as support, and whose masked mean is above zero."""
-        return {
-            "agreed_share": float(self.agreed.mean()),
-            "masked_share": float((self.scores > 0).mean()),
-        }
+        return {"agreed_share": float(self.agreed.mean()), "masked_share": float((self.scores > 0).mean())}
 
     @property
     def scores(self) -> FloatArray:
@@ -283,11 +286,7 @@ def survival_of(
 
 
 def survival_curves(
-    biomarker: npt.ArrayLike,
-    times: npt.ArrayLike,
-    events: npt.ArrayLike,
-    *,
-    cases: Sequence[str] | None,
+    biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, *, cases: Sequence[str] | None
 ) -> list[SurvivalCurve]:
     """Kaplan-Meier curves of the cases above the biomarker's median and of the others."""
     x, t, e, slides = _case_outcomes(biomarker, times, events, cases)

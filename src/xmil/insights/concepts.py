@@ -263,10 +263,7 @@ def feature_weights(features: npt.ArrayLike, relevance: npt.ArrayLike) -> FloatA
 
 
 def split_scores(
-    dictionary: Dictionary,
-    features: npt.ArrayLike,
-    weights: npt.ArrayLike,
-    baseline: npt.ArrayLike = 0.0,
+    dictionary: Dictionary, features: npt.ArrayLike, weights: npt.ArrayLike, baseline: npt.ArrayLike = 0.0
 ) -> ConceptShares:
     """Relevance through the dictionary: concept k of patch i gets code_ik * (atom_k . g_i).
 

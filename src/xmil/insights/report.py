@@ -17,23 +17,14 @@ from xmil.core.explanation import PARTS
 from xmil.core.text import counted
 from xmil.evaluate import SurvivalCurve
 from xmil.evaluate.statistics import FEWEST
-from xmil.heatmaps import Html, bullets, image, join, letter_figure, page, table, tag
+from xmil.heatmaps import Html, bullets, image, join, letter_figure, page, small, table, tag
 from xmil.insights.concepts import SEEDS, STABLE, Strategies, recommend_size
 from xmil.insights.shortcuts import Association
 
 CONCEPTS = 8  # in the report
 NAMED = 4  # strategies whose typical slides are named in the figure: more names lie on each other
 GREY = "#808080"  # can be read on white and on black
-GROUPS = (
-    "#3aa66b",
-    "#b06fd0",
-    "#c9a227",
-    "#7a5c3e",
-    "#9bbf3b",
-    "#5fb3a0",
-    "#5e5e5e",
-    "#b5b5b5",
-)
+GROUPS = ("#3aa66b", "#b06fd0", "#c9a227", "#7a5c3e", "#9bbf3b", "#5fb3a0", "#5e5e5e", "#b5b5b5")
 STYLE = """
 .short, .notes { background: var(--soft); border-radius: .5rem; padding: .6rem 1.2rem; margin: 1rem 0; }
 .short ul, .notes ul { padding-left: 1.1rem; margin: .3rem 0; }
@@ -175,7 +166,7 @@ def report_html(findings: Findings) -> str:
     return page(
         title,
         tag("h1", title),
-        _small(data),
+        small(data),
         tag("div", bullets(lines), kind="short"),
         notes if cautions else "",
         tag("nav", *(tag("a", name, href=f"#{name.lower()}") for name in filled), kind="small"),
@@ -212,10 +203,6 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _small(*parts: object) -> Html:
-    return tag("p", *parts, kind="small")
-
-
 def _ways(s: Strategies) -> str:
     if s.count == 1:
         return "All slides are decided for similar reasons."
@@ -243,7 +230,7 @@ def _concepts(findings: Findings) -> Html:
                     tag("span", f"speaks {side} {findings.target}", kind=side),
                 ),
                 tag("div", tag("i", style=f"width:{share}%"), kind=f"bar {side}"),
-                _small(
+                small(
                     f"{share} % of the relevance; {does.format(_short(abs(row.relevance)))} a slide's output "
                     f"on average; leads in {row.leads} of {len(findings.slides)} slides"
                 ),
@@ -272,7 +259,7 @@ def _concepts(findings: Findings) -> Html:
         ),
         tag("div", *cards, kind="concepts"),
         tag("p", deletions) if removals else "",
-        _small(
+        small(
             f"{more} further concepts are in the tables: " if more else "",
             "concepts.csv, profiles.csv; larger sheets in atlas/",
         ),
@@ -315,13 +302,13 @@ def _strategies(findings: Findings) -> Html:
         ),
         table(rows, head=["strategy", "slides", *accuracy, "leading concepts", "typical slide"]),
         _strategy_figure(s, findings.slides),
-        _small("strategies.csv"),
+        small("strategies.csv"),
     ])  # fmt: skip
 
 
 def _shortcuts(findings: Findings) -> Html:
     reasons = "; ".join(f"{name} ({why})" for name, why in findings.untested.items())
-    left = _small(f"Not tested: {reasons}.") if reasons else Html()
+    left = small(f"Not tested: {reasons}.") if reasons else Html()
     if not findings.shortcuts:
         return join([tag("h2", "Shortcuts"), tag("p", verdict(findings)), left]) if left else Html()
     causes = [a for a in findings.shortcuts if not a.tissue]
@@ -353,14 +340,14 @@ def _shortcuts(findings: Findings) -> Html:
     parts.append(left)
     if confounded:
         parts.append(
-            _small(
+            small(
                 "Goes with the label, so this cohort cannot show whether the model uses it: "
                 f"{', '.join(confounded)}. Slides of one label that differ in it would tell."
             )
         )
     if tissue:
         parts += [
-            _small(
+            small(
                 "Tissue itself differs in these, so they are listed but never called a shortcut (mean rank "
                 "correlation with the score within slides):"
             ),
@@ -373,7 +360,7 @@ def _shortcuts(findings: Findings) -> Html:
         f"shortcuts.csv; p from permutations of {unit} within labels, corrected by Holm's method; a shortcut "
         "is called where p < 0.01 and a tenth of the rank variance is explained."
     )
-    return join([*parts, _small(source)])
+    return join([*parts, small(source)])
 
 
 def _unit(findings: Findings) -> str:
@@ -400,7 +387,7 @@ def _biomarkers(findings: Findings) -> Html:
             f"{_unit(findings)}",
         ),
         _glossary(findings.biomarkers, BIOMARKERS),
-        _small(f"biomarkers.csv, slides.csv{f'; {UNCORRECTED}' if has_p else ''}"),
+        small(f"biomarkers.csv, slides.csv{f'; {UNCORRECTED}' if has_p else ''}"),
     ])  # fmt: skip
 
 
@@ -429,7 +416,7 @@ def _trust(findings: Findings) -> Html:
     lines: list[object] = [tag("h2", "How far the maps can be trusted")]
     for title, rows, otherwise, source in parts:
         if rows:
-            lines += [tag("h3", title), rows, _small(source)]
+            lines += [tag("h3", title), rows, small(source)]
         elif otherwise:
             lines += [tag("h3", title), tag("p", otherwise)]
     return join(lines)
@@ -498,7 +485,7 @@ def _survival(curves: Mapping[str, Sequence[SurvivalCurve]]) -> Html:
     few = any(curve.n < FEWEST for groups in curves.values() for curve in groups)
     source = "Kaplan-Meier with 95 % bands; survival.csv"
     source += f"; a half of fewer than {FEWEST} has no band" if few else ""
-    return join([tag("h2", "Survival"), picture, _small(source)])
+    return join([tag("h2", "Survival"), picture, small(source)])
 
 
 def _transparent(figure: Any, words: str) -> Html:

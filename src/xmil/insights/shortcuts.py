@@ -26,7 +26,16 @@ import numpy.typing as npt
 
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.text import counted
-from xmil.evaluate.statistics import FEWEST, holm, permutation_p, sign_flip_p, spearman, unit_means
+from xmil.evaluate.statistics import (
+    FEWEST,
+    Floats,
+    Ints,
+    holm,
+    permutation_p,
+    sign_flip_p,
+    spearman,
+    unit_means,
+)
 
 DRAWS = 5000
 LEVEL = 0.01
@@ -42,8 +51,6 @@ HUES = {  # hue in degrees from, to; how saturated and how dark ink is beside st
     "green ink": (75.0, 175.0),
     "red ink": (345.0, 15.0),
 }
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 
 # What a patch looks like. Ink and the light's colour (the brightest pixels of a slide, which hold no tissue)

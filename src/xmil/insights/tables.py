@@ -14,21 +14,15 @@ import numpy.typing as npt
 
 from xmil.core.budget import csv_rows
 from xmil.core.durable import write_text
-from xmil.core.errors import FileError, XmilError
-from xmil.core.text import counted
+from xmil.core.errors import XmilError, refuse_damage
+from xmil.core.text import counted, read_truth
 from xmil.data import read_bag
 from xmil.evaluate import LIMIT, SurvivalCurve, randomisation
-from xmil.evaluate.statistics import FEWEST, spearman
-from xmil.insights.biomarkers import (
-    OUTCOMES,
-    correlation_with,
-    read_number,
-    survival_curves,
-    survival_of,
-)
+from xmil.evaluate.statistics import FEWEST, Floats, spearman
+from xmil.insights.biomarkers import OUTCOMES, correlation_with, read_number, survival_curves, survival_of
 from xmil.insights.concepts import REMOVAL, find_strategies, removal_agreement
 from xmil.insights.pictures import cut_patches, suspect_patches, write_sheet
-from xmil.insights.report import CONCEPTS, PAGES, ConceptRow, Findings
+from xmil.insights.report import BIOMARKERS, CONCEPTS, PAGES, ConceptRow, Findings
 from xmil.insights.shortcuts import (
     LIGHT,
     Association,
@@ -49,11 +43,6 @@ REDRAWS = 3  # of new weights, in a sanity test
 SAME = 0.9  # rank correlation from which on repeated scores are taken for the run's
 OUTPUT = "plain output"
 STABILITY = "concept_stability.csv"
-SHARES = (
-    "strong_share", "supporting_share", "agreed_share", "masked_share", "positive_relevance_share",
-    "hot_regions", "largest_region", "mixing", "region_strong_share", "region_supporting_share", "tapas",
-)  # fmt: skip
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -248,14 +237,13 @@ def _read_agreement(run: InsightRun) -> dict[int, float]:
 
 def _decisions(cohort: _Cohort) -> list[float]:
     """Whether the run decided rightly: as it says itself, else by the label of the cohort given here."""
-    values = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
     rows, labels, decisions = cohort.run.explained.rows, cohort.run.columns.label, []
     for slide in cohort.slides:
         row, label = rows.get(slide, {}), str(labels.get(slide, ""))
-        correct = str(row.get("correct") or "").lower()
-        if correct not in values and f"p:{label}" in row:  # the label names a class of the model
-            correct = str(label == row.get("predicted")).lower()
-        decisions.append(values.get(correct, float("nan")))
+        correct = read_truth(row.get("correct"))
+        if correct is None and f"p:{label}" in row:  # the label names a class of the model
+            correct = label == row.get("predicted")
+        decisions.append(float("nan") if correct is None else float(correct))
     return decisions
 
 
@@ -280,7 +268,7 @@ def _write_removals(cohort: _Cohort) -> dict[str, float]:
 def _write_biomarkers(cohort: _Cohort) -> dict[str, dict[str, str]]:
     """Each biomarker beside the plain prediction, over cases: correlation with numeric causes, hazards."""
     run, table = cohort.run, {}
-    for name in [*SHARES, OUTPUT]:
+    for name in BIOMARKERS:
         if name != OUTPUT and not any(name in result["biomarkers"] for result in cohort.results):
             continue
         values = cohort.biomarker(name)
@@ -347,15 +335,13 @@ def _read_faithfulness(run: InsightRun) -> dict[str, str]:
     if run.evaluated is None:
         return {}
     path, measures = run.evaluated.path / "summary.csv", {}
-    try:
+    with refuse_damage(f"{path}: not a readable summary", way="evaluate again"):
         rows = [row for row in csv_rows(path) if row.get("method") == run.request.method]
         for row in rows:
             mean, low, high = (f"{read_number(row[key]):.3g}" for key in ("mean", "low", "high"))
             between = "no interval" if low == "nan" else f"{low} to {high}"
             cases = f" of {row['cases']} cases" if row.get("cases") else ""
             measures[f"{row['measure']}, {row['mode']}"] = f"{mean} ({between}), {row['n']} slides{cases}"
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise FileError(f"{path}: not a readable summary ({error}); evaluate again.") from None
     return measures or {"slides that count": f"none for {run.request.method}; summary.txt says why"}
 
 

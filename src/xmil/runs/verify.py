@@ -18,7 +18,7 @@ import numpy as np
 
 from xmil.core.budget import check_regular, read_parquet
 from xmil.core.durable import reads_every_byte, unchanged
-from xmil.core.errors import FileError, XmilError
+from xmil.core.errors import FileError, XmilError, one_line
 from xmil.core.explanation import Explanation
 from xmil.core.journal import MANIFEST, store_files
 from xmil.core.registry import is_function_name
@@ -351,7 +351,7 @@ def _unreadable(path: Path) -> str:
             sentence.removeprefix("cannot be read (").removesuffix(")") if "(" in sentence[:16] else sentence
         )
     except (OSError, csv.Error, *DAMAGED) as error:
-        return " ".join(str(error).split())[:200] or type(error).__name__
+        return one_line(error)
     return ""
 
 

@@ -18,6 +18,7 @@ from xmil.storage.explanations import (
     read_interactions,
     read_provenance,
     save_arrays,
+    write_arrays,
     write_explanations,
     write_interactions,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "lock_folder", "make_folder", "open_explanations", "open_run", "other_settings", "patches_in",
     "pick_explanation", "provenance", "read_curves", "read_explanation", "read_explanations", "read_header",
     "read_interactions", "read_json", "read_manifest", "read_provenance", "read_rows", "read_run",
-    "save_arrays", "seal_folder", "start_manifest", "sweep_folder", "write_explanations",
+    "save_arrays", "seal_folder", "start_manifest", "sweep_folder", "write_arrays",
+    "write_explanations",
     "write_interactions", "write_json", "write_run", "write_table",
 ]  # fmt: skip

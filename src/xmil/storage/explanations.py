@@ -377,11 +377,15 @@ Stored = TypeVar("Stored")
 
 def save_arrays(path: Path_, arrays: dict[str, Any], about: dict[str, Any]) -> None:
     """Write arrays and a few words on them as one compressed NumPy file, whole or not at all."""
-    packed = {**arrays, "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)}
+    write_arrays(path, {**arrays, "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)})
+
+
+def write_arrays(path: Path_, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as one compressed NumPy file, whole or not at all."""
 
     def write(part: str) -> None:
         with Path(part).open("wb") as stream:
-            np.savez_compressed(stream, **packed)
+            np.savez_compressed(stream, **arrays)
 
     write_atomically(path, write)
 

@@ -70,7 +70,7 @@ class AnnotationFiles:
         self._lock = Lock()
         if self._folder.is_dir() and not self._folder.is_symlink():
             for left in self._folder.glob("*/.*.part"):  # of servers that were killed
-                with suppress(XmilError), _alone(left.parent):
+                with suppress(XmilError), alone(left.parent):
                     pass
 
     def read(self, slide: str, reader: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class AnnotationFiles:
         about = {"slide": slide, "reader": reader, "revision": base + 1}
         document = {**document, "xmil": {**(head if isinstance(head, dict) else {}), **about}}
         text = _text_of(document)
-        with self._lock, _alone(path.parent):
+        with self._lock, alone(path.parent):
             stored = self.read(slide, reader)
             if base != stored["revision"]:
                 raise ConflictError(stored)
@@ -154,7 +154,7 @@ class RunNames:
         concepts = {_number(number): _name(name, empty=True) for number, name in concepts.items()}
         if self._path.parent.is_symlink():
             raise InputError("Names cannot be kept: the run's folder of annotations leads elsewhere.")
-        with _alone(self._path.parent):
+        with alone(self._path.parent):
             stored = self._stored()
             known = {**stored["concepts"].get(self._digest(), {}), **concepts}
             stored["classes"] |= classes
@@ -207,7 +207,7 @@ def _colour(colour: Any) -> list[int]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path, what: str = "Annotations cannot be kept in the run's folder") -> Iterator[None]:
     """Make the folder and keep other servers out; what killed ones left half written is removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -216,5 +216,4 @@ def _alone(folder: Path) -> Iterator[None]:
             sweep_folder(folder, below=True)
             yield
     except OSError as error:
-        reason = error.strerror
-        raise WriteError(f"Annotations cannot be kept in the run's folder ({reason}).") from None
+        raise WriteError(f"{what} ({error.strerror}).") from None

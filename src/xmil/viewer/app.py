@@ -25,12 +25,13 @@ from xmil.core.errors import InputError, XmilError
 from xmil.core.text import parse_json
 from xmil.viewer.annotations import READER, AnnotationFiles, ConflictError
 from xmil.viewer.cache import to_json
-from xmil.viewer.cohort import CohortIndex, CohortWall
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
+from xmil.viewer.features import CaseBags, CohortIndex
 from xmil.viewer.server import Guard, Rules, TooLargeError, error_response
 from xmil.viewer.static_copy import NOT_BUILT, content_type, page_files
-from xmil.viewer.whatif import AbandonedError, CaseBags, WhatIf
+from xmil.viewer.wall import CohortWall
+from xmil.viewer.whatif import AbandonedError, WhatIf
 
 logger = logging.getLogger(__name__)
 
@@ -146,14 +147,10 @@ class Site(PageSite):
         self.annotations = AnnotationFiles(collection.runs[0].path)
         self.whatif = WhatIf(collection, self.bags, models) if models else None
         self._thinking = anyio.CapacityLimiter(1)
-        self.routes = self._list_routes()
-
-    def _list_routes(self) -> list[Route]:
-        """All addresses there are."""
-        shown, slide, get, draw = self.collection, "/api/slides/{key:int}", self._get, self._draw
+        shown, slide, get, draw = collection, "/api/slides/{key:int}", self._get, self._draw
         notes, names = f"{slide}/annotations-{{reader}}.json", "/api/names-{run:int}.json"
         by_number = self._by_number
-        routes = [
+        self.routes = [
             Route("/", self.page, include_in_schema=False),
             get("/api/run.json", self.overview),
             get("/api/openapi.json", self.describe),
@@ -182,8 +179,8 @@ class Site(PageSite):
             draw("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", by_number(shown.pictures.tile)),
         ]
         if shown.labels:  # labels may name patients: unless the user serves them they have no address
-            routes.append(draw(f"{slide}/label.jpeg", by_number(shown.pictures.label)))
-        return [*routes, Route("/{name:path}", self.page, include_in_schema=False)]
+            self.routes.append(draw(f"{slide}/label.jpeg", by_number(shown.pictures.label)))
+        self.routes.append(Route("/{name:path}", self.page, include_in_schema=False))
 
     async def store(self, request: Request) -> Response:
         """Store a reader's annotations, or answer 409 with those that are there."""

@@ -14,7 +14,7 @@ from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.explanation import CARDS, PARTS
 from xmil.core.interactions import Interactions
 from xmil.core.task import TASKS
-from xmil.core.text import bare_name, is_plain, small_number
+from xmil.core.text import bare_name, is_plain, name_class, read_truth
 from xmil.core.verdict import RunVerdict
 from xmil.data.header import slide_name
 from xmil.storage import (
@@ -44,8 +44,8 @@ from xmil.viewer.layers import (
     read_layer,
 )
 
+VERDICT = ("verdict", "verdict_method", "verdict_orders", "verdict_cases")  # of a slide, in the list
 OTHERS = 1_000_000  # numbers from here on are of slides that no run explains
-TRUTH = {"true": True, "1": True, "false": False, "0": False}
 PATIENCE = 0.5  # seconds until a file that every slide needs is checked again
 FOLDERS = re.compile(r"(?<!\w)(?:[A-Za-z]:)?/(?:[^/\s:;,'\"()]+/)*")
 
@@ -433,23 +433,20 @@ class Collection:
             words = {"verdict": over_run.kind, "verdict_method": over_run.method}
             certificate |= {**words, "verdict_cases": len(over_run.cases)}
         n, error = self._count(slide_id)
-        label, predicted = (_shown(row.get(k) or certificate.get(k), run) for k in ("label", "predicted"))
-        try:
-            probability = float(row[f"p:{predicted}"])
-        except (KeyError, ValueError):
-            probability = None
+        stored = {name: row.get(name) or certificate.get(name) for name in ("label", "predicted", "correct")}
+        label, predicted = (
+            None if stored[name] is None else name_class(str(stored[name]), run.class_names or ())
+            for name in ("label", "predicted")
+        )
         return {
             "key": key,
             "id": slide_id,
             "case": row.get("case_id") or None,
             "label": label,
             "predicted": predicted,
-            "correct": TRUTH.get(str(row.get("correct") or certificate.get("correct")).strip().lower()),
-            "probability": probability,
-            "verdict": certificate.get("verdict"),
-            "verdict_method": certificate.get("verdict_method"),
-            "verdict_orders": certificate.get("verdict_orders"),
-            "verdict_cases": certificate.get("verdict_cases"),
+            "correct": read_truth(stored["correct"]),
+            "probability": probability_in(row, predicted),
+            **{name: certificate.get(name) for name in VERDICT},
             "verdict_sentence": None if over_run is None else over_run.sentence,
             "n": n,
             "image": image,
@@ -474,10 +471,9 @@ class Collection:
         return image["mpp"] if image else self._default_mpp
 
 
-def _shown(value: Any, run: ShownRun) -> str | None:
-    """A label in words: a class by its name if only its number is written down."""
-    if value is None or value == "":
+def probability_in(row: Row, predicted: str | None) -> float | None:
+    """The probability of the predicted class in a slide's row; None if the table has none."""
+    try:
+        return float(row[f"p:{predicted}"])
+    except (KeyError, ValueError):
         return None
-    text, names = str(value), run.class_names or ()
-    at = None if text in names else small_number(text)
-    return names[at] if at is not None and at < len(names) else text

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray, Patches, Placed
 from xmil.core.budget import read_parquet
-from xmil.core.errors import FileError, XmilError
+from xmil.core.errors import FileError, refuse_damage
 from xmil.core.inside import Inside
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
@@ -77,8 +77,8 @@ def read_evidence(path: Path) -> Evidence:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    header = read_header(path)
-    try:
+    header, fault = read_header(path), f"{path.name}: the explanation is damaged"
+    with refuse_damage(fault, way="explain it again", kinds=(pa.ArrowException,)):
         stored = set(pq.read_schema(path).names)
         columns = _columns(header["columns"], stored)
         shown = [column["name"] for column in columns]
@@ -92,11 +92,6 @@ def read_evidence(path: Path) -> Evidence:
             patches=_check(patches_in(header, table)),
             outputs=_outputs(header, shown[0]),
         )
-    except XmilError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FileError(f"{path.name}: the explanation is damaged ({reason}); explain it again.") from None
 
 
 def _outputs(header: dict[str, Any], name: str) -> list[list[float]]:

@@ -1,6 +1,6 @@
 """What if these patches were not there: the prediction, or the explanation, of a part of a slide.
 
-The features behind a slide are read once; a model is loaded once and embeds the patches of a slide once.
+A model is loaded once and embeds the patches of a slide once.
 Torch is imported on the first question.
 """
 
@@ -10,21 +10,19 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from xmil.core.bag import Bag
 from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
 from xmil.core.task import TASKS, Floats, Target
-from xmil.data import read_bag
-from xmil.viewer.cache import Cache, stamp
-from xmil.viewer.collection import Collection, MissingError, ShownRun, check_patch
+from xmil.viewer.cache import Cache
+from xmil.viewer.collection import Collection, MissingError, ShownRun
+from xmil.viewer.features import CaseBag, CaseBags, Mask
 from xmil.viewer.layers import targets_in
 
 if TYPE_CHECKING:
@@ -34,87 +32,14 @@ if TYPE_CHECKING:
     from xmil.subsets import Subsets
 
 logger = logging.getLogger(__name__)
-BAG_BYTES, SUBSETS_BYTES = 512 << 20, 1 << 30  # of features, and of embedded patches, in memory
-K = 12  # similar patches that are shown
+SUBSETS_BYTES = 1 << 30  # of embedded patches in memory
 TRIED = 400  # sets of patches that a search for the smallest one may try while a reader waits
 BACKGROUND = "background.npz"  # in a run's folder, if its user named one
 CLOSE = 1e-2  # logits that differ by more than this are another model's
-Mask = npt.NDArray[np.bool_]
 
 
 class AbandonedError(XmilError):
     """Nobody waits for the answer any more."""
-
-
-@dataclass(frozen=True, eq=False)
-class CaseBag:
-    """The bag that a prediction is made from, and the rows that are the slide's."""
-
-    bag: Bag  # with places if it is of a single slide; those of several share no plane
-    rows: slice
-    key: tuple[object, ...]
-
-    @property
-    def own(self) -> npt.NDArray[np.float32]:
-        """The features of the slide's patches."""
-        return self.bag.features[self.rows]
-
-    def widen(self, mask: Mask, *, rest: bool) -> Mask:
-        """A mask of the slide's patches as one of all patches, with the other slides' all in or all out."""
-        wide = np.full(len(self.bag), rest)
-        wide[self.rows] = mask
-        return wide
-
-
-class CaseBags:
-    """Bags by slide and run."""
-
-    def __init__(self, collection: Collection) -> None:
-        self._collection = collection
-        self._bags: Cache[CaseBag] = Cache(BAG_BYTES, lambda case: case.bag.features.nbytes)
-
-    def get(self, key: int, run: int) -> CaseBag:
-        """The bag of a slide: its own patches, or those of all slides of its case in a run by case."""
-        n = self._collection.evidence(key, run).n
-        mates = self._collection.mates(key, run)
-        paths = [self._collection.feature_file(mate, run) for mate in mates]
-        version = (key, tuple((path, stamp(path)) for path in paths))
-        bag = self._bags.fetch(version, lambda: self._join(paths, mates.index(key), version))
-        if len(bag.own) != n:
-            raise InputError(
-                f"The features of {self._collection.slide(key)!r} have {len(bag.own)} patches and its "
-                f"explanation {n}; give the features that were explained."
-            )
-        return bag
-
-    def features(self, key: int, run: int, index: int) -> npt.NDArray[np.float32]:
-        """The features of a slide's own patches, of which `index` must be one."""
-        own = self.get(key, run).own
-        check_patch(index, len(own))
-        return own
-
-    def similar(self, key: int, run: int, index: int) -> dict[str, Any]:
-        """The patches of a slide nearest to one by the cosine of their features, nearest first."""
-        features = self.features(key, run, index)
-        lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(features[index])
-        cosines = features @ features[index] / np.maximum(lengths, np.finfo(np.float32).tiny)
-        cosines[index] = -np.inf
-        ranked = np.argsort(-cosines, kind="stable")[: min(K, len(features) - 1)]
-        return {"neighbours": [{"index": int(i), "similarity": float(cosines[i])} for i in ranked]}
-
-    def _join(self, paths: list[Path], place: int, version: tuple[object, ...]) -> CaseBag:
-        from xmil.data.bags import join_bags
-
-        bags = []
-        for path in paths:
-            try:  # what the page shows names no folder
-                bags.append(replace(read_bag(path, self._collection.layout), source=path.name))
-            except XmilError as error:
-                raise type(error)(str(error).replace(str(path), path.name)) from None
-        name = str(bags[place].slide_id)
-        joined, rows = join_bags(bags, name=name)
-        coords = bags[0].coords if len(bags) == 1 else None
-        return CaseBag(Bag(joined.features, coords=coords, slide_id=name), rows[place], version)
 
 
 class WhatIf:

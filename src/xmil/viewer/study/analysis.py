@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xmil.core.errors import FileError
+from xmil.core.errors import refuse_damage
 from xmil.evaluate.marks import covered_by_polygons, parse_polygons, score_regions
 from xmil.evaluate.statistics import (
     FEWEST,
     Floats,
     Interval,
+    Ints,
     Statistic,
     bootstrap,
     bootstrap_mean,
@@ -36,7 +37,7 @@ from xmil.evaluate.statistics import (
     unit_means,
 )
 from xmil.viewer.layers import Evidence
-from xmil.viewer.study.plan import AFTER, BEFORE, DIAGNOSIS
+from xmil.viewer.study.plan import AFTER, BEFORE, DIAGNOSIS, Arm
 from xmil.viewer.study.readings import CASE, PRACTICE, REPEAT, Case, Study, find_column
 
 DRAWS, DRAWS_OF_CHANCE, SEED = 2000, 5000, 0
@@ -132,9 +133,9 @@ def list_readings(study: Study) -> Iterator[Row]:
                     "label": case.label,
                     "arm": arm.name,
                     "method": arm.method,
-                    "run": study.run_of(arm) if arm.shows else None,
+                    "run": study.run_of(arm) if AFTER in arm.stages else None,
                     "stage": stage,
-                    "last": stage == (AFTER if arm.shows else BEFORE),
+                    "last": stage == arm.stages[-1],
                     "predicted": answer.predicted,
                     "model_right": int(answer.is_right(case.label)),
                     "right": int(diagnosis == case.label),
@@ -146,18 +147,14 @@ def list_readings(study: Study) -> Iterator[Row]:
                 }
 
 
-def _cells(study: Study, rows: Sequence[Row]) -> Iterator[tuple[str, str, str, list[Row]]]:
+def _cells(study: Study, rows: Sequence[Row]) -> Iterator[tuple[Arm, str, str, list[Row]]]:
     """The rows of each arm, stage and reader, and of all readers; those without any are left out."""
     for arm in study.plan.arms:
-        for stage in (BEFORE, AFTER) if arm.shows else (BEFORE,):
+        for stage in arm.stages:
+            here = [row for row in rows if (row["arm"], row["stage"]) == (arm.name, stage)]
             for reader in (ALL, *study.readers):
-                own = [
-                    row
-                    for row in rows
-                    if (row["arm"], row["stage"]) == (arm.name, stage) and reader in (ALL, row["reader"])
-                ]
-                if own:
-                    yield arm.name, stage, reader, own
+                if own := [row for row in here if reader in (ALL, row["reader"])]:
+                    yield arm, stage, reader, own
 
 
 def _column(rows: Iterable[Row], name: str) -> Floats:
@@ -174,19 +171,22 @@ class Measure(NamedTuple):
 
 
 def _estimates(
-    arm: str, stage: str, reader: str, rows: Sequence[Row], measures: dict[str, Measure]
+    arm: str, stage: str, reader: str, units: Sequence[str], measures: dict[str, Measure]
 ) -> Iterator[Estimate]:
-    """Measures over the rows with their intervals, each with the rows and the patients that it is of."""
+    """Measures over rows of these patients with their intervals, each with the rows that it is of."""
     measures = {name: measure for name, measure in measures.items() if measure.chosen.any()}
     if not measures:
         return
-    units = [row["patient"] for row in rows]
     statistics = {name: measure.statistic for name, measure in measures.items()}
     for name, value in bootstrap(statistics, units=units, draws=DRAWS, seed=SEED).items():
         chosen = measures[name].chosen
         patients = len({unit for unit, own in zip(units, chosen, strict=True) if own})
         value = _claimed(value, patients, is_share=measures[name].is_share)
         yield Estimate(name, arm, stage, reader, value, int(chosen.sum()), patients)
+
+
+def _patients(rows: Iterable[Row]) -> list[str]:
+    return [row["patient"] for row in rows]
 
 
 def _claimed(value: Interval, patients: int, *, is_share: bool = False) -> Interval:
@@ -221,13 +221,13 @@ def _performance(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
             called = np.array([row[DIAGNOSIS] == name for row in own], dtype=np.float64)
             measures[f"sensitivity {name}"] = _among(ill, called)
             measures[f"specificity {name}"] = _among(1 - ill, 1 - called)
-        yield from _estimates(arm, stage, reader, own, measures)
+        yield from _estimates(arm.name, stage, reader, _patients(own), measures)
 
 
-def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """The two stages of each reading that has both."""
-    before = {(row["reader"], row["position"]): row for row in rows if row["stage"] == BEFORE}
-    return [(before[row["reader"], row["position"]], row) for row in rows if row["stage"] == AFTER]
+def _right_before(rows: Sequence[Row], after: Sequence[Row]) -> Floats:
+    """Whether the first answers to the readings of these second ones were right."""
+    right = {(row["reader"], row["position"]): row["right"] for row in rows if row["stage"] == BEFORE}
+    return np.array([right[row["reader"], row["position"]] for row in after], dtype=np.float64)
 
 
 def _reliance(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
@@ -235,19 +235,13 @@ def _reliance(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
 
     Only an arm that shows the model's answer can do either.
     """
-    for arm in (arm.name for arm in study.plan.arms if arm.prediction):
-        for reader in (ALL, *study.readers):
-            pairs = [
-                pair for pair in _pairs(rows) if pair[1]["arm"] == arm and reader in (ALL, pair[1]["reader"])
-            ]
-            if not pairs:
-                continue
-            own = [after for _, after in pairs]
-            first, model = _column([b for b, _ in pairs], "right"), _column(own, "model_right")
+    for arm, stage, reader, own in _cells(study, rows):
+        if arm.prediction and stage == AFTER:
+            first, model = _right_before(rows, own), _column(own, "model_right")
             follows = np.array([row[DIAGNOSIS] == row["predicted"] for row in own], dtype=np.float64)
             led, wrong = first * (1 - model), (1 - first) * model
             measures = {"over-reliance": _among(led, follows), "correction": _among(wrong, follows)}
-            yield from _estimates(arm, AFTER, reader, own, measures)
+            yield from _estimates(arm.name, stage, reader, _patients(own), measures)
 
 
 def _agreement(study: Study, readings: Sequence[Row]) -> Iterator[Estimate]:
@@ -255,7 +249,7 @@ def _agreement(study: Study, readings: Sequence[Row]) -> Iterator[Estimate]:
     code = {name: i for i, name in enumerate(study.plan.diagnoses)}
     counted = [row for row in readings if row["kind"] == CASE]
     for arm in study.plan.arms:
-        for stage in (BEFORE, AFTER) if arm.shows else (BEFORE,):
+        for stage in arm.stages:
             answers = {
                 reader: {
                     row["slide"]: code[row[DIAGNOSIS]]
@@ -284,33 +278,27 @@ def _kappas(
     pairs: dict[str, tuple[dict[str, int], dict[str, int]]],
 ) -> Iterator[Estimate]:
     """The kappa of each pair of answers by slide, and their mean; the same patients are drawn for all."""
-    statistics: dict[str, Statistic] = {}
-    shared: dict[str, int] = {}
-    patients: dict[str, set[str]] = {}
+    measures = {}
     for name, (one, other) in pairs.items():
-        both = np.array([case.slide in one and case.slide in other for case in cases])
+        both = np.array([case.slide in one and case.slide in other for case in cases], dtype=np.float64)
+        codes = np.array([[own.get(case.slide, 0) for case in cases] for own in (one, other)])
         if both.any():
-            first, second = (
-                np.array([answers.get(case.slide, 0) for case in cases], dtype=np.int64)
-                for answers in (one, other)
-            )
-            statistics[name] = partial(_kappa_among, both=both.astype(np.float64), first=first, second=second)
-            shared[name] = int(both.sum())
-            patients[name] = {case.patient for case, own in zip(cases, both, strict=True) if own}
-    if not statistics:
-        return
-    every = list(statistics.values())
+            statistic = partial(_kappa_among, both=both, codes=codes)
+            measures[name] = Measure(statistic, both, is_share=False)
+    every = list(measures.values())
     if len(every) > 1:
-        statistics[ALL] = lambda weights: nan_mean([one(weights) for one in every])
-        shared[ALL], patients[ALL] = sum(shared.values()), set().union(*patients.values())
-    values = bootstrap(statistics, units=[case.patient for case in cases], draws=DRAWS, seed=SEED)
-    for name, value in values.items():
-        own = len(patients[name])
-        yield Estimate(measure, arm, stage, name, _claimed(value, own), shared[name], own)
+        measures[ALL] = Measure(
+            lambda weights: nan_mean([one.statistic(weights) for one in every]),
+            np.sum([one.chosen for one in every], axis=0),
+            is_share=False,
+        )
+    patients = [case.patient for case in cases]
+    for estimate in _estimates(arm, stage, ALL, patients, measures):
+        yield replace(estimate, measure=measure, reader=estimate.measure)
 
 
-def _kappa_among(weights: Floats, *, both: Floats, first: Any, second: Any) -> Floats:
-    return kappa(weights * both, first, second)
+def _kappa_among(weights: Floats, *, both: Floats, codes: Ints) -> Floats:
+    return kappa(weights * both, *codes)
 
 
 def measure_regions(study: Study, rows: Sequence[Row]) -> Iterator[Row]:
@@ -334,10 +322,8 @@ def _measure_region(
 ) -> Iterator[Row]:
     if evidence.coords is None or evidence.patch_size is None:
         return
-    try:
+    with refuse_damage(f"readers/{row['reader']}.json: a region is damaged"):
         polygons = parse_polygons([feature["geometry"] for feature in row["drawn"]])
-    except (ValueError, TypeError, LookupError) as error:
-        raise FileError(f"readers/{row['reader']}.json: a region is damaged ({error}).") from None
     marked = covered_by_polygons(polygons, evidence.coords.astype(np.float64), evidence.patch_size) >= SHARE
     for method, column in columns.items():
         about = {key: row[key] for key in ("reader", "slide", "patient", "label", "arm", DIAGNOSIS, "right")}
@@ -391,14 +377,14 @@ def _region_means(regions: Sequence[Row]) -> Iterator[Estimate]:
                 f"region {name}": _mean(_column(rows, name), is_share=name == POINTING)
                 for name in (*REGION_MEASURES, CHANCE)
             }
-            yield from _estimates(method, BEFORE, reader, rows, measures)
+            yield from _estimates(method, BEFORE, reader, _patients(rows), measures)
 
 
 def _times(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
     for arm, stage, reader, own in _cells(study, rows):
         middle = partial(median, values=_column(own, "seconds"))
         seconds = Measure(middle, np.ones(len(own)), is_share=False)
-        yield from _estimates(arm, stage, reader, own, {"seconds": seconds})
+        yield from _estimates(arm.name, stage, reader, _patients(own), {"seconds": seconds})
 
 
 def _answers(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
@@ -413,26 +399,26 @@ def _answers(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
             values = np.array([row[question.id] == "yes" for row in answered], dtype=np.float64)
             if question.kind == "scale":
                 values = _column(answered, question.id)
-            measure = _mean(values, is_share=question.kind == "yes-no")
-            yield from _estimates(arm, stage, reader, answered, {f"answer {question.id}": measure})
+            measures = {f"answer {question.id}": _mean(values, is_share=question.kind == "yes-no")}
+            yield from _estimates(arm.name, stage, reader, _patients(answered), measures)
 
 
 def _tests(study: Study, rows: Sequence[Row], regions: Sequence[Row]) -> list[Test]:
     """Stages of an arm, arms, and methods against chance and attention; Holm's correction over each kind."""
-    families = (_stage_tests(study, rows), _arm_tests(study, rows), _region_tests(regions))
-    return [test for family in families for test in _corrected(list(family))]
-
-
-def _corrected(family: Sequence[Test]) -> list[Test]:
-    return [replace(t, p_holm=float(p)) for t, p in zip(family, holm([t.p for t in family]), strict=True)]
+    tests = []
+    for family in (_stage_tests(study, rows), _arm_tests(study, rows), _region_tests(regions)):
+        own = list(family)
+        corrected = holm([test.p for test in own]).tolist()
+        tests += [replace(test, p_holm=p) for test, p in zip(own, corrected, strict=True)]
+    return tests
 
 
 def _stage_tests(study: Study, rows: Sequence[Row]) -> Iterator[Test]:
-    for arm in (arm.name for arm in study.plan.arms if arm.shows):
-        pairs = [pair for pair in _pairs(rows) if pair[1]["arm"] == arm]
-        gain = np.array([after["right"] - before["right"] for before, after in pairs], dtype=np.float64)
-        patients = [after["patient"] for _, after in pairs]
-        yield from _paired("accuracy", f"{arm}, after", f"{arm}, before", gain, patients)
+    for arm, stage, reader, own in _cells(study, rows):
+        if stage == AFTER and reader == ALL:
+            gain = _column(own, "right") - _right_before(rows, own)
+            after, before = f"{arm.name}, after", f"{arm.name}, before"
+            yield from _paired("accuracy", after, before, gain, _patients(own))
 
 
 def _arm_tests(study: Study, rows: Sequence[Row]) -> Iterator[Test]:
@@ -453,9 +439,7 @@ def _arm_tests(study: Study, rows: Sequence[Row]) -> Iterator[Test]:
 def _region_tests(regions: Sequence[Row]) -> Iterator[Test]:
     methods = _by_method(regions)
     for name, own in methods.items():
-        yield from _paired(
-            "region auroc", name, CHANCE, _column(own, "auroc") - 0.5, [row["patient"] for row in own]
-        )
+        yield from _paired("region auroc", name, CHANCE, _column(own, "auroc") - 0.5, _patients(own))
         for measure in REGION_MEASURES[1:]:
             yield _against_chance(measure, name, own)
     for name, own in methods.items():
@@ -467,7 +451,7 @@ def _region_tests(regions: Sequence[Row]) -> Iterator[Test]:
         both = [(row, key[k]) for row in own if (k := (row["reader"], row["slide"], row["arm"])) in key]
         for measure in REGION_MEASURES:
             gap = np.array([row[measure] - other[measure] for row, other in both])
-            yield from _paired(f"region {measure}", name, rival, gap, [row["patient"] for row, _ in both])
+            yield from _paired(f"region {measure}", name, rival, gap, _patients(row for row, _ in both))
 
 
 def _paired(measure: str, first: str, second: str, gap: Floats, patients: list[str]) -> Iterator[Test]:
@@ -491,7 +475,7 @@ def _unpaired(
     Cases of a label, and right or wrong, exchange their places with all their readings.
     """
     own = [row for row in rows if row["arm"] in (first, second)]
-    patients = [{row["patient"] for row in own if row["arm"] == arm} for arm in (first, second)]
+    patients = [set(_patients(row for row in own if row["arm"] == arm)) for arm in (first, second)]
     if not all(patients):
         return
     values = _column(rows, name)
@@ -502,8 +486,8 @@ def _unpaired(
 
     null = [gap(arms, np.ones((1, len(rows)))) for arms in _deal_again(study, rows)]
     drawn = np.abs(np.concatenate(null))
-    read, units = np.array([row["arm"] for row in rows]), [row["patient"] for row in rows]
-    interval = bootstrap({name: partial(gap, read)}, units=units, draws=DRAWS, seed=SEED)[name]
+    read = np.array([row["arm"] for row in rows])
+    interval = bootstrap({name: partial(gap, read)}, units=_patients(rows), draws=DRAWS, seed=SEED)[name]
     p = permutation_share(abs(interval.estimate), drawn[np.isfinite(drawn)])
     interval, n = _claimed(interval, min(map(len, patients))), len(patients[0] | patients[1])
     yield Test(measure, first, second, interval, p, p, len(own), n)
@@ -532,7 +516,7 @@ def _against_chance(measure: str, method: str, rows: Sequence[Row]) -> Test:
 
     These lie on one side of their chance far more often than on the other, so a sign flip would be wrong.
     """
-    values, chance, patients = _column(rows, measure), _column(rows, CHANCE), [row["patient"] for row in rows]
+    values, chance, patients = _column(rows, measure), _column(rows, CHANCE), _patients(rows)
     n, expected = len(set(patients)), float(chance.mean())
     interval = bootstrap_mean(values, units=patients, draws=DRAWS, seed=SEED)
     interval = _claimed(interval, n, is_share=measure == POINTING)
@@ -571,16 +555,13 @@ def _whole_times(rows: Sequence[Row]) -> list[Row]:
 
 def _case_means(study: Study, rows: Sequence[Row], name: str) -> dict[str, Floats]:
     """For each arm a value for each case, the mean over its readers; nan where nobody read it."""
-    values = {}
-    for arm in study.plan.arms:
-        own: dict[str, list[float]] = {}
-        for row in rows:
-            if row["arm"] == arm.name:
-                own.setdefault(row["slide"], []).append(float(row[name]))
-        values[arm.name] = np.array(
-            [np.mean(own[c.slide]) if c.slide in own else np.nan for c in study.cases]
-        )
-    return values
+    read: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        read.setdefault((row["arm"], row["slide"]), []).append(float(row[name]))
+    return {
+        arm.name: np.array([np.mean(read.get((arm.name, case.slide), np.nan)) for case in study.cases])
+        for arm in study.plan.arms
+    }
 
 
 def progress(study: Study, readings: Sequence[Row]) -> list[tuple[str, int, int]]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from xmil.core.errors import InputError
-from xmil.core.text import counted, read_toml
+from xmil.core.text import counted, is_utf8, read_toml
 from xmil.evaluate.statistics import PairedDesign, UnpairedDesign
 
 NAME = re.compile(r"[\w-]{1,40}")  # letters of any script are letters
@@ -41,9 +41,9 @@ class Arm(Section):
     prediction: bool = False
 
     @property
-    def shows(self) -> bool:
-        """Whether there is anything to see after the first answer."""
-        return self.method is not None or self.prediction
+    def stages(self) -> tuple[str, ...]:
+        """The stages of a reading: one where there is nothing to see after the first answer."""
+        return (BEFORE, AFTER) if self.method is not None or self.prediction else (BEFORE,)
 
 
 class Question(Section):
@@ -87,17 +87,12 @@ class Question(Section):
         """The answer as it is stored; None where there is none, an error where it is none of the possible."""
         if answer is None or answer == "":
             return None
-        possible: Sequence[Any] = (
-            self.options
-            if self.kind == "choice"
-            else ("yes", "no")
-            if self.kind == "yes-no"
-            else range(1, self.steps + 1)
-        )
         if self.kind == "text":
-            if not isinstance(answer, str) or len(answer) > 2000 or not is_text(answer):
+            if not isinstance(answer, str) or len(answer) > 2000 or not is_utf8(answer):
                 raise InputError(f"The answer to {self.id!r} must be a text of at most 2000 letters.")
             return answer
+        choices: dict[str, Sequence[Any]] = {"choice": self.options, "yes-no": ("yes", "no")}
+        possible = choices.get(self.kind, range(1, self.steps + 1))
         if isinstance(answer, bool) or not isinstance(answer, str | int) or answer not in possible:
             shown = ", ".join(map(str, possible))
             raise InputError(f"The answer to {self.id!r} must be one of {shown}. Got {answer!r} instead.")
@@ -190,13 +185,8 @@ class Plan(Section):
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise ValueError(f"{what}: {twice[0]!r} is there twice")
-        diagnosis = next((q for q in self.questions if q.id == DIAGNOSIS), None)
-        if (
-            diagnosis is None
-            or diagnosis.kind != "choice"
-            or diagnosis.when != "both"
-            or not diagnosis.required
-        ):
+        own = [q for q in self.questions if q.id == DIAGNOSIS]
+        if not own or own[0].kind != "choice" or own[0].when != "both" or not own[0].required:
             raise ValueError(
                 f"questions: one must have the id {DIAGNOSIS!r}, the kind 'choice', and be required in both"
             )
@@ -218,28 +208,18 @@ class Plan(Section):
 
     def with_classes(self, names: Sequence[str]) -> Plan:
         """The plan with the classes as diagnoses, unless it names its own; they must be among the classes."""
-        questions = []
-        for question in self.questions:
-            if question.id == DIAGNOSIS:
-                options = question.options or tuple(names)
-                if unknown := [option for option in options if option not in names]:
-                    shown = ", ".join(names)
-                    raise InputError(
-                        f"The diagnosis {unknown[0]!r} is not a class of the run; they are {shown}."
-                    )
-                question = question.model_copy(update={"options": options})
-            questions.append(question)
-        options = next(question.options for question in questions if question.id == DIAGNOSIS)
+        options = self.diagnoses or tuple(names)
+        if unknown := [option for option in options if option not in names]:
+            shown = ", ".join(names)
+            raise InputError(f"The diagnosis {unknown[0]!r} is not a class of the run; they are {shown}.")
         positive = self.positive or (options[-1:] if len(options) == 2 else options)
         if unknown := [name for name in positive if name not in options]:
             shown = ", ".join(options)
             raise InputError(f"positive = {unknown[0]!r} is not one of the diagnoses: {shown}.")
-        return self.model_copy(update={"questions": tuple(questions), "positive": positive})
-
-
-def is_text(answer: str) -> bool:
-    """Whether a text can be written down: no halves of characters."""
-    return answer == answer.encode(errors="ignore").decode()
+        questions = tuple(
+            q.model_copy(update={"options": options}) if q.id == DIAGNOSIS else q for q in self.questions
+        )
+        return self.model_copy(update={"questions": questions, "positive": positive})
 
 
 def read_plan(path: str | PathLike[str]) -> Plan:
@@ -259,18 +239,14 @@ def make_plan(content: Any, *, source: str = "The plan") -> Plan:
         fault = error.errors()[0]
         parts = [str(part) for part in fault["loc"] if not str(part).startswith(("constrained-", "tuple["))]
         where, message = ".".join(parts), fault["msg"].removeprefix("Value error, ").rstrip(".")
-        kinds = {"missing": "is missing", "extra_forbidden": f"is not a key of a plan; {_keys(parts)}"}
+        sections: dict[str, type[Section]] = {"arms": Arm, "questions": Question, "assumptions": Assumptions}
+        section = sections.get(parts[0], Plan) if len(parts) > 1 else Plan
+        known = f"those it has: {', '.join(section.model_fields)}"
+        kinds = {"missing": "is missing", "extra_forbidden": f"is not a key of a plan; {known}"}
         if fault["type"] in kinds:
             raise InputError(f"{source}: {where} {kinds[fault['type']]}.") from None
         got = f". Got {fault['input']!r} instead" if fault["type"] != "value_error" else ""
         raise InputError(f"{source}: {where + ': ' if where else ''}{message}{got}.") from None
-
-
-def _keys(place: Sequence[str]) -> str:
-    """The keys of the table in which an unknown one stands."""
-    sections: dict[str, type[Section]] = {"arms": Arm, "questions": Question, "assumptions": Assumptions}
-    section = sections.get(place[0], Plan) if len(place) > 1 else Plan
-    return f"those it has: {', '.join(section.model_fields)}"
 
 
 def sample_size(plan: Plan, cases: int) -> str:

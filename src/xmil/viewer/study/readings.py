@@ -10,11 +10,10 @@ run.json, manifest.jsonl          by which `xmil verify` knows the folder
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -28,9 +27,8 @@ import numpy as np
 
 from xmil._version import __version__
 from xmil.core.durable import write_folder, write_text
-from xmil.core.errors import FileError, InputError, WriteError, XmilError, absent, unknown_name
-from xmil.core.journal import lock, opened
-from xmil.core.text import counted, csv_text, is_plain, shorten, small_number
+from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
+from xmil.core.text import counted, csv_text, is_plain, name_class, shorten
 from xmil.evaluate.marks import parse_polygons
 from xmil.storage import (
     Run,
@@ -39,10 +37,11 @@ from xmil.storage import (
     read_json,
     read_rows,
     seal_folder,
-    sweep_folder,
     write_json,
     write_run,
 )
+from xmil.viewer.annotations import alone
+from xmil.viewer.collection import probability_in
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.layers import Evidence, read_evidence
 from xmil.viewer.study.plan import AFTER, BEFORE, Arm, Plan, make_plan
@@ -53,7 +52,6 @@ LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # of codes: none that looks like an
 CODE = 10
 PRACTICE, CASE, REPEAT = "practice", "case", "repeat"
 MOST = 10_000  # regions of a reading
-NO_LABEL = "no slide has a label; explain with cohort=, a table of labels."
 Stored = dict[str, Any]
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what a wrong value raises
 
@@ -132,22 +130,16 @@ class Study:
         except DAMAGED as error:
             raise FileError(f"{folder / STUDY}: damaged ({error!r}); put back a copy of it.") from None
         rows = read_rows(folder / CODES, "reader")
+        self.readers = self.plan.readers
         self.codes = {reader: row.get("code", "") for reader, row in rows.items() if reader in self.readers}
-        self._locks = {reader: Lock() for reader in self.plan.readers}
-
-    @property
-    def readers(self) -> tuple[str, ...]:
-        """The readers of the plan."""
-        return self.plan.readers
+        self._locks = {reader: Lock() for reader in self.readers}
 
     def reader(self, code: str) -> str:
         """The reader who has a code."""
-        match = [
-            name for name, own in self.codes.items() if secrets.compare_digest(own.encode(), code.encode())
-        ]
-        if not match:
-            raise BlindedError("No reader has this code; ask whoever runs the study.")
-        return match[0]
+        for name, own in self.codes.items():
+            if secrets.compare_digest(own.encode(), code.encode()):
+                return name
+        raise BlindedError("No reader has this code; ask whoever runs the study.")
 
     def case(self, reading: Reading) -> Case:
         """The case of a reading."""
@@ -165,10 +157,11 @@ class Study:
         """What a run said of a case when the study was made."""
         return read_evidence(self.folder / EVIDENCE / run / f"{case.slide}.parquet").at(case.mpp)
 
-    def column(self, case: Case, arm: Arm) -> int:
-        """The number of the column of scores that an arm shows of a case."""
+    def shown(self, case: Case, arm: Arm) -> tuple[Evidence, int]:
+        """The evidence that an arm shows of a case, and the number of its column of scores."""
         run = self.run_of(arm)
-        return find_column(self.evidence(case, run), arm, case.answers[run].predicted, case.slide)
+        evidence = self.evidence(case, run)
+        return evidence, find_column(evidence, arm, case.answers[run].predicted, case.slide)
 
     def stratum(self, case: Case) -> tuple[str, bool]:
         """The cases among which the arms are dealt evenly: of a label, and right or wrong."""
@@ -212,21 +205,12 @@ class Study:
     def stored(self, reader: str) -> Stored:
         """What is kept of a reader; a fresh worklist where nothing is yet."""
         path = self.folder / READERS / f"{reader}.json"
-        if path.is_file() and not path.is_symlink():
-            return self._checked(read_json(path), path)
-        worklist = [asdict(reading) for reading in self.deal(reader)]
-        return {
-            "layout": LAYOUT,
-            "reader": reader,
-            "revision": 0,
-            "worklist": worklist,
-            "readings": [],
-            "draft": None,
-        }
-
-    def _checked(self, stored: Stored, path: Path) -> Stored:
-        """What a reader's file says, refused where it does not lead to a place in the worklist."""
-        try:
+        if not path.is_file() or path.is_symlink():
+            worklist = [asdict(reading) for reading in self.deal(reader)]
+            about = {"layout": LAYOUT, "reader": reader, "revision": 0}
+            return {**about, "worklist": worklist, "readings": [], "draft": None}
+        stored = read_json(path)
+        try:  # it must lead to a place in the worklist
             here = self.place(stored)
             if here is not None:
                 self.case(here[0]), self.arm(here[0])
@@ -243,12 +227,9 @@ class Study:
     def place(self, stored: Stored) -> tuple[Reading, str] | None:
         """The reading and stage at which a reader is; None at the end."""
         worklist, done = self.worklist(stored), stored["readings"]
-        if done and not self._is_finished(worklist[len(done) - 1], done[-1]):
+        if done and self.arm(worklist[len(done) - 1]).stages[-1] not in done[-1]:
             return worklist[len(done) - 1], AFTER
         return (worklist[len(done)], BEFORE) if len(done) < len(worklist) else None
-
-    def _is_finished(self, reading: Reading, answers: Stored) -> bool:
-        return (AFTER if self.arm(reading).shows else BEFORE) in answers
 
     def opens(self, stored: Stored) -> datetime | None:
         """When the reader may go on: after the washout, where a new period begins; None for now."""
@@ -294,24 +275,21 @@ class Study:
             stored, reading, stage = self.current(reader)
             if (body.get("number"), body.get("stage")) != (reading.number, stage):
                 raise StaleError({"revision": stored["revision"]})
-            entry = self._check(reading, stage, body)
+            is_final = body.get("commit") is True
+            entry = self._check(reading, stage, body, is_final=is_final)
             stored["revision"] += 1
-            stored["draft"] = None
-            if body.get("commit") is not True:
-                stored["draft"] = {"number": reading.number, "stage": stage, **entry}
-            else:
-                self._require(reading, stage, entry)
-                if stage == BEFORE:
-                    stored["readings"].append({})
-                stored["readings"][-1][stage] = {
-                    **entry,
-                    "committed": self._clock().isoformat(timespec="seconds"),
-                }
-            self._write(reader, stored)
+            stored["draft"] = None if is_final else {"number": reading.number, "stage": stage, **entry}
+            if is_final and stage == BEFORE:
+                stored["readings"].append({})
+            if is_final:
+                committed = self._clock().isoformat(timespec="seconds")
+                stored["readings"][-1][stage] = {**entry, "committed": committed}
+            text = json.dumps(stored, ensure_ascii=False) + "\n"
+            write_text(self.folder / READERS / f"{reader}.json", text)
         return stored
 
-    def _check(self, reading: Reading, stage: str, body: Stored) -> Stored:
-        """The answers, regions and time of a stage, as they are stored."""
+    def _check(self, reading: Reading, stage: str, body: Stored, *, is_final: bool) -> Stored:
+        """The answers, regions and time of a stage, as they are stored; final ones must be complete."""
         answers, seconds, regions = body.get("answers"), body.get("seconds"), body.get("regions", [])
         if not isinstance(answers, dict) or not isinstance(regions, list):
             raise InputError("answers must be an object and regions a list of GeoJSON features.")
@@ -325,44 +303,29 @@ class Study:
             if name not in questions:
                 raise unknown_name("question", name, questions)
         checked = {name: questions[name].check(answer) for name, answer in answers.items()}
-        kept = {name: answer for name, answer in checked.items() if answer is not None}
-        return {"answers": kept, "regions": regions, "seconds": round(float(seconds), 1)}
-
-    def _require(self, reading: Reading, stage: str, entry: Stored) -> None:
-        """Refuse to commit while an answer is missing."""
-        for question in self.plan.asked(stage, self.arm(reading)):
-            if question.required and question.id not in entry["answers"]:
-                raise InputError(f"Answer first: {question.text}")
-        if stage == BEFORE and self.plan.regions == "required" and not entry["regions"]:
+        filled = {name: answer for name, answer in checked.items() if answer is not None}
+        missing = [q for q in questions.values() if q.required and q.id not in filled]
+        if is_final and missing:
+            raise InputError(f"Answer first: {missing[0].text}")
+        if is_final and stage == BEFORE and self.plan.regions == "required" and not regions:
             raise InputError("Mark the region that decides before you commit.")
+        return {"answers": filled, "regions": regions, "seconds": round(float(seconds), 1)}
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Keep other servers of the study out; what killed ones left half written is removed."""
-        try:
-            make_folder(self.folder / READERS)
-            with opened(self.folder / READERS / ".lock", os.O_RDWR | os.O_CREAT) as handle:
-                lock(handle)
-                sweep_folder(self.folder / READERS)
-                yield
-        except OSError as error:
-            raise WriteError(f"Answers cannot be kept in the study's folder ({error.strerror}).") from None
-
-    def _write(self, reader: str, stored: Stored) -> None:
-        write_text(self.folder / READERS / f"{reader}.json", json.dumps(stored, ensure_ascii=False) + "\n")
+        make_folder(self.folder / READERS)
+        return alone(self.folder / READERS, "Answers cannot be kept in the study's folder")
 
 
 def _region(feature: Any) -> Stored:
     """A region as it is stored: its outline in level-0 pixels, and nothing else."""
-    found = feature.get("geometry") if isinstance(feature, dict) else None
-    geometry: Stored = found if isinstance(found, dict) else {}
-    kind = geometry.get("type")
     try:
-        if kind not in ("Polygon", "MultiPolygon") or not parse_polygons([geometry]):
+        geometry = feature["geometry"]
+        if geometry["type"] not in ("Polygon", "MultiPolygon") or not parse_polygons([geometry]):
             raise ValueError("not a polygon")
+        outline = {"type": geometry["type"], "coordinates": geometry["coordinates"]}
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
         raise InputError("regions must be GeoJSON polygons of finite numbers.") from None
-    outline = {"type": kind, "coordinates": geometry["coordinates"]}
     about = {"objectType": "annotation", "classification": {"name": "Region"}}
     return {"type": "Feature", "geometry": outline, "properties": about}
 
@@ -386,7 +349,7 @@ def find_column(evidence: Evidence, arm: Arm, predicted: str, slide: str) -> int
     return (named or own)[0]
 
 
-def open_study(folder: str | PathLike[str], *, clock: Callable[[], datetime] | None = None) -> Study:
+def open_study(folder: str | PathLike[str]) -> Study:
     """Open the folder that `xmil study init` made."""
     place = Path(folder)
     if not (place / STUDY).is_file():
@@ -395,7 +358,7 @@ def open_study(folder: str | PathLike[str], *, clock: Callable[[], datetime] | N
             if place.is_dir()
             else absent(place, "folder")
         )
-    return Study(place, clock=clock)
+    return Study(place)
 
 
 def make_study(
@@ -419,13 +382,14 @@ def make_study(
         if arm.run is not None and arm.run not in explained:
             raise unknown_name(f"run of the arm {arm.name!r}", arm.run, explained)
     first = next(iter(explained.values()))
-    classes = first.class_names or _labels(first)
+    labels = sorted({row["label"] for row in first.rows.values() if row.get("label")})
+    classes = first.class_names or labels  # a model without names has those of the labels
+    if not labels:
+        raise InputError(f"{first.path}: no slide has a label; explain with cohort=, a table of labels.")
     plan = plan.with_classes(classes)
     if plan.seed is None:
         plan = plan.model_copy(update={"seed": secrets.randbits(53)})
     known = _known_cases(explained, classes, Pictures(pictures), say)
-    if not known and not any(row.get("label") for row in first.rows.values()):
-        raise InputError(f"{first.path}: {NO_LABEL}")
     practice, cases = _choose(plan, known)
     if plan.repeats > len(cases) // 2:
         raise InputError(f"repeats = {plan.repeats}: at most half of the {len(cases)} cases can come twice.")
@@ -462,14 +426,6 @@ def make_study(
     return Study(folder)
 
 
-def _labels(run: Run) -> tuple[str, ...]:
-    """The classes of a run whose model does not name them: the labels that its slides have."""
-    labels = sorted({row["label"] for row in run.rows.values() if row.get("label")})
-    if not labels:
-        raise InputError(f"{run.path}: {NO_LABEL}")
-    return tuple(labels)
-
-
 def _known_cases(
     runs: Mapping[str, Run], classes: Sequence[str], pictures: Pictures, say: Callable[[str], None]
 ) -> dict[str, Case]:
@@ -480,36 +436,24 @@ def _known_cases(
     known: dict[str, Case] = {}
     without: dict[str, list[str]] = {"label": [], "picture": [], "explanation": []}
     for slide, row in first.items():
-        label = _class(row.get("label", ""), classes)
-        if label is None:
+        label = name_class(row.get("label"), classes)
+        if label is None or label not in classes:
             without["label"].append(slide)
         elif not is_plain(slide) or (picture := pictures.describe(slide)[0]) is None:
             without["picture"].append(slide)
         elif not all(slide in own for own in files) or not all(slide in table for table in tables.values()):
             without["explanation"].append(slide)
         else:
-            answers = {name: _answer(table[slide], classes) for name, table in tables.items()}
+            answers = {}
+            for name, table in tables.items():
+                predicted = name_class(table[slide].get("predicted"), classes) or ""
+                answers[name] = Answer(predicted, probability_in(table[slide], predicted))
             known[slide] = Case(slide, row.get("case_id") or slide, label, answers, picture["mpp"])
     pictures.close()
     for what, names in without.items():
         if names:
             say(f"{counted(len(names), 'slide')} left out without a {what}: {shorten(names, 3)}.")
     return known
-
-
-def _class(text: str, classes: Sequence[str]) -> str | None:
-    """A label as the name of its class."""
-    at = None if text in classes else small_number(text)
-    return text if text in classes else classes[at] if at is not None and at < len(classes) else None
-
-
-def _answer(row: Mapping[str, str], classes: Sequence[str]) -> Answer:
-    predicted = _class(row.get("predicted", ""), classes) or row.get("predicted", "")
-    try:
-        probability = float(row[f"p:{predicted}"])
-    except (KeyError, ValueError):
-        probability = None
-    return Answer(predicted, probability)
 
 
 def _choose(plan: Plan, known: Mapping[str, Case]) -> tuple[list[Case], list[Case]]:

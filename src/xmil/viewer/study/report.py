@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError
 from xmil.core.explanation import card_of
-from xmil.core.text import counted, csv_text
+from xmil.core.text import counted
 from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval, why_no_interval
-from xmil.heatmaps.pages import Html, bullets, join, page, table, tag
-from xmil.storage import RunFolder
+from xmil.heatmaps.pages import Html, bullets, join, page, small, table, tag
+from xmil.storage import RunFolder, write_table
 from xmil.viewer.study.analysis import ALL, CHANCE, Estimate, Findings, Test, analyse, progress
 from xmil.viewer.study.plan import AFTER, BEFORE, sample_size
 from xmil.viewer.study.readings import Study
 
 REPORT, PAGE = "report", "report.html"
 NO_VALUE = "-"
+REGIONS = (  # the columns of the tables
+    *("reader", "slide", "patient", "label", "arm", "diagnosis", "right", "model_right", "run", "method"),
+    *("target", "counted", "patches", "marked", "auroc", "dice", "pointing", "chance"),
+)
+ESTIMATES = ("measure", "arm", "stage", "reader", "estimate", "low", "high", "n", "patients")
+TESTS = ("measure", "first", "second", "difference", "low", "high", "p", "p_holm", "n", "patients")
 STYLE = """
 svg.plot { width: 100%; max-width: 38rem; height: auto; }
 svg.plot text { fill: currentColor; font-size: 13px; }
@@ -42,56 +49,21 @@ def write_report(study: Study, out: str | PathLike[str] | None = None) -> Path:
     with RunFolder(folder, "study report", {"study": str(study.folder.resolve())}, marks, mixed=True).open(
         {}
     ):
-        write_text(folder / "readings.csv", _readings_csv(findings))
-        write_text(folder / "regions.csv", _regions_csv(findings))
-        write_text(folder / "estimates.csv", _estimates_csv(findings.estimates))
-        write_text(folder / "tests.csv", _tests_csv(findings.tests))
+        readings = [name for name in findings.readings[0] if name != "drawn"]
+        _write_rows(folder / "readings.csv", readings, findings.readings)
+        _write_rows(folder / "regions.csv", REGIONS, findings.regions)
+        estimates = ({**vars(e), **vars(e.value)} for e in findings.estimates)
+        _write_rows(folder / "estimates.csv", ESTIMATES, estimates)
+        tests = (
+            {**vars(t), **vars(t.difference), "difference": t.difference.estimate} for t in findings.tests
+        )
+        _write_rows(folder / "tests.csv", TESTS, tests)
         write_text(folder / PAGE, report_page(findings))
     return folder
 
 
-def _readings_csv(findings: Findings) -> str:
-    names = [name for name in findings.readings[0] if name != "drawn"]
-    return csv_text(names, ([row[name] for name in names] for row in findings.readings))
-
-
-def _regions_csv(findings: Findings) -> str:
-    names = ["reader", "slide", "patient", "label", "arm", "diagnosis", "right", "model_right"]
-    names += [
-        "run",
-        "method",
-        "target",
-        "counted",
-        "patches",
-        "marked",
-        "auroc",
-        "dice",
-        "pointing",
-        "chance",
-    ]
-    return csv_text(names, ([_cell(row[name]) for name in names] for row in findings.regions))
-
-
-def _estimates_csv(estimates: Sequence[Estimate]) -> str:
-    head = ["measure", "arm", "stage", "reader", "estimate", "low", "high", "n", "patients"]
-    rows = (
-        [e.measure, e.arm, e.stage, e.reader, *map(_cell, _bounds(e.value)), e.n, e.patients]
-        for e in estimates
-    )
-    return csv_text(head, rows)
-
-
-def _tests_csv(tests: Sequence[Test]) -> str:
-    head = ["measure", "first", "second", "difference", "low", "high", "p", "p_holm", "n", "patients"]
-    rows = (
-        [t.measure, t.first, t.second, *map(_cell, (*_bounds(t.difference), t.p, t.p_holm)), t.n, t.patients]
-        for t in tests
-    )
-    return csv_text(head, rows)
-
-
-def _bounds(value: Interval) -> tuple[float, float, float]:
-    return value.estimate, value.low, value.high
+def _write_rows(path: Path, names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    write_table(path, names, ([_cell(row[name]) for name in names] for row in rows))
 
 
 def _cell(value: object) -> object:
@@ -107,12 +79,10 @@ def report_page(findings: Findings) -> str:
     n = len({case.patient for case in study.cases})
     parts = [
         tag("h1", study.plan.title),
-        tag(
-            "p",
+        small(
             f"{counted(len(study.cases), 'case')} of {counted(n, 'patient')}, "
             f"{counted(len(study.readers), 'reader')}, {counted(len(study.plan.arms), 'arm')} "
-            f"({study.plan.design}).",
-            kind="small",
+            f"({study.plan.design})."
         ),
         unfinished
         and tag(
@@ -133,7 +103,7 @@ def report_page(findings: Findings) -> str:
 def _in_short(findings: Findings) -> Iterator[Html]:
     """What a reader of the report takes home."""
     for arm in findings.study.plan.arms:
-        if arm.shows:
+        if AFTER in arm.stages:
             before, after = (findings.find("accuracy", arm.name, stage) for stage in (BEFORE, AFTER))
             test = next((t for t in findings.tests if t.first == f"{arm.name}, after"), None)
             if before and after and test:
@@ -175,7 +145,8 @@ def _judged(test: Test) -> str:
     if not np.isfinite(test.p_holm):
         return "too few patients to test"
     sure = test.p_holm < ALPHA and abs(test.difference.estimate) >= SMALLEST
-    points = Interval(*(100 * bound for bound in _bounds(test.difference)))
+    gap = test.difference
+    points = Interval(100 * gap.estimate, 100 * gap.low, 100 * gap.high)
     change = "a change" if sure else "no clear change"
     return f"{change}: {_signed(points)} percentage points, p = {_p(test.p_holm)}"
 
@@ -203,30 +174,30 @@ def _signed(value: Interval) -> str:
 def _accuracy(findings: Findings) -> Iterator[Html]:
     study = findings.study
     yield tag("h2", "Right answers")
-    yield tag(
-        "p",
+    yield small(
         "Before: on the tissue alone; after: with what the arm shows. "
         f"Intervals hold 95 % and are over the patients that a figure is of; fewer than {FEWEST} have none, "
         "nor have patients who are all alike, but for shares, which then have the exact interval. Lines "
-        "below an arm are its readers.",
-        kind="small",
+        "below an arm are its readers."
     )
     yield _plot(study, [e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
     measures = ["accuracy"]
     for name in study.plan.positive:
         measures += [f"sensitivity {name}", f"specificity {name}"]
-    rows, marked = [], []
+    rows = []
     for arm in study.plan.arms:
-        for stage in (BEFORE, AFTER) if arm.shows else (BEFORE,):
+        for stage in arm.stages:
             for reader in (ALL, *study.readers):
                 values = [findings.find(measure, arm.name, stage, reader) for measure in measures]
                 if values[0] is not None:
-                    named = (
-                        _place(study, arm.name, stage) if reader == ALL else tag("span", reader, kind="small")
-                    )
-                    rows.append([named, values[0].n, *(_share(value) for value in values)])
-                    marked.append(False)
-    yield table(rows, head=["arm", "readings", *measures], marked=marked)
+                    named = _row_name(_place(study, arm.name, stage), reader)
+                    rows.append([named, values[0].n, *map(_share, values)])
+    yield table(rows, head=["arm", "readings", *measures])
+
+
+def _row_name(name: str, reader: str) -> str:
+    """The name of a row: that of the arm or method, in the rows below it the reader's."""
+    return name if reader == ALL else tag("span", reader, kind="small")
 
 
 def _plot(study: Study, estimates: Sequence[Estimate]) -> Html:
@@ -262,16 +233,13 @@ def _reliance(findings: Findings) -> Iterator[Html]:
                 findings.find(m, arm.name, AFTER, reader) for m in ("over-reliance", "correction")
             )
             if pulled or saved:
-                named = _title(arm.name) if reader == ALL else tag("span", reader, kind="small")
                 cells = [cell for one in (pulled, saved) for cell in ((one.n if one else 0), _share(one))]
-                rows.append([named, *cells])
+                rows.append([_row_name(_title(arm.name), reader), *cells])
     yield tag("h2", "Reliance on the model")
-    yield tag(
-        "p",
+    yield small(
         "Over-reliance: the model was wrong, the reader right before seeing it, and changed to the model's "
         "answer. Correction: the model was right, the reader wrong before, and changed to it. Arms that do "
-        "not show the model's answer have neither.",
-        kind="small",
+        "not show the model's answer have neither."
     )
     head = ["arm", "model wrong, reader right", "over-reliance", "model right, reader wrong", "correction"]
     yield table(rows, head=head) if rows else tag("p", "No arm shows the model's answer.")
@@ -279,51 +247,39 @@ def _reliance(findings: Findings) -> Iterator[Html]:
 
 def _agreement(findings: Findings) -> Iterator[Html]:
     yield tag("h2", "Agreement between readers, and with oneself")
-    yield tag("p", "Cohen's kappa: 0 is what chance gives, 1 is perfect agreement.", kind="small")
-    rows = [
-        [
-            _place(findings.study, e.arm, e.stage),
-            e.reader if e.reader != ALL else "mean",
-            e.n,
-            _kappa(e.value),
-        ]
-        for e in findings.estimates
-        if e.measure == "kappa"
-    ]
-    own = [
-        ["the same case twice", e.reader if e.reader != ALL else "mean", e.n, _kappa(e.value)]
-        for e in findings.estimates
-        if e.measure == "kappa with oneself"
-    ]
+    yield small("Cohen's kappa: 0 is what chance gives, 1 is perfect agreement.")
+    rows = []
+    for e in findings.estimates:  # those of readers with themselves come last
+        if e.measure in ("kappa", "kappa with oneself"):
+            twice = e.measure != "kappa"
+            place = "the same case twice" if twice else _place(findings.study, e.arm, e.stage)
+            readers = "mean" if e.reader == ALL else e.reader
+            rows.append([place, readers, e.n, _interval(e.value, plain=True)])
     head = ["arm", "readers", "cases read by both", "kappa"]
-    yield table([*rows, *own], head=head) if rows or own else tag("p", "There is one reader, and no repeats.")
+    yield table(rows, head=head) if rows else tag("p", "There is one reader, and no repeats.")
 
 
 def _regions(findings: Findings) -> Iterator[Html]:
     rows = []
     for e in (e for e in findings.estimates if e.measure == "region auroc"):
-        named = _title(e.arm) if e.reader == ALL else tag("span", e.reader, kind="small")
         others = [
             findings.find(f"region {m}", e.arm, BEFORE, e.reader) for m in ("dice", "pointing", "chance")
         ]
-        rows.append([named, e.n, _interval(e.value, plain=True), *(_share(one) for one in others)])
+        named, auroc = _row_name(_title(e.arm), e.reader), _interval(e.value, plain=True)
+        rows.append([named, e.n, auroc, *map(_share, others)])
     left_out = {(r["reader"], r["slide"], r["arm"]) for r in findings.regions if not r["counted"]}
     if not rows and not left_out:
         return
     yield tag("h2", "Readers' regions against the evidence")
-    yield tag(
-        "p",
+    yield small(
         "Regions drawn before anything was shown, against the scores of their patches. AUROC: 0.5 is chance. "
         "Dice compares the region with as many of the highest-scored patches, pointing asks whether the "
-        "highest one lies in it; chance gives both the share of the slide that was marked.",
-        kind="small",
+        "highest one lies in it; chance gives both the share of the slide that was marked."
     )
     if left_out:
-        yield tag(
-            "p",
+        yield small(
             f"Regions of {counted(len(left_out), 'reading')} are left out where the reader's diagnosis was "
-            "not the class that the evidence is for (counted = 0 in regions.csv).",
-            kind="small",
+            "not the class that the evidence is for (counted = 0 in regions.csv)."
         )
     if rows:
         yield table(rows, head=["method", "readings", "AUROC", "Dice", "pointing", "chance"])
@@ -334,7 +290,7 @@ def _time(findings: Findings) -> Iterator[Html]:
     questions = [q for q in study.plan.questions if q.kind in ("scale", "yes-no")]
     rows = []
     for arm in study.plan.arms:
-        for stage in (BEFORE, AFTER) if arm.shows else (BEFORE,):
+        for stage in arm.stages:
             seconds = findings.find("seconds", arm.name, stage)
             if seconds is None:
                 continue
@@ -345,7 +301,7 @@ def _time(findings: Findings) -> Iterator[Html]:
                 cells.append(NO_VALUE if value is None else _share(value) if yes else _number(value.value))
             rows.append([_place(study, arm.name, stage), _number(seconds.value), *cells])
     yield tag("h2", "Time and further answers")
-    yield tag("p", "Median seconds at each stage of the case; mean of scales, share of yes.", kind="small")
+    yield small("Median seconds at each stage of the case; mean of scales, share of yes.")
     yield table(rows, head=["arm", "seconds", *(question.text for question in questions)])
 
 
@@ -353,24 +309,19 @@ def _tests(findings: Findings) -> Iterator[Html]:
     split = "Arms have cases of their own: they are compared unpaired, by dealing whole cases again. "
     split = split if findings.study.plan.design == "split" else ""
     yield tag("h2", "Tests")
-    yield tag(
-        "p",
+    yield small(
         "Paired, with patients as the unit: each counts once, with the mean of its readings. p is of a "
         "sign-flip test, corrected by Holm over the tests of the same kind. "
         f"{split}Seconds are the mean of all stages of a reading together. Dice and pointing are set "
         "against chance by drawing: all regions of a patient are hit or missed together, each by the share "
-        "of its slide that was marked.",
-        kind="small",
+        "of its slide that was marked."
     )
-    rows, marked = [], []
+    rows = []
     for t in findings.tests:
         comparison = f"{_title(t.first)} minus {_title(t.second)}"
         measure = "seconds, all stages together" if t.measure == "seconds" else t.measure
         rows.append([measure, comparison, _signed(t.difference), _p(t.p), _p(t.p_holm), t.patients])
-        marked.append(False)
-    yield table(
-        rows, head=["measure", "comparison", "difference", "p", "p (Holm)", "patients"], marked=marked
-    )
+    yield table(rows, head=["measure", "comparison", "difference", "p", "p (Holm)", "patients"])
 
 
 def _made(findings: Findings, lines: Sequence[tuple[str, int, int]]) -> Iterator[Html]:
@@ -378,7 +329,7 @@ def _made(findings: Findings, lines: Sequence[tuple[str, int, int]]) -> Iterator
     yield tag("h2", "How it was made")
     yield table([[r, done, of] for r, done, of in lines], head=["reader", "readings done", "of"])
     arms = [
-        join([tag("b", _title(arm.name)), ": ", "tissue alone" if not arm.shows else ", ".join(
+        join([tag("b", _title(arm.name)), ": ", "tissue alone" if AFTER not in arm.stages else ", ".join(
             [*([f"{_title(arm.method)} of {study.run_of(arm)} for {arm.target}"] if arm.method else []),
              *(["the model's prediction"] if arm.prediction else [])])])
         for arm in study.plan.arms
@@ -401,7 +352,7 @@ def _made(findings: Findings, lines: Sequence[tuple[str, int, int]]) -> Iterator
 
 def _place(study: Study, arm: str, stage: str) -> str:
     """An arm, and which of its stages where it has two."""
-    has_two = any(each.name == arm and each.shows for each in study.plan.arms)
+    has_two = any(each.name == arm and AFTER in each.stages for each in study.plan.arms)
     return f"{_title(arm)}, {stage}" if has_two else _title(arm)
 
 
@@ -425,16 +376,9 @@ def _share(estimate: Estimate | None) -> str:
     return NO_VALUE if estimate is None else _interval(estimate.value)
 
 
-def _kappa(value: Interval) -> str:
-    return _interval(value, plain=True)
-
-
 def _number(value: Interval) -> str:
-    return (
-        f"{value.estimate:.1f} [{value.low:.1f}, {value.high:.1f}]"
-        if np.isfinite(value.low)
-        else f"{value.estimate:.1f}"
-    )
+    ends = f" [{value.low:.1f}, {value.high:.1f}]" if value.exists else ""
+    return f"{value.estimate:.1f}{ends}"
 
 
 def _p(p: float) -> str:

@@ -26,12 +26,13 @@ from xmil.core.task import TASKS
 from xmil.viewer.app import PageSite, guard
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.server import Rules
-from xmil.viewer.study.plan import AFTER, BEFORE, Question
+from xmil.viewer.study.plan import AFTER, BEFORE
 from xmil.viewer.study.readings import PRACTICE, BlindedError, Reading, StaleError, Stored, Study
 
 COOKIE = "xmil-study"
 METHOD = "evidence"  # what every method is called on the page
 UNTOLD = "the model's answer"  # the target of evidence for a prediction that the arm does not show
+ASKED = {"id", "text", "kind", "options", "steps", "required"}  # what of a question the page needs
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -123,10 +124,9 @@ class StudySite(PageSite):
 
     def _label(self, reading: Reading, stage: str) -> str | None:
         """The label, once the last stage of a case is over, where the plan shows it."""
-        last = AFTER if self.study.arm(reading).shows else BEFORE
-        reveal = self.study.plan.reveal
+        is_last, reveal = stage == self.study.arm(reading).stages[-1], self.study.plan.reveal
         shown = reveal == "always" or (reveal == "practice" and reading.kind == PRACTICE)
-        return self.study.case(reading).label if stage == last and shown else None
+        return self.study.case(reading).label if is_last and shown else None
 
     @_sealed
     def state(self, reader: str | None) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class StudySite(PageSite):
             "number": reading.number,
             "stage": stage,
             "practice": reading.kind == PRACTICE,
-            "questions": [_asked(question) for question in study.plan.asked(stage, arm)],
+            "questions": [question.model_dump(include=ASKED) for question in study.plan.asked(stage, arm)],
             "regions": study.plan.regions,
             "answers": draft.get("answers", {}),
             "drawn": draft.get("regions", before["regions"] if before else []),
@@ -194,28 +194,31 @@ class StudySite(PageSite):
 
     def _set(self, reading: Reading) -> dict[str, Any]:
         """The scores that the arm shows, without what would name their method."""
-        study, case, arm = self.study, self.study.case(reading), self.study.arm(reading)
-        evidence = study.evidence(case, study.run_of(arm))
-        column = evidence.columns[study.column(case, arm)]
-        task = TASKS["classification"]
+        arm, task = self.study.arm(reading), TASKS["classification"]
+        evidence, number = self.study.shown(self.study.case(reading), arm)
+        column = evidence.columns[number]
         target = column["target"] if arm.prediction or arm.target != "predicted" else UNTOLD
-        ends = task.short_ends(target) if column["signed"] else ("low", "high")
-        shown: dict[str, Any] = {
+        shown = {
             "name": METHOD,
             "beside": None,
             "kind": "scores",
             "method": METHOD,
             "output": None,
+            "target": target,
+            "signed": column["signed"],
+            "ends": task.short_ends(target) if column["signed"] else ("low", "high"),
+            "audit": None,
+            "made": [],
+            "warnings": [],
         }
-        shown |= {"target": target, "signed": column["signed"], "ends": ends}
         return {
             "run": 0,
             "n": evidence.n,
             "edge": evidence.patch_size,
             "mpp": evidence.mpp,
             "placed": evidence.placed,
-            "columns": [{**shown, "audit": None, "made": [], "warnings": []}],
-            "classes": list(study.classes),
+            "columns": [shown],
+            "classes": list(self.study.classes),
             "logits": [],
             "probabilities": None,
             "value": None,
@@ -234,8 +237,8 @@ class StudySite(PageSite):
         case, arm = self.study.case(reading), self.study.arm(reading)
         if stage != AFTER or arm.method is None:
             raise BlindedError("There is no evidence to show now.")
-        evidence = self.study.evidence(case, self.study.run_of(arm))
-        return evidence.as_bytes(self.study.column(case, arm))
+        evidence, column = self.study.shown(case, arm)
+        return evidence.as_bytes(column)
 
     @_sealed
     def tile(self, reader: str | None, number: int, level: int, column: int, row: int) -> bytes:
@@ -248,10 +251,6 @@ def _known(reader: str | None) -> str:
     if reader is None:
         raise BlindedError("Enter your code first.")
     return reader
-
-
-def _asked(question: Question) -> dict[str, Any]:
-    return question.model_dump(include={"id", "text", "kind", "options", "steps", "required"})
 
 
 def create_study_app(
