@@ -45,29 +45,23 @@ def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) ->
     """
     target = Path(path)
     run = owning_run(target)
-    try:
+    with _naming(target):
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise _not_written(target, error) from None
-    os.close(handle)
-    try:
-        write(temporary)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        if syncs():
-            _sync(temporary, os.O_RDWR)
-        note_file(run, target, Path(temporary))
-        _replace(run, temporary, target)
-        sync_folder(target.parent)
-        note_done(run, target)
-    except Exception as error:
-        if (refusal := _refusal(error)) is None:
-            raise
-        raise _not_written(target, refusal) from None
-    finally:
-        with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
-            Path(temporary).unlink(missing_ok=True)
+        os.close(handle)
+        try:
+            write(temporary)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
+            if syncs():
+                _sync(temporary, os.O_RDWR)
+            note_file(run, target, Path(temporary))
+            _replace(run, temporary, target)
+            sync_folder(target.parent)
+            note_done(run, target)
+        finally:
+            with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
+                Path(temporary).unlink(missing_ok=True)
 
 
 def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> None:
@@ -77,28 +71,22 @@ def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> No
     """
     target = Path(path)
     run = owning_run(target)
-    try:
+    with _naming(target):
         aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part"))
-    except OSError as error:
-        raise _not_written(target, error) from None
-    try:
-        write(aside / "new")
-        for inner, _, names in os.walk(aside / "new"):
-            for name in names if syncs() else ():
-                _sync(os.path.join(inner, name), os.O_RDWR)
-            sync_folder(Path(inner))
-        note_file(run, target, aside / "new")
-        if target.exists():
-            _replace(run, target, aside / "old")
-        _replace(run, aside / "new", target)
-        sync_folder(target.parent)
-        note_done(run, target)
-    except Exception as error:
-        if (refusal := _refusal(error)) is None:
-            raise
-        raise _not_written(target, refusal) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            write(aside / "new")
+            for inner, _, names in os.walk(aside / "new"):
+                for name in names if syncs() else ():
+                    _sync(os.path.join(inner, name), os.O_RDWR)
+                sync_folder(Path(inner))
+            note_file(run, target, aside / "new")
+            if target.exists():
+                _replace(run, target, aside / "old")
+            _replace(run, aside / "new", target)
+            sync_folder(target.parent)
+            note_done(run, target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _replace(run: Path | None, source: str | Path, target: Path) -> None:
@@ -227,12 +215,20 @@ def _refusal(error: BaseException) -> OSError | None:
     return None
 
 
-def _not_written(target: Path, error: OSError) -> FileError:
-    if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ):
-        return FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.")
-    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-    way = "raise `ulimit -n`" if error.errno in OPEN_FILES else "make room, or choose another place"
-    return WriteError(f"{target}: cannot be written ({reason}); {way}.")
+@contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """Name the file in the error for what the system refuses within the block."""
+    try:
+        yield
+    except Exception as error:
+        if (refusal := _refusal(error)) is None:
+            raise
+        number = refusal.errno
+        if number in (errno.ENAMETOOLONG, errno.EILSEQ):
+            raise FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.") from None
+        reason = os.strerror(number) if number else " ".join(str(refusal).split())
+        way = "raise `ulimit -n`" if number in OPEN_FILES else "make room, or choose another place"
+        raise WriteError(f"{target}: cannot be written ({reason}); {way}.") from None
 
 
 WHOLE = 1 << 20  # bytes up to which a file is read whole

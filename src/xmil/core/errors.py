@@ -87,6 +87,15 @@ def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> Inpu
     return InputError(f"The {parameter!r} parameter of {owner} must be {must_be}. Got {shown} instead.")
 
 
+def check_count(parameter: str, owner: str, value: object, least: int = 1) -> None:
+    """Refuse a parameter that is not a whole number of at least so many.
+
+    >>> check_count("steps", "flip", 3)
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise bad_parameter(parameter, owner, f"an int in the range [{least}, inf)", value)
+
+
 def absent(path: str | PathLike[str], what: str = "file") -> str:
     """Why a path is not the file, the folder or the "file or folder" that was asked for, and the way out.
 

@@ -69,6 +69,14 @@ class Audit:
         explained = sum(value for key, value in shares.items() if key != "output")
         return cls(**shares, other=shares["output"] - explained)
 
+    @classmethod
+    def mean(cls, audits: Sequence[Audit | None]) -> Audit | None:
+        """The mean of several audits, share by share; None if one of them is missing."""
+        each = [audit.as_dict() for audit in audits if audit is not None]
+        if len(each) < len(audits):
+            return None
+        return cls(**{name: float(np.mean([shares[name] for shares in each])) for name in each[0]})
+
     def as_dict(self) -> dict[str, float]:
         """The shares by name."""
         return asdict(self)

@@ -348,16 +348,12 @@ def _average(parts: Sequence[Attribution], hands: Sequence[IntArray], x: Tensor)
             "errors are too small more often than they should be; interval() allows for it, more contexts "
             "help."
         )
-    audits = [part.audit.as_dict() for part in parts if part.audit is not None]
-    audit = None
-    if len(audits) == len(parts):
-        audit = Audit(**{name: float(np.mean([shares[name] for shares in audits])) for name in audits[0]})
     sizes = {len(hand) for hand in hands}  # a patch always alone, or always with all, has but one context
     varied = not sizes <= {1} and not sizes <= {x.shape[1]}
     return replace(
         parts[0],
         scores=mean.to(x.dtype),
-        audit=audit,
+        audit=Audit.mean([part.audit for part in parts]),
         stderr=stderr if varied else None,
         stable=sure_signs(mean, stderr, counts.long()) if varied else None,
         warnings=tuple(warnings),

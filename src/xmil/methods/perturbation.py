@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.bag import FloatArray
-from xmil.core.errors import bad_parameter
+from xmil.core.errors import bad_parameter, check_count
 from xmil.core.explanation import Audit
 from xmil.methods.method import (
     Attribution,
@@ -156,8 +156,7 @@ def one_added(
     the bag. `e.params["company_from"]` says whose they are.
     """
     for name, value in {"company": company, "draws": draws}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise bad_parameter(name, "one_added", "an int in the range [1, inf)", value)
+        check_count(name, "one_added", value)
     ordinary = find_background(background, network=network, x=x, method="one_added")
     text = describe_background(ordinary)
     params = {"company": company, "draws": draws, "company_from": text.split()[0], "background": text}
@@ -222,8 +221,7 @@ def milli(
         raise bad_parameter("alpha", "milli", "a float in the range [0, 1]", alpha)
     n = x.shape[1]
     samples = 2 * n + 200 if samples is None else samples
-    if not isinstance(samples, int) or samples < 1:
-        raise bad_parameter("samples", "milli", "an int in the range [1, inf)", samples)
+    check_count("samples", "milli", samples)
     bag = open_subsets(network, x)
     alone = bag.singles().to(x.dtype)
 

@@ -136,11 +136,11 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         arrays |= {name: pa.array(first.raw_coords[:, i]) for i, name in enumerate(RAW)}
     for e in explanations:
         arrays[e.column] = pa.array(e.scores, type=pa.float32())
-        for suffix, values in ((SPREAD, e.spread), (STDERR, e.stderr)):
+        beside = {SPREAD: e.spread, STDERR: e.stderr, STABLE: e.stable}
+        for suffix, values in beside.items():
             if values is not None:
-                arrays[e.column + suffix] = pa.array(values, type=pa.float32())
-        if e.stable is not None:
-            arrays[e.column + STABLE] = pa.array(e.stable, type=pa.bool_())
+                kind = pa.bool_() if suffix == STABLE else pa.float32()
+                arrays[e.column + suffix] = pa.array(values, type=kind)
         if e.relevance is not None:
             flat = pa.array(e.relevance.ravel(), type=pa.float32())
             arrays[RELEVANCE + e.column] = pa.FixedSizeListArray.from_arrays(flat, e.relevance.shape[1])

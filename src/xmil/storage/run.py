@@ -25,6 +25,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from glob import escape as escape_glob
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -86,7 +87,6 @@ class Run:
     ) -> None:
         self.path, self.follow_links = Path(path), follow_links
         self._chosen = None if files is None else dict(files)  # explanations by slide, in place of slides/
-        self._about: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -109,12 +109,10 @@ class Run:
     def _read_table(self, name: str) -> dict[str, Row]:
         return self._read(read_rows, self.path / name)
 
-    @property
+    @cached_property
     def about(self) -> dict[str, Any]:
         """What run.json says; empty where there is none."""
-        if self._about is None:
-            self._about = read_run(self.path) or {}
-        return self._about
+        return read_run(self.path) or {}
 
     @property
     def kind(self) -> str:
@@ -238,8 +236,7 @@ class Run:
         """The files of a slide's interactions, one for each target."""
         if not is_plain(slide):
             return []
-        listed = list_interactions(self.path, slide, links=self.follow_links)
-        return listed.get(slide, [])
+        return list_interactions(self.path, slide, links=self.follow_links).get(slide, [])
 
     def interactions(self, slide: str, *, target: Any = None) -> Interactions:
         """The interactions that a run has of a slide; name the target where there are several."""
