@@ -524,7 +524,14 @@ class SlidePatches:
         self.request = request
         self.source = identity(slide)
         self.header = open_bag(patches)
-        self.size = _patch_px(self.header, request.patch_px)
+        corners, edge0 = self.header.coords, self.header.patch_size
+        if corners is None or edge0 is None:
+            raise FileError(f"{patches}: holds no level-0 corners with a patch edge; tile the slide.")
+        self.xy0, self.edge0 = corners, edge0  # (n, 2), and the edge in level-0 pixels
+        size = request.patch_px or self.header.extra.get("patch_size")
+        if not size:
+            raise FileError(f"{patches}: does not say how many pixels a patch has; pass patch_px=.")
+        self.size = int(size)
         self.slide = open_slide(slide)
         try:
             _check(self.slide, self.header)
@@ -535,18 +542,6 @@ class SlidePatches:
 
     def __len__(self) -> int:
         return len(self.header)
-
-    @property
-    def xy0(self) -> npt.NDArray[np.int64]:
-        """The corners (n, 2)."""
-        assert self.header.coords is not None  # noqa: S101  # `_patch_px` has seen them
-        return self.header.coords
-
-    @property
-    def edge0(self) -> int:
-        """The edge of a patch in level-0 pixels."""
-        assert self.header.patch_size is not None  # noqa: S101  # as above
-        return self.header.patch_size
 
     def read(self, index: int) -> Pixels:
         """The pixels of one patch, stains not changed."""
@@ -606,15 +601,6 @@ class PatchStream(SlidePatches):
     def _prepared(self, index: int) -> Tensor:
         pixels = self.read(index)
         return self._transform(pixels if self.stain is None else self.stain.normalise(pixels))
-
-
-def _patch_px(header: Header, patch_px: int | None) -> int:
-    if header.coords is None or header.patch_size is None:
-        raise FileError(f"{header.path}: holds no level-0 corners with a patch edge; tile the slide.")
-    size = patch_px or header.extra.get("patch_size")
-    if not size:
-        raise FileError(f"{header.path}: does not say how many pixels a patch has; pass patch_px=.")
-    return int(size)
 
 
 def _check(slide: Slide, header: Header) -> None:

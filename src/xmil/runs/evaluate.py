@@ -161,7 +161,7 @@ class EvaluateRun(ModelRun[list[Row]]):
             "mask_downsample": 1.0 if truth is None else truth.downsample,
             "by": self.request.by,
             "reading": self.request.reading,
-            **self.models.files.settings(),
+            **self.models.settings(),
             **({} if self.request.slides is None else {"slides": str(self.request.slides.resolve())}),
         }
 

@@ -29,7 +29,7 @@ from xmil.data.header import slide_name
 from xmil.network import find_device
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
-from xmil.runs.ensemble import BACKGROUND, load_run_models, recorded_features, recorded_model
+from xmil.runs.ensemble import BACKGROUND, load_models, recorded_features, recorded_model
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
 from xmil.runs.workers.pool import MakeWorker
@@ -127,15 +127,15 @@ def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
     request, model = run.request, None
     weights = None if request.weights is None else str(request.weights)
     encoder = load_encoder(request.encoder, weights=weights, device=run.device, random=request.random)
+    background = Background.load(run.run.path / BACKGROUND)
     if request.model is not None:
-        models = load_run_models(request.model, run.run.path, request.features)
+        models = load_models(request.model, background, request.features).models
         if len(models) > 1:
             raise InputError(
                 f"{run.run.path}: is of {len(models)} models and maps inside patches take one; "
                 "explain with params= lrp.feature_level=true and leave out model=."
             )
         model = models[0]
-    background = Background.load(run.run.path / BACKGROUND)
     return lambda slide: _look_into(run, encoder, model, slide, background)
 
 

@@ -18,11 +18,9 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from xmil.core.bag import Bag
 from xmil.core.durable import identity, remove_file
-from xmil.core.errors import UnsupportedError
 from xmil.core.request import takes
 from xmil.core.task import with_reference
 from xmil.core.text import counted, text_table
@@ -31,7 +29,6 @@ from xmil.evaluate import Answer, Predictions, draw_figures, write_predictions
 from xmil.evaluate.statistics import FEWEST, Interval, count_units, why_no_interval
 from xmil.models import MILModel
 from xmil.network import open_network
-from xmil.network.network import frozen
 from xmil.runs import Listener
 from xmil.runs.cohort_run import Tally
 from xmil.runs.ensemble import ModelRun, open_models
@@ -104,11 +101,11 @@ class PredictRun(ModelRun[Answer]):
 
     def settings(self) -> dict[str, Any]:
         """Where the slides come from, how they are measured, and the models' weights."""
-        request, files = self.request, self.models.files
+        request = self.request
         names = ("by", "draws", "seed", *(("instances", "repetitions") if request.instances else ()))
         chosen = {**request.places(), "label": list(request.label), "split": list(request.split)}
         chosen |= {name: getattr(request, name) for name in names}
-        own = {**files.settings(), **({"reading": request.reading} if request.reading else {})}
+        own = {**self.models.settings(), **({"reading": request.reading} if request.reading else {})}
         return {**chosen, "models": list(self.models.digests), **own}
 
     def about(self) -> dict[str, Any]:
@@ -226,11 +223,5 @@ def _plain(interval: Interval) -> dict[str, float | None]:
 
 
 def _outputs(model: MILModel, bag: Bag) -> npt.NDArray[np.float64]:
-    with frozen(model), torch.no_grad():
-        network, x = open_network(model, bag)
-        outputs = network(x)[0].double().cpu().numpy()
-    if not np.isfinite(outputs).all():
-        raise UnsupportedError(
-            f"The outputs of {model.spec.name} are not finite for {bag.called}; check the model."
-        )
-    return with_reference(np.asarray(outputs), vars(model.spec))
+    network, x = open_network(model, bag)
+    return with_reference(network.outputs(x), vars(model.spec))

@@ -83,12 +83,9 @@ def find_reader(contents: Contents, format: str) -> Reader:  # noqa: A002 - the 
                 f"{' or '.join(kinds)}."
             )
         return READERS[format]
-    fitting = [
-        entry
-        for name in READERS
-        if contents.kind in (entry := READERS[name]).kinds and entry.claims(contents)
-    ]
-    chosen = [entry for entry in fitting if not entry.fallback] or fitting
+    asked = [READERS[name] for name in READERS if contents.kind in READERS[name].kinds]
+    chosen = [entry for entry in asked if not entry.fallback and entry.claims(contents)]
+    chosen = chosen or [entry for entry in asked if entry.fallback and entry.claims(contents)]
     if not chosen:
         raise FileError(_unknown(contents))
     if len(chosen) > 1:
