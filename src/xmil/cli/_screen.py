@@ -34,13 +34,11 @@ class Screen(Listener):
         self._bars: Progress | None = None
 
     def say(self, sentence: str) -> None:
-        """A line."""
         self.lines.append(as_flags(sentence))
         if not self.as_json:
             print(self.lines[-1])
 
     def warn(self, sentence: str) -> None:
-        """A line that says so."""
         if not self.as_json:
             print(f"warning: {as_flags(sentence)}")
 

@@ -174,7 +174,6 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
 
 
 def run_folder(name: str) -> Path:
-    """The folder for a slide of its own."""
     return Path(f"run-{'_'.join(name.split())}")
 
 

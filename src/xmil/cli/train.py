@@ -121,7 +121,6 @@ def _watch(job: Job, progress: Any) -> OnStep:
 
 
 def _report(settings: Config, outcome: TrainOutcome) -> None:
-    """A few lines on the screen."""
     best = outcome.best
     for note in outcome.notes:
         print(f"{settings.data.cohort}: {note}")

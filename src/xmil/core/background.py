@@ -94,7 +94,7 @@ def background_of(bags: Iterable[Any], *, keep: int = KEPT, seed: int = 0) -> Ba
     Its mean is that of the bags' means, and `keep` patches are drawn as evenly from the bags as they last.
     The same bags in the same order give the same background.
     """
-    check_count("keep", "background", keep)
+    check_count("keep", keep, owner="background")
     rng = np.random.default_rng(seed)
     drawn: list[FloatArray] = []
     total, n, keys, turns = np.zeros(0), 0, [], []

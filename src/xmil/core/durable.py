@@ -16,11 +16,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from xmil.core.errors import FileError, WriteError, absent, unreadable
+from xmil.core.errors import FileError, StrPath, WriteError, absent, unreadable
 from xmil.core.journal import (
     UNABLE,
     note_done,
@@ -38,7 +37,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 UNSYNCED = 64 << 20  # bytes after which the disk is asked to keep up
 
 
-def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) -> None:
+def write_atomically(path: StrPath, write: Callable[[str], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent.
 
     A file in a run's folder is noted in the run's journal first.
@@ -64,7 +63,7 @@ def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) ->
                 Path(temporary).unlink(missing_ok=True)
 
 
-def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> None:
+def write_folder(path: StrPath, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary folder beside `path`, then rename: stores such as Zarr's, whole or absent.
 
     An older folder gives way only once the new one is complete.
@@ -97,12 +96,12 @@ def _replace(run: Path | None, source: str | Path, target: Path) -> None:
         raise
 
 
-def write_text(path: str | PathLike[str], text: str) -> None:
+def write_text(path: StrPath, text: str) -> None:
     """Write a text file, whole or not at all."""
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: str | PathLike[str], content: bytes | memoryview) -> None:
+def write_bytes(path: StrPath, content: bytes | memoryview) -> None:
     """Write bytes, whole or not at all."""
 
     def write(temporary: str) -> None:
@@ -148,7 +147,6 @@ class _Target(FileIO):
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the size of the file."""
         with self._kept():
             super().truncate(size)
         return size or 0
@@ -166,7 +164,7 @@ class _Target(FileIO):
             raise self.error
 
 
-def remove_file(path: str | PathLike[str]) -> None:
+def remove_file(path: StrPath) -> None:
     """Remove a file, where there is one; in a run's folder its journal says so."""
     target = Path(path)
     run = owning_run(target)
@@ -176,7 +174,7 @@ def remove_file(path: str | PathLike[str]) -> None:
         note_done(run, target)
 
 
-def note_as_it_is(path: str | PathLike[str]) -> None:
+def note_as_it_is(path: StrPath) -> None:
     """Note in the run's journal a file that another library writes under its final name."""
     target = Path(path)
     run = owning_run(target)
@@ -235,8 +233,6 @@ WHOLE = 1 << 20  # bytes up to which a file is read whole
 ENDS = 1 << 16  # bytes of its head and of its tail, of a longer one
 BLOCK, BLOCKS = 1 << 12, 64  # between them, spread evenly
 FILES = 64  # of a folder, whose bytes are looked at; of the others name and size
-
-StrPath = str | PathLike[str]
 
 
 def file_digest(path: Path) -> str:

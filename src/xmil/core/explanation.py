@@ -69,20 +69,20 @@ class Audit:
         explained = sum(value for key, value in shares.items() if key != "output")
         return cls(**shares, other=shares["output"] - explained)
 
-    @classmethod
-    def mean(cls, audits: Sequence[Audit | None]) -> Audit | None:
-        """The mean of several audits, share by share; None if one of them is missing."""
-        each = [audit.as_dict() for audit in audits if audit is not None]
-        if len(each) < len(audits):
-            return None
-        return cls(**{name: float(np.mean([shares[name] for shares in each])) for name in each[0]})
-
     def as_dict(self) -> dict[str, float]:
         """The shares by name."""
         return asdict(self)
 
     def __repr__(self) -> str:
         return f"Audit({', '.join(f'{key}={value:.6g}' for key, value in self.as_dict().items())})"
+
+
+def mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
+    """The mean of several audits, share by share; None if one of them is missing."""
+    each = [audit.as_dict() for audit in audits if audit is not None]
+    if len(each) < len(audits):
+        return None
+    return Audit(**{name: float(np.mean([shares[name] for shares in each])) for name in each[0]})
 
 
 @dataclass(frozen=True, eq=False, init=False)

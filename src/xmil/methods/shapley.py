@@ -286,4 +286,4 @@ def check_sampling(method: str, precision: Any, **counts: tuple[Any, int]) -> No
     if precision is not None and (not isinstance(precision, int | float) or not precision > 0):
         raise bad_parameter("precision", method, "a float in the range (0, inf), or None", precision)
     for name, (count, least) in counts.items():
-        check_count(name, method, count, least)
+        check_count(name, count, least, owner=method)

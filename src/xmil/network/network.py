@@ -23,6 +23,7 @@ from xmil.core.errors import (
     XmilError,
     bad_parameter,
     check_count,
+    check_names,
     unknown_name,
 )
 from xmil.core.explanation import Explanation
@@ -266,9 +267,7 @@ def open_network(model: Any, bag: Any, **options: Unpack[CallOptions]) -> tuple[
 
     A foreign module is tried out on the bag: how it is called, what it returns, whether it is random.
     """
-    for name in options:
-        if name not in CallOptions.__annotations__:
-            raise unknown_name("parameter", name, CallOptions.__annotations__)
+    check_names("parameter", options, CallOptions.__annotations__)
     network = Network(as_model(model), options.get("forward"))
     bag = as_bag(bag)
     x = as_tensor(bag, network)
@@ -280,7 +279,7 @@ def open_network(model: Any, bag: Any, **options: Unpack[CallOptions]) -> tuple[
     if returns is not None and returns not in RETURNS:
         raise unknown_name("kind of output for returns", returns, RETURNS)
     if average is not None:
-        check_count("average", "explain", average)
+        check_count("average", average, owner="explain")
     if network.model is None:
         with frozen(network.module):
             run_trial(network, x, returns=returns, average=average)

@@ -144,7 +144,6 @@ class _Uses(Watch):
         self.bag, self.identities = bag, set[int]()
 
     def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:  # noqa: ARG002
-        """Note the arguments."""
         for value in (*args, *options.values()):
             is_bag = isinstance(value, Tensor) and value.shape[-2:] == self.bag.shape[-2:]
             if not (is_bag and torch.equal(value.reshape(-1, *self.bag.shape[1:])[:1], self.bag)):
@@ -619,7 +618,6 @@ def _fewest(runs: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _with_style(network: Network, style: CallStyle) -> Network:
-    """The network, called in another style."""
     twin = copy(network)
     twin.call_style = style
     return twin

@@ -147,7 +147,6 @@ class CohortRun(ABC, Generic[Item, Result]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A name for the settings."""
         return self.folder.fingerprint
 
     def execute(

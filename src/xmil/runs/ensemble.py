@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from xmil.core.background import USER, Background
 from xmil.core.bag import Bag, FloatArray
 from xmil.core.durable import file_digest
-from xmil.core.errors import CheckpointError, FileError, InputError, StopError, XmilError, absent
-from xmil.core.explanation import Audit, Explanation
+from xmil.core.errors import CheckpointError, FileError, InputError, StopError, StrPath, XmilError, absent
+from xmil.core.explanation import Explanation, mean_audit
 from xmil.core.registry import is_function_name, load_function
 from xmil.core.task import TASKS
 from xmil.data.bags import Case, open_bag
@@ -55,7 +55,6 @@ ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
 FIRST = ("slide_id", "case_id", "label", "predicted", "correct")  # columns of slides.csv, and its last ones
 LAST, NOTES = ("n", "features", "seconds"), ("measured", "warnings")  # notes only where a slide has one
-StrPath = str | PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,6 @@ class Loaded:
 
     @property
     def name(self) -> str:
-        """The class of the model."""
         return type(self.model).__name__
 
     def __str__(self) -> str:
@@ -122,7 +120,6 @@ class Ensemble:
 
     @property
     def specs(self) -> list[ModelSpec]:
-        """The spec of each model."""
         return [model.spec for model in self.models]
 
     @property
@@ -147,15 +144,12 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class ModelRun(CohortRun[Case, Result]):
-    """A run of models over cases."""
-
     request: CohortRequest
     models: Ensemble
     device: str = "cpu"
     missing: Missing = field(default_factory=Missing)
 
     def slides_of(self, item: Case) -> Sequence[str]:
-        """The slides of a case."""
         return item.slides
 
     def header(self, rows: Sequence[TableRow]) -> list[str]:
@@ -483,7 +477,7 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
         spread=scores.std(axis=0, ddof=1).astype(np.float32),
         logits=logits.mean(axis=0).astype(np.float32),
         output=float(np.mean([e.output for e in explanations])),
-        audit=Audit.mean([e.audit for e in explanations]),
+        audit=mean_audit([e.audit for e in explanations]),
         model=f"{first.model} x {len(explanations)}",
         relevance=np.stack(relevance).mean(axis=0).astype(np.float32) if relevance else None,
         stderr=(np.sqrt(np.sum(np.square(errors), axis=0)) / len(errors)).astype(np.float32)

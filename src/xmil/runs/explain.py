@@ -30,8 +30,8 @@ from xmil.core.errors import (
     FileError,
     InputError,
     UnknownNameError,
-    UnsupportedError,
     XmilError,
+    check_names,
     unknown_name,
 )
 from xmil.core.explanation import Explanation, measured_columns
@@ -47,7 +47,6 @@ from xmil.methods import (
     PRESETS,
     explain_targets,
     interactions,
-    list_methods,
     own_outputs,
     seeds,
 )
@@ -312,20 +311,11 @@ def check_output(request: ExplainRequest) -> None:
 
 
 def _check_method(name: str, model: MILModel, own: Mapping[str, Any], output: str | None) -> None:
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    if METHODS[name].supports(Network(model)) is not None:
-        able = list_methods(model)
-        raise UnsupportedError(
-            f"The method {name!r} cannot explain {model.spec.name}. Those that can: {', '.join(able)}."
-        )
-    METHODS[name].check_parameters(own)
-    preset = own.get("preset", "default")
-    if preset not in PRESETS:
-        raise unknown_name("preset", preset, PRESETS)
-    outputs = (*METHODS[name].outputs, *own_outputs())
-    if output is not None and output not in outputs:
-        raise unknown_name(f"output of {name}", output, outputs)
+    method = METHODS[name]
+    method.check_model(Network(model))
+    method.check_parameters(own)
+    method.check_output(output)
+    check_names("preset", [own.get("preset", "default")], PRESETS)
 
 
 def case_targets(
@@ -385,8 +375,6 @@ class ExplainedCase:
 
 @dataclass(frozen=True)
 class ExplainRun(ModelRun[Explained]):
-    """A run's folder, models and settings."""
-
     request: ExplainRequest
     present: Parameters = field(default_factory=dict)  # the methods that the folder has already
     chosen: RunChoice | None = None  # by `auto`
@@ -409,7 +397,6 @@ class ExplainRun(ModelRun[Explained]):
         return {**self.present, **{name: own.get(name, {}) for name in self.request.methods}}
 
     def settings(self) -> dict[str, Any]:
-        """Methods, targets, parameters and the models' weights."""
         request, methods = self.request, self.methods
         settings: dict[str, Any] = {
             "methods": list(methods),
@@ -424,7 +411,6 @@ class ExplainRun(ModelRun[Explained]):
         return {**settings, **pairs, "models": list(self.models.digests), **self.models.settings()}
 
     def about(self) -> dict[str, Any]:
-        """What run.json says beside the settings."""
         return {
             **self.models.about(),
             "methods": list(self.methods),
@@ -438,7 +424,6 @@ class ExplainRun(ModelRun[Explained]):
 
     @property
     def uses_bins(self) -> bool:
-        """Whether a survival model is asked for more than its risk."""
         return asks_for_bins(self.request)
 
     def worker(self) -> Stages[Case, Explained]:
@@ -657,7 +642,6 @@ class Explainer:
             return []  # damaged: it is explained again
 
     def work(self, case: Case, read: Read) -> ExplainedCase:
-        """Explain a case."""
         start = time.perf_counter()
         has = [{e.method for e in own} for own in read.earlier]
         methods = [name for name in self.request.methods if not all(name in own for own in has)]
@@ -773,12 +757,10 @@ def read_ahead(path: Path) -> None:
 
 
 def slide_file(out: Path, slide: str) -> Path:
-    """The file of a slide's explanations."""
     return out / "slides" / f"{slide}.parquet"
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch or NumPy says that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

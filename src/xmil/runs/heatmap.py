@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from xmil.core.durable import write_text
-from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.core.errors import FileError, InputError, check_names
 from xmil.core.request import takes
 from xmil.core.text import counted, merge_notes, shorten
 from xmil.heatmaps import (
@@ -145,8 +145,6 @@ def _with_slide(order: Order, slides: Path | None, listener: Listener) -> Order:
 
 @dataclass(frozen=True)
 class HeatmapRun(CohortRun[DrawingJob, Drawn]):
-    """A folder of pictures in one style."""
-
     request: DrawRequest
     run: Run
     order: Order
@@ -161,7 +159,6 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return {}
 
     def about(self) -> dict[str, Any]:
-        """The run that is drawn, and where its slides are."""
         slides = None if self.request.slides is None else str(self.request.slides.resolve())
         return {"run": str(self.run.path.resolve()), "slides": slides, "style": self.order.style()}
 
@@ -169,9 +166,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         """The run's slides, or those asked for, each with its file where the folder has it."""
         request, files, rows = self.request, self.run.files, self.run.rows
         pairs = list_interactions(self.run.path)
-        for name in request.names:
-            if name not in files:
-                raise unknown_name("slide", name, files)
+        check_names("slide", request.names, files)
         listing = SlideListing({}, {}, [])
         if request.slides is not None:
             listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
@@ -206,12 +201,10 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return json.dumps(self.order.style(), indent=2, default=str)
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Note the style."""
         self.check_style()  # again: now nobody else writes
         write_text(self.out / STYLE, self._style)
 
     def slides_of(self, item: DrawingJob) -> Sequence[str]:
-        """The slide itself."""
         return (item.slide_id,)
 
     def outputs(self, items: Sequence[DrawingJob]) -> Iterable[Path]:  # noqa: ARG002

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmil.core.errors import InputError, XmilError, absent, unknown_name
+from xmil.core.errors import InputError, StrPath, XmilError, absent, unknown_name
 from xmil.core.task import TASKS, Target
 from xmil.core.text import bare_name, counted, shorten
 from xmil.data.bags import Case, group_cases, open_bag
@@ -349,9 +349,6 @@ def _facts(path: Path) -> dict[str, Any]:
         return feature_facts(open_bag(path))
     except (XmilError, OSError):  # it is reported as a failure
         return {}
-
-
-StrPath = str | PathLike[str]
 
 
 def named_slides(

@@ -68,8 +68,6 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
 
 @dataclass(frozen=True)
 class InsideRun(CohortRun[str, TableRow]):
-    """A folder of maps inside patches."""
-
     request: InsideRequest
     run: Run
     device: str
@@ -85,7 +83,6 @@ class InsideRun(CohortRun[str, TableRow]):
         return tuple(slide for slide in self.run if slide in self.pictures)
 
     def settings(self) -> dict[str, Any]:
-        """What decides the maps."""
         request, names = self.request, ("encoder", "patches", "target", "patch_px", "random")
         return {
             **{name: getattr(request, name) for name in names},
@@ -96,7 +93,6 @@ class InsideRun(CohortRun[str, TableRow]):
         }
 
     def make_worker(self) -> MakeWorker[str, TableRow]:
-        """A worker loads encoder and model once."""
         return partial(_make_worker, self)
 
     def find_result(self, item: str) -> TableRow | None:
@@ -113,11 +109,9 @@ class InsideRun(CohortRun[str, TableRow]):
         return dict(row)
 
     def outputs(self, items: Sequence[str]) -> list[Path]:
-        """What a restart removes."""
         return [self.out / f"{slide}{suffix}" for slide in items for suffix in SUFFIXES]
 
     def rows_of(self, item: str, result: TableRow) -> list[TableRow]:
-        """The slide's row."""
         return [{"slide_id": item, **result}]
 
 

@@ -90,8 +90,6 @@ def draw_samples(bag: Bag, request: PredictRequest) -> list[Bag]:
 
 @dataclass(frozen=True)
 class PredictRun(ModelRun[Answer]):
-    """A run's folder, models and settings."""
-
     request: PredictRequest
     lines: list[str] = field(default_factory=list)  # of the measures, for the screen
     kind = "predict"
@@ -100,7 +98,6 @@ class PredictRun(ModelRun[Answer]):
     tabled = False
 
     def settings(self) -> dict[str, Any]:
-        """Where the slides come from, how they are measured, and the models' weights."""
         request = self.request
         names = ("by", "draws", "seed", *(("instances", "repetitions") if request.instances else ()))
         chosen = {**request.places(), "label": list(request.label), "split": list(request.split)}
@@ -109,7 +106,6 @@ class PredictRun(ModelRun[Answer]):
         return {**chosen, "models": list(self.models.digests), **own}
 
     def about(self) -> dict[str, Any]:
-        """What run.json says beside the settings, with what the feature files held."""
         places = {"features": self.request.places()["features"], "request": self.request.as_dict()}
         return {**self.models.about(), **places, **self.missing.as_dict()}
 
@@ -125,7 +121,6 @@ class PredictRun(ModelRun[Answer]):
         return Answer(np.stack(outputs), len(bag), bag.encoder)
 
     def outputs(self, items: Sequence[Case]) -> list[Path]:  # noqa: ARG002 - the base's signature
-        """Tables, measures and figures."""
         return [self.out / name for name in WRITTEN]
 
     def begin(self, *, again: bool) -> None:
@@ -134,7 +129,6 @@ class PredictRun(ModelRun[Answer]):
             remove_file(path)
 
     def finish(self, items: Sequence[Case], tally: Tally[Answer]) -> Mapping[str, Any]:
-        """Write the tables, the measures and the figures."""
         cases = [case for case in items if case.slides[0] in tally.results]
         answers = [tally.results[case.slides[0]] for case in cases]
         outputs = np.stack([answer.outputs for answer in answers])

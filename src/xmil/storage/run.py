@@ -545,11 +545,9 @@ class RunFolder:
         write_run(self.path, self.kind, {**mark, **about, "settings": dict(self.settings)})
 
     def write_failures(self, failed: Mapping[str, str]) -> None:
-        """Write the slides that have no result, and why."""
         write_table(self.path / FAILURES, ("slide_id", "error"), failed.items())
 
     def write_slides(self, header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write the table of slides."""
         write_table(self.path / SLIDES, header, ([row.get(name) for name in header] for row in rows))
 
     def _is_empty(self) -> bool:

@@ -219,7 +219,6 @@ class HostBatches:
         self._encoder, self._feed = encoder, feed
 
     def add(self, filled: Filled) -> Iterator[EncodedRows]:
-        """Encode a part."""
         assert filled.pixels is not None  # noqa: S101  # parts that failed do not get here
         batch = torch.from_numpy(filled.pixels).permute(0, 3, 1, 2).contiguous()
         self._feed.release(filled.slot)
