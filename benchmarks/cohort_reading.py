@@ -23,7 +23,7 @@ import numpy as np
 
 import xmil
 from xmil.data.bags import Case
-from xmil.runs.ensemble import ModelFiles
+from xmil.runs.ensemble import Ensemble
 from xmil.runs.explain import ExplainRun
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.workers.pool import Stages, Workers, process
@@ -115,7 +115,7 @@ def explained(model: Path, cases: Sequence[Case], out: Path, workers: Workers, d
     here = device if workers.workers == 1 else "cpu"
     features, who = cases[0].paths[0].parent, {"engine": workers.kind, "workers": workers.workers}
     request = ExplainRequest.build(model=model, features=features, out=out, **who)
-    tally = ExplainRun(out, request, ModelFiles((model,)).load(here), device).execute(cases)
+    tally = ExplainRun(out, request, Ensemble((model,)).load(here), device).execute(cases)
     assert len(tally.done) == len(cases), tally.failed
 
 
@@ -124,7 +124,7 @@ def only_read(model: Path, cases: Sequence[Case], workers: Workers, device: str)
     features, who = cases[0].paths[0].parent, {"engine": workers.kind, "workers": workers.workers}
     request = ExplainRequest.build(model=model, features=features, **who)
     here = device if workers.workers == 1 else "cpu"
-    run = ExplainRun(Path(), request, ModelFiles((model,)).load(here), device)
+    run = ExplainRun(Path(), request, Ensemble((model,)).load(here), device)
     make = partial(make_reader, run.make_worker())
     count = sum(outcome.error is None for outcome in process(cases, make, workers))
     assert count == len(cases)

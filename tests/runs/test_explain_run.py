@@ -83,6 +83,14 @@ def test_the_summary_is_what_all_scores_together_give(cohort: Path) -> None:
     assert top[0]["edge"] == "256"
 
 
+def test_a_restart_keeps_no_verdict_of_the_maps_it_replaced(tmp_path: Path) -> None:
+    folder = make_cohort(tmp_path, 2)
+    assert run(command(folder, "--check", "2")) == 0
+    assert xmil.open_run(folder / "run").verdict is not None
+    assert run(command(folder, "--check", "none", "--restart")) == 0
+    assert xmil.open_run(folder / "run").verdict is None
+
+
 def test_a_summary_is_made_again_only_where_files_changed(tmp_path: Path) -> None:
     """Never stale, never missing: killed after the slides, between its tables, or with one of them lost."""
     folder = make_cohort(tmp_path, 4)

@@ -40,7 +40,7 @@ from xmil.data.files import feature_facts
 from xmil.heatmaps.words import NOTE
 from xmil.methods.lrp import account_warnings
 from xmil.runs import cohort_run
-from xmil.runs.ensemble import ModelFiles
+from xmil.runs.ensemble import Ensemble
 from xmil.runs.inputs import training_overlap_warning
 from xmil.runs.workers.pool import Workers
 from xmil.slides.open import slide_files
@@ -384,11 +384,11 @@ def test_item_19_a_restart_is_refused_before_it_touches_anything(
 def test_item_20_workers_verify_the_model(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
     path = folder / "m0.safetensors"
-    models = ModelFiles((path,)).load()
+    models = Ensemble((path,)).load()
     make_model(path, seed=7)
     with pytest.raises(StopError, match="changed since the run started"):
-        ModelFiles((path,), models.digests).load()
-    assert ModelFiles((path,)).load().digests != models.digests
+        Ensemble((path,), models.digests).load()
+    assert Ensemble((path,)).load().digests != models.digests
 
 
 @pytest.mark.parametrize("name", ["explain", "predict", "evaluate"])

@@ -40,7 +40,6 @@ class _PlainFlags:
     """Help in which a flag is shown without a type: it takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, those of flags without a name for a value."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for one in parameters:
             if getattr(one, "is_flag", False) and one.metavar is None:

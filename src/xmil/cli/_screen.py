@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +34,11 @@ class Screen(Listener):
         self._bars: Progress | None = None
 
     def say(self, sentence: str) -> None:
-        """A line."""
         self.lines.append(as_flags(sentence))
         if not self.as_json:
             print(self.lines[-1])
 
     def warn(self, sentence: str) -> None:
-        """A line that says so."""
         if not self.as_json:
             print(f"warning: {as_flags(sentence)}")
 
@@ -49,12 +47,14 @@ class Screen(Listener):
         if not self.as_json:
             print_failures(failed)
 
-    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
+    @contextmanager
+    def counting(self, what: str, total: int) -> Iterator[Callable[[], None]]:
         """A bar on the standard error."""
-        if self._parts is None:
-            return progress_bar(what, total)
-        self._bars = self._bars or self._parts.enter_context(_progress())
-        return _bar(self._bars, what, total)
+        with ExitStack() as alone:
+            bars = self._bars or (self._parts or alone).enter_context(progress_bars(counts=True))
+            self._bars = None if self._parts is None else bars
+            bar = bars.add_task(what, total=total)
+            yield lambda: bars.advance(bar)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -67,7 +67,7 @@ class Screen(Listener):
 
 
 @contextmanager
-def costs_said() -> Iterator[None]:
+def announce_costs() -> Iterator[None]:
     """Within the block, methods that sample say what the first slide costs, once each."""
     seen: set[str] = set()
 
@@ -88,28 +88,19 @@ def costs_said() -> Iterator[None]:
             log.removeFilter(first)
 
 
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on the screen; call what it gives for each item done."""
-    with _progress() as progress, _bar(progress, what, total) as advance:
-        yield advance
-
-
-@contextmanager
-def _bar(progress: Progress, what: str, total: int) -> Iterator[Callable[[], None]]:
-    bar = progress.add_task(what, total=total)
-    yield lambda: progress.advance(bar)
-
-
-def _progress() -> Progress:
+def progress_bars(*, counts: bool = False) -> Progress:
+    """Bars on the standard error with the time that is left, after how many are done or the time so far."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty())
+    middle = progress.MofNCompleteColumn() if counts else progress.TimeElapsedColumn()
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), middle)
+    last = progress.TimeRemainingColumn()
+    is_screen = sys.stdout.isatty()
+    return progress.Progress(*columns, last, console=Console(stderr=True), redirect_stdout=is_screen)
 
 
-def finished(run: Run, screen: Screen, *, then: str = "") -> int:
+def finish_command(run: Run, screen: Screen, *, then: str = "") -> int:
     """The end of a command over slides: its report as JSON, or the command that comes next; its exit code.
 
     The code is 0 where every slide has a result, 1 where some failed.

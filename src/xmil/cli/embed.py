@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, command_line, finished
+from xmil.cli._screen import Screen, command_line, finish_command
 from xmil.runs.requests import EmbedRequest
 
 
@@ -18,4 +18,4 @@ def embed(request: EmbedRequest, screen: Screen) -> int:
 
     run = embed_slides.run(request, listener=screen)
     words = ("xmil", "explain", "--model", "MODEL", "--features", run.path, "--out", "run")
-    return finished(run, screen, then=command_line(*words, "--slides", *request.slides[:1]))
+    return finish_command(run, screen, then=command_line(*words, "--slides", *request.slides[:1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, finished
+from xmil.cli._screen import Screen, finish_command
 from xmil.runs.requests import EvaluateRequest
 
 
@@ -18,8 +18,8 @@ def evaluate(request: EvaluateRequest, screen: Screen) -> int:
 
     run = evaluate_slides.run(request, listener=screen)
     if request.run is not None:
-        finished(run, screen)
+        finish_command(run, screen)
         return 0
     best = next(iter((run.about.get("best") or {}).values()), None)
     screen.say(best or "The model classifies no slide correctly, so no method can be recommended.")
-    return finished(run, screen)
+    return finish_command(run, screen)

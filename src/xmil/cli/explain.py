@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, as_flags, command_line, costs_said, finished
+from xmil.cli._screen import Screen, announce_costs, as_flags, command_line, finish_command
 from xmil.core.errors import InputError, XmilError
 from xmil.core.text import counted
 from xmil.runs import Listener
@@ -40,9 +40,9 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
 
     failed = False
     if request.out is None:
-        with costs_said():
+        with announce_costs():
             return explain_one(request, screen)
-    with costs_said(), screen.together():
+    with announce_costs(), screen.together():
         run = explain_run(request, screen)
         if request.slides is not None:
             try:
@@ -58,7 +58,7 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
         inputs += ["--features", request.features, "--out", f"{run.path}-evaluated"]
         then = command_line("xmil", "evaluate", *inputs)
         then += "  # no coordinates, so no maps: features that have them (CLAM: h5_files) can be drawn"
-    return max(int(failed), finished(run, screen, then=then))
+    return max(int(failed), finish_command(run, screen, then=then))
 
 
 def _has_places(run: Run) -> bool:
@@ -99,7 +99,8 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
         (name,) = run.slides
         explanations = read_explanations(run.file(name))
         together = [Interactions.load(path) for path in run.find_interactions(name)]
-        picture = _free_name(Path(f"{'_'.join(name.split())}.heatmap.png"), made_by := _mark(run))
+        made_by = " ".join(run.digests)
+        picture = _free_name(Path(f"{'_'.join(name.split())}.heatmap.png"), made_by)
         slide = None if request.slides is None else _slide_of(name, request)
         fault = _draw_picture(explanations, slide, picture, run, pairs=together, mark=made_by)
         report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
@@ -130,7 +131,8 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
             over = () if slide is None else ("--slides", slide)
             keep = command_line("xmil", "heatmap", run_folder(name), *over, "--clip", "none", "--restart")
             print(f"  {sentence}. To see them apart: the next command, then {keep}")
-        words = [run_command(options, name)]
+        same = options.words("out", "slides", "restart", *WORKERS)
+        words = [command_line("xmil", "explain", *same, "--out", run_folder(name))]
         if options.features is None:
             words += [command_line("--slides", options.slides)]
             print(f"Patches and features: {run_folder(name)}, where the next command finds them")
@@ -144,7 +146,7 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
     """The request with its one feature file; that of a slide is made, in a folder of its own."""
     from xmil.data import feature_files
     from xmil.data.files import folder_advice
-    from xmil.runs.explain import check_output, with_features
+    from xmil.runs.explain import check_output, features_of_slides
     from xmil.runs.slide_features import listed_slides
 
     check_output(request)
@@ -156,9 +158,9 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
                 f"or one slide: slides={next(iter(listing.slides.values()), request.slides)}."
             )
         with screen.together():
-            made = with_features(request, run_folder(names[0]), OneSlide(screen))
+            made = features_of_slides(request, run_folder(names[0]), OneSlide(screen))
         OneSlide().failures(made.refused)
-        return replace(made.request, features=made.file(names[0]))
+        return replace(made.request, features=cast(Path, made.request.features) / f"{names[0]}.h5")
     files = feature_files(request.features)[0]
     if not files:
         advice = folder_advice(request.features)
@@ -171,14 +173,7 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
     return request
 
 
-def run_command(request: ExplainRequest, name: str) -> str:
-    """The command that explains the slide with the same options, into a folder of its own."""
-    words = request.words("out", "slides", "restart", *WORKERS)
-    return command_line("xmil", "explain", *words, "--out", run_folder(name))
-
-
 def run_folder(name: str) -> Path:
-    """The folder for a slide of its own."""
     return Path(f"run-{'_'.join(name.split())}")
 
 
@@ -277,11 +272,6 @@ def _draw_picture(
 
 
 MARK = "xmil"  # the text of a picture that says which model it is of
-
-
-def _mark(run: Run) -> str:
-    """The models that explained a slide."""
-    return " ".join(run.digests)
 
 
 def _free_name(path: Path, mark: str) -> Path:

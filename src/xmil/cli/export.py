@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, finished
+from xmil.cli._screen import Screen, finish_command
 from xmil.runs.requests import ExportRequest
 
 
@@ -15,4 +15,4 @@ def export(request: ExportRequest, screen: Screen) -> int:
 
     folder = request.run.parent if request.run.is_file() else request.run
     drawing = {**vars(request), "out": request.out or folder / "export", "pictures": ()}
-    return finished(draw_slides(**drawing, listener=screen), screen)
+    return finish_command(draw_slides(**drawing, listener=screen), screen)

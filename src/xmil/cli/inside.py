@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, finished
+from xmil.cli._screen import Screen, finish_command
 from xmil.runs.requests import InsideRequest
 
 
@@ -16,4 +16,4 @@ def inside(request: InsideRequest, screen: Screen) -> int:
     """Map where inside the strongest patches the scores come from; sheets, and tiles for QuPath."""
     from xmil.runs.inside import inside_slides
 
-    return finished(inside_slides.run(request, listener=screen), screen)
+    return finish_command(inside_slides.run(request, listener=screen), screen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, finished
+from xmil.cli._screen import Screen, finish_command
 from xmil.runs.requests import InsightRequest
 
 
@@ -13,4 +13,4 @@ def insight(request: InsightRequest, screen: Screen) -> int:
     """Find concepts, strategies, shortcuts and biomarkers in a run; write a report and a card."""
     from xmil.insights import insight as run_insight
 
-    return finished(run_insight.run(request, listener=screen), screen)
+    return finish_command(run_insight.run(request, listener=screen), screen)

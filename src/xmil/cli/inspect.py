@@ -51,7 +51,7 @@ def inspect(
         except XmilError as error:
             logger.debug("where %s failed:", path, exc_info=True)  # seen with --debug
             results.append({"path": str(path), "kind": "unknown", "error": as_flags(str(error))})
-    results = compared(results)
+    results = with_misfits(results)
     if as_json:
         print(json.dumps(results, indent=2, default=str))
     else:
@@ -229,7 +229,7 @@ def _row(path: Path) -> dict[str, Any]:
     return {"file": path.name, "size": facts["size"][0], "mpp": facts["mpp"], "read by": facts["read by"]}
 
 
-def compared(results: list[Result]) -> list[Result]:
+def with_misfits(results: list[Result]) -> list[Result]:
     """The results, with problems added where features fit no model, or slides no features."""
     models = [result for result in results if result["kind"] == "checkpoint"]
     features = [result for result in results if _features_in(result) is not None]
@@ -267,7 +267,7 @@ def next_command(results: list[Result], options: dict[str, Any]) -> str:
     if patches := [result for result in folders if result.get("facts", {}).get("instances")]:
         return embedding(Path(patches[0]["path"]), slides[0]["path"] if slides else None)
     if slides and models:
-        from xmil.runs.slide_features import unrecorded
+        from xmil.runs.slide_features import list_unrecorded
 
         facts = models[0]["facts"]
         flags = {
@@ -275,7 +275,7 @@ def next_command(results: list[Result], options: dict[str, Any]) -> str:
             "tile_size": ("--tile-size", "PIXELS"),
             "tile_mpp": ("--tile-mpp", "MICRONS"),
         }
-        unknown = [flags[name] for name in unrecorded({**facts, **(facts.get("features") or {})})]
+        unknown = [flags[name] for name in list_unrecorded({**facts, **(facts.get("features") or {})})]
         words = ["--model", models[0]["path"], "--slides", slides[0]["path"], *sum(unknown, ())]
         return command_line("xmil", "explain", *words, "--out", "run")
     return command_line("xmil", "tile", slides[0]["path"], "--out", "tiles") if slides else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, finished
+from xmil.cli._screen import Screen, finish_command
 from xmil.runs.requests import PredictRequest
 
 
@@ -16,4 +16,4 @@ def predict(request: PredictRequest, screen: Screen) -> int:
     """Predict every slide: probabilities, values or risks, and measures if the labels are known."""
     from xmil.runs.predict import predict_slides
 
-    return finished(predict_slides.run(request, listener=screen), screen)
+    return finish_command(predict_slides.run(request, listener=screen), screen)

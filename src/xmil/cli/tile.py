@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, finished
+from xmil.cli._screen import Screen, finish_command
 from xmil.runs.requests import TileRequest
 
 
@@ -16,4 +16,6 @@ def tile(request: TileRequest, screen: Screen) -> int:
 
     run = tile_slides.run(request, listener=screen)
     folders = {path if path.is_dir() else path.parent for path in request.slides}
-    return finished(run, screen, then=embedding(request.out, folders.pop() if len(folders) == 1 else None))
+    return finish_command(
+        run, screen, then=embedding(request.out, folders.pop() if len(folders) == 1 else None)
+    )

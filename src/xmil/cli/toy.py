@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xmil.cli import _command
+from xmil.cli._screen import progress_bars
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -172,11 +173,7 @@ def _problems(names: dict[str, list[str]], plan: Plan) -> list[DigitProblem]:
 
 def _measure(referee: Referee, suite: Suite, problems: list[DigitProblem]) -> None:
     """Train and measure every problem and model, with a bar for each step."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with progress_bars() as progress:
         every = progress.add_task("all tasks", total=len(problems))
         bar = progress.add_task("", total=None)
 

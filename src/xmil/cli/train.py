@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xmil.cli._command import Json, with_examples
-from xmil.cli._screen import print_failures
+from xmil.cli._screen import print_failures, progress_bars
 from xmil.core.text import counted
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def train(
 ) -> int:
     """Train models from a file of settings: folds, repeats and a grid in one command."""
     from xmil.training.config import dumps, load_config, plain
+    from xmil.training.train import train as run_training
     from xmil.training.training_set import check_columns
 
     folders = [str(folder) for folder in features or ()]
@@ -72,7 +73,8 @@ def train(
         print(dumps(plain(settings)), end="")
         check_columns(settings)
         return _check_plan(settings)
-    outcome = _train(settings, restart=restart)
+    with progress_bars() as bars:
+        outcome = run_training(settings, restart=restart, on_job=lambda job, _: _watch(job, bars))
     if outcome.reports and as_json:
         about = {name: getattr(outcome, name) for name in ("best", "notes", "trained", "found", "failed")}
         print(json.dumps({"out": str(settings.out), **about}, indent=2, default=str))
@@ -98,17 +100,6 @@ def _check_plan(settings: Config) -> int:
     return 0
 
 
-def _train(settings: Config, *, restart: bool) -> TrainOutcome:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    from xmil.training.train import train as run
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        return run(settings, restart=restart, on_job=lambda job, _: _watch(job, progress))
-
-
 def _watch(job: Job, progress: Any) -> OnStep:
     """A bar for one model: loss so far, the best of the monitored measure, time left."""
     settings = job.config.train
@@ -130,7 +121,6 @@ def _watch(job: Job, progress: Any) -> OnStep:
 
 
 def _report(settings: Config, outcome: TrainOutcome) -> None:
-    """A few lines on the screen."""
     best = outcome.best
     for note in outcome.notes:
         print(f"{settings.data.cohort}: {note}")

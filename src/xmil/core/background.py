@@ -13,7 +13,7 @@ import numpy as np
 from xmil.core.bag import FloatArray, as_features
 from xmil.core.budget import read_arrays
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, InputError, bad_parameter
+from xmil.core.errors import FileError, InputError, check_count
 
 KEPT = 256  # patches that a background keeps by default
 CHECKPOINT, USER = "checkpoint", "user"
@@ -94,8 +94,7 @@ def background_of(bags: Iterable[Any], *, keep: int = KEPT, seed: int = 0) -> Ba
     Its mean is that of the bags' means, and `keep` patches are drawn as evenly from the bags as they last.
     The same bags in the same order give the same background.
     """
-    if not isinstance(keep, int) or keep < 1:
-        raise bad_parameter("keep", "background", "an int in the range [1, inf)", keep)
+    check_count("keep", keep, owner="background")
     rng = np.random.default_rng(seed)
     drawn: list[FloatArray] = []
     total, n, keys, turns = np.zeros(0), 0, [], []

@@ -17,11 +17,10 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from xmil.core.errors import SPECIAL, FileError, XmilError, bad_parameter, one_line
+from xmil.core.errors import SPECIAL, FileError, StrPath, XmilError, bad_parameter, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +31,6 @@ OBJECT = 64  # bytes of a number or a short text as a Python object, with its pl
 LARGE = 1 << 22  # bytes of a table from which on several threads read its columns faster than one
 VARIABLE = "XMIL_MEMORY"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-Path_ = str | PathLike[str]
 _WIDTHS = {0: 1, 1: 4, 3: 12, 4: 4}  # BOOLEAN, INT32, INT96, FLOAT, by Parquet's numbers; others take 8
 _BYTE_ARRAY, _DELTA_BYTE_ARRAY = 6, 7  # a type and an encoding
 MAGIC = b"PAR1"
@@ -46,7 +44,7 @@ def allowance(stored: int) -> int:
     return max(FLOOR if floor is None else _bytes(floor), RATIO * stored)
 
 
-def check_budget(nbytes: int, name: str, path: Path_, *, stored: int | None = None) -> None:
+def check_budget(nbytes: int, name: str, path: StrPath, *, stored: int | None = None) -> None:
     """Refuse an allocation beyond the budget of its file, or beyond what the machine has free."""
     stored = os.stat(path).st_size if stored is None else stored
     if nbytes > allowance(stored):
@@ -62,7 +60,7 @@ def check_budget(nbytes: int, name: str, path: Path_, *, stored: int | None = No
         )
 
 
-def check_regular(path: Path_) -> None:
+def check_regular(path: StrPath) -> None:
     """Refuse pipes, sockets and devices, whose reading may never end; a missing file is the reader's."""
     try:
         kind = os.stat(path).st_mode
@@ -72,7 +70,7 @@ def check_regular(path: Path_) -> None:
         raise FileError(f"{path}: {SPECIAL}")
 
 
-def check_archive(path: Path_) -> int:
+def check_archive(path: StrPath) -> int:
     """The bytes in a zip once unpacked, refused where they are beyond the budget."""
     with zipfile.ZipFile(path) as archive:
         total = sum(member.file_size for member in archive.infolist())
@@ -81,7 +79,7 @@ def check_archive(path: Path_) -> int:
 
 
 @contextmanager
-def open_picture(path: Path_, *, width: int) -> Iterator[Any]:
+def open_picture(path: StrPath, *, width: int) -> Iterator[Any]:
     """Open a picture by Pillow, once its pixels, of `width` bytes each, stay within the budget."""
     from PIL import Image
 
@@ -96,7 +94,7 @@ def open_picture(path: Path_, *, width: int) -> Iterator[Any]:
             yield picture
 
 
-def read_arrays(path: Path_, *, width: int = 0) -> dict[str, Any]:
+def read_arrays(path: StrPath, *, width: int = 0) -> dict[str, Any]:
     """The arrays of a NumPy file by name, of a `.npy` under "", once their headers stay within the budget.
 
     `width` is what the reader makes of each number beside them, in bytes. ValueError for whatever is damaged.
@@ -147,7 +145,7 @@ def _array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], Any]:
     return shape, dtype
 
 
-def csv_rows(path: Path_) -> list[dict[str, str]]:
+def csv_rows(path: StrPath) -> list[dict[str, str]]:
     """The rows of a CSV table by the names in its header; a cell that is missing is empty.
 
     ValueError for whatever is damaged.
@@ -158,7 +156,7 @@ def csv_rows(path: Path_) -> list[dict[str, str]]:
         return [{k: v or "" for k, v in row.items() if isinstance(k, str)} for row in rows]
 
 
-def check_csv(path: Path_) -> None:
+def check_csv(path: StrPath) -> None:
     """Refuse a CSV table that would take more than its budget once short rows are as wide as the header."""
     check_regular(path)
     with open(path, newline="", encoding="utf-8-sig") as stream, _csv_errors():
@@ -175,14 +173,14 @@ def _csv_errors() -> Iterator[None]:
         raise ValueError(str(error)) from None
 
 
-def parquet_rows(path: Path_, columns: list[str] | None = None) -> list[dict[str, Any]]:
+def parquet_rows(path: StrPath, columns: list[str] | None = None) -> list[dict[str, Any]]:
     """The rows of a Parquet table in Python's types, once what those take stays within the budget."""
     table = read_parquet(path, columns)
     check_objects(table, path)
     return table.to_pylist()  # type: ignore[no-any-return]
 
 
-def check_objects(table: pa.Table, path: Path_) -> None:
+def check_objects(table: pa.Table, path: StrPath) -> None:
     """Refuse a table that would take more than its budget in Python's types."""
     objects = sum(OBJECT * (len(column) + _inner(column)) for column in table.columns)
     check_budget(objects + table.nbytes, "the rows", path)
@@ -198,7 +196,7 @@ def _inner(column: pa.ChunkedArray) -> int:
     return total
 
 
-def read_parquet(path: Path_, columns: list[str] | None = None, *, checksums: bool = False) -> pa.Table:
+def read_parquet(path: StrPath, columns: list[str] | None = None, *, checksums: bool = False) -> pa.Table:
     """A Parquet table, once its footer says that it stays within the budget.
 
     Text is read as a dictionary and only spread out when that fits: repeats cost nothing on disk.
@@ -232,7 +230,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(test(kind) for test in plain)
 
 
-def _spread(table: pa.Table, path: Path_) -> pa.Table:
+def _spread(table: pa.Table, path: StrPath) -> pa.Table:
     """The table with its dictionaries as plain columns, where they fit."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -283,7 +281,7 @@ class ColumnChunk:
     unpacked: int  # bytes
 
 
-def column_chunks(path: str | PathLike[str]) -> list[ColumnChunk]:
+def column_chunks(path: StrPath) -> list[ColumnChunk]:
     """Every column chunk of a Parquet file; ValueError where the footer is damaged.
 
     Read without Arrow, whose process a damaged statistic can end. The footer is a Thrift structure in the
@@ -304,7 +302,7 @@ def _chunk(fields: dict[int, Any]) -> ColumnChunk:
     return ColumnChunk(fields[1], tuple(fields[2]), names, fields[5], fields[6])
 
 
-def _footer(path: str | PathLike[str]) -> bytes:
+def _footer(path: StrPath) -> bytes:
     with open(path, "rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - 8))

@@ -16,11 +16,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from xmil.core.errors import FileError, WriteError, absent, unreadable
+from xmil.core.errors import FileError, StrPath, WriteError, absent, unreadable
 from xmil.core.journal import (
     UNABLE,
     note_done,
@@ -38,67 +37,55 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 UNSYNCED = 64 << 20  # bytes after which the disk is asked to keep up
 
 
-def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) -> None:
+def write_atomically(path: StrPath, write: Callable[[str], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent.
 
     A file in a run's folder is noted in the run's journal first.
     """
     target = Path(path)
     run = owning_run(target)
-    try:
+    with _naming(target):
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise _not_written(target, error) from None
-    os.close(handle)
-    try:
-        write(temporary)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        if syncs():
-            _sync(temporary, os.O_RDWR)
-        note_file(run, target, Path(temporary))
-        _replace(run, temporary, target)
-        sync_folder(target.parent)
-        note_done(run, target)
-    except Exception as error:
-        if (refusal := _refusal(error)) is None:
-            raise
-        raise _not_written(target, refusal) from None
-    finally:
-        with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
-            Path(temporary).unlink(missing_ok=True)
+        os.close(handle)
+        try:
+            write(temporary)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
+            if syncs():
+                _sync(temporary, os.O_RDWR)
+            note_file(run, target, Path(temporary))
+            _replace(run, temporary, target)
+            sync_folder(target.parent)
+            note_done(run, target)
+        finally:
+            with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
+                Path(temporary).unlink(missing_ok=True)
 
 
-def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> None:
+def write_folder(path: StrPath, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary folder beside `path`, then rename: stores such as Zarr's, whole or absent.
 
     An older folder gives way only once the new one is complete.
     """
     target = Path(path)
     run = owning_run(target)
-    try:
+    with _naming(target):
         aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part"))
-    except OSError as error:
-        raise _not_written(target, error) from None
-    try:
-        write(aside / "new")
-        for inner, _, names in os.walk(aside / "new"):
-            for name in names if syncs() else ():
-                _sync(os.path.join(inner, name), os.O_RDWR)
-            sync_folder(Path(inner))
-        note_file(run, target, aside / "new")
-        if target.exists():
-            _replace(run, target, aside / "old")
-        _replace(run, aside / "new", target)
-        sync_folder(target.parent)
-        note_done(run, target)
-    except Exception as error:
-        if (refusal := _refusal(error)) is None:
-            raise
-        raise _not_written(target, refusal) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            write(aside / "new")
+            for inner, _, names in os.walk(aside / "new"):
+                for name in names if syncs() else ():
+                    _sync(os.path.join(inner, name), os.O_RDWR)
+                sync_folder(Path(inner))
+            note_file(run, target, aside / "new")
+            if target.exists():
+                _replace(run, target, aside / "old")
+            _replace(run, aside / "new", target)
+            sync_folder(target.parent)
+            note_done(run, target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _replace(run: Path | None, source: str | Path, target: Path) -> None:
@@ -109,12 +96,12 @@ def _replace(run: Path | None, source: str | Path, target: Path) -> None:
         raise
 
 
-def write_text(path: str | PathLike[str], text: str) -> None:
+def write_text(path: StrPath, text: str) -> None:
     """Write a text file, whole or not at all."""
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: str | PathLike[str], content: bytes | memoryview) -> None:
+def write_bytes(path: StrPath, content: bytes | memoryview) -> None:
     """Write bytes, whole or not at all."""
 
     def write(temporary: str) -> None:
@@ -160,7 +147,6 @@ class _Target(FileIO):
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the size of the file."""
         with self._kept():
             super().truncate(size)
         return size or 0
@@ -178,7 +164,7 @@ class _Target(FileIO):
             raise self.error
 
 
-def remove_file(path: str | PathLike[str]) -> None:
+def remove_file(path: StrPath) -> None:
     """Remove a file, where there is one; in a run's folder its journal says so."""
     target = Path(path)
     run = owning_run(target)
@@ -188,7 +174,7 @@ def remove_file(path: str | PathLike[str]) -> None:
         note_done(run, target)
 
 
-def note_as_it_is(path: str | PathLike[str]) -> None:
+def note_as_it_is(path: StrPath) -> None:
     """Note in the run's journal a file that another library writes under its final name."""
     target = Path(path)
     run = owning_run(target)
@@ -227,20 +213,26 @@ def _refusal(error: BaseException) -> OSError | None:
     return None
 
 
-def _not_written(target: Path, error: OSError) -> FileError:
-    if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ):
-        return FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.")
-    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-    way = "raise `ulimit -n`" if error.errno in OPEN_FILES else "make room, or choose another place"
-    return WriteError(f"{target}: cannot be written ({reason}); {way}.")
+@contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """Name the file in the error for what the system refuses within the block."""
+    try:
+        yield
+    except Exception as error:
+        if (refusal := _refusal(error)) is None:
+            raise
+        number = refusal.errno
+        if number in (errno.ENAMETOOLONG, errno.EILSEQ):
+            raise FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.") from None
+        reason = os.strerror(number) if number else " ".join(str(refusal).split())
+        way = "raise `ulimit -n`" if number in OPEN_FILES else "make room, or choose another place"
+        raise WriteError(f"{target}: cannot be written ({reason}); {way}.") from None
 
 
 WHOLE = 1 << 20  # bytes up to which a file is read whole
 ENDS = 1 << 16  # bytes of its head and of its tail, of a longer one
 BLOCK, BLOCKS = 1 << 12, 64  # between them, spread evenly
 FILES = 64  # of a folder, whose bytes are looked at; of the others name and size
-
-StrPath = str | PathLike[str]
 
 
 def file_digest(path: Path) -> str:

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 
+StrPath = str | PathLike[str]
 LISTED = 10_000  # names of a folder among which a near one is looked for
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 SPECIAL = "cannot be read (a pipe, socket or device, not a file)."
@@ -89,7 +90,19 @@ def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> Inpu
     return InputError(f"The {parameter!r} parameter of {owner} must be {must_be}. Got {shown} instead.")
 
 
-def absent(path: str | PathLike[str], what: str = "file") -> str:
+def check_count(name: str, value: object, least: int = 1, *, owner: str) -> None:
+    """Refuse a parameter that is not a whole number of at least so many."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise bad_parameter(name, owner, f"an int in the range [{least}, inf)", value)
+
+
+def check_choice(name: str, value: object, choices: Iterable[object], *, owner: str) -> None:
+    """Refuse a parameter's value that is not one of the choices."""
+    if value not in choices:
+        raise bad_parameter(name, owner, f"one of {list(choices)}", value)
+
+
+def absent(path: StrPath, what: str = "file") -> str:
     """Why a path is not the file, the folder or the "file or folder" that was asked for, and the way out.
 
     >>> print(absent("nowhere.pt"))
@@ -112,7 +125,7 @@ def absent(path: str | PathLike[str], what: str = "file") -> str:
     return f"{place}: {SPECIAL}"
 
 
-def unreadable(path: str | PathLike[str], error: OSError | ValueError) -> str:
+def unreadable(path: StrPath, error: OSError | ValueError) -> str:
     """Why a file could not be opened or read, and the way out.
 
     >>> print(unreadable(__file__, PermissionError(13, "Permission denied")).partition(": ")[2])
@@ -159,7 +172,7 @@ def refused(error: OSError) -> str | None:
     return f"{os.fsdecode(error.filename)}: cannot be used ({error.strerror}); {_CHECK}"
 
 
-def not_made(folder: str | PathLike[str], error: OSError, option: str = "out=") -> str:
+def not_made(folder: StrPath, error: OSError, option: str = "out=") -> str:
     """Why a folder for results could not be made, and the way out.
 
     >>> print(not_made("/dev/null/run", NotADirectoryError(20, "Not a directory")))

@@ -77,6 +77,14 @@ class Audit:
         return f"Audit({', '.join(f'{key}={value:.6g}' for key, value in self.as_dict().items())})"
 
 
+def mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
+    """The mean of several audits, share by share; None if one of them is missing."""
+    each = [audit.as_dict() for audit in audits if audit is not None]
+    if len(each) < len(audits):
+        return None
+    return Audit(**{name: float(np.mean([shares[name] for shares in each])) for name in each[0]})
+
+
 @dataclass(frozen=True, eq=False, init=False)
 class Explanation(Placed):
     """Scores (n,) of one method for one target of one bag.

@@ -140,7 +140,6 @@ class _Uncached(SourceFileLoader):
     """Compiles the file each time: cached bytecode goes by the second, in which a file may change."""
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The code of the file as it is now."""
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)
 

@@ -179,7 +179,6 @@ def options(request: type[Request]) -> dict[str, Option]:
 
 
 def field_types(request: type[Request]) -> dict[str, Any]:
-    """The types of a request's fields by name."""
     hints = get_type_hints(request)
     return {f.name: hints[f.name] for f in fields(request)}
 

@@ -260,7 +260,6 @@ class Classification(Task):
         return 2 if n_outputs == 1 else n_outputs
 
     def numbers(self, outputs: npt.ArrayLike) -> Floats:
-        """The probability of each class."""
         z = _two_columns(outputs)
         weights = np.exp(z - z.max(axis=-1, keepdims=True))
         return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
@@ -277,7 +276,6 @@ class Multilabel(Task):
     """Several labels per bag: a sigmoid for each output."""
 
     def numbers(self, outputs: npt.ArrayLike) -> Floats:
-        """The probability of each label."""
         return sigmoid(outputs)
 
     def log_odds(self, outputs: npt.ArrayLike) -> Floats:

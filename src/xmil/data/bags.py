@@ -16,8 +16,8 @@ import numpy.typing as npt
 from xmil._version import __version__
 from xmil.core.bag import Bag, FloatArray, Patches, shared_value
 from xmil.core.durable import create_hdf5, write_atomically
-from xmil.core.errors import FileError, InputError, XmilError, check_names
-from xmil.data.cohort import CASE, PATH, Cohort, StrPath
+from xmil.core.errors import FileError, InputError, StrPath, XmilError, check_names
+from xmil.data.cohort import CASE, PATH, Cohort
 from xmil.data.containers import Rows, open_contents
 from xmil.data.containers.container import Index
 from xmil.data.header import Ask, Header, write_extra

@@ -15,12 +15,11 @@ import numpy.typing as npt
 from xmil.core.bag import IntArray
 from xmil.core.budget import check_objects, read_parquet
 from xmil.core.durable import write_atomically, write_text
-from xmil.core.errors import FileError, InputError, XmilError, check_names, unknown_name
+from xmil.core.errors import FileError, InputError, StrPath, XmilError, check_names, unknown_name
 from xmil.core.text import counted, csv_text
 from xmil.data.containers import sniff
 from xmil.data.containers.stores import read_csv
 
-StrPath = str | PathLike[str]
 SLIDE, CASE, SPLIT, PATH = "slide_id", "case_id", "split", "path"
 # What others call these columns, in letters and digits alone (STAMP, Slideflow, QuPath, the paper).
 _ALIASES = {

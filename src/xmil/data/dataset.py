@@ -16,9 +16,8 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from xmil.core.bag import Bag, IntArray
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, StrPath, bad_parameter, unknown_name
 from xmil.data.bags import JoinedHeader, open_bag
-from xmil.data.cohort import StrPath
 from xmil.data.header import Header
 
 logger = logging.getLogger(__name__)

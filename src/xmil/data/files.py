@@ -15,10 +15,10 @@ import numpy as np
 
 from xmil.core.background import KEPT, Background, background_of
 from xmil.core.bag import Bag
-from xmil.core.errors import FileError, InputError, XmilError, absent
+from xmil.core.errors import FileError, InputError, StrPath, XmilError, absent
 from xmil.core.text import bare_name, counted, is_plain, shorten
 from xmil.data.bags import open_bag, read_bag
-from xmil.data.cohort import PATH, Cohort, StrPath
+from xmil.data.cohort import PATH, Cohort
 from xmil.data.containers.stores import is_bag_folder
 from xmil.data.header import FEATURE_SUFFIXES, Header, inside, slide_name
 

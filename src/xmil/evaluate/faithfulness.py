@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from xmil.core.bag import Bag
-from xmil.core.errors import InputError, UnsupportedError, bad_parameter, check_names
+from xmil.core.errors import InputError, bad_parameter, check_names
 from xmil.core.explanation import PARTS, Explanation
 from xmil.evaluate.curves import (
     Bags,
@@ -35,7 +35,8 @@ from xmil.evaluate.marks import pointing_game, relevance_mass
 from xmil.evaluate.minimal import MinimalSet, minimal_set
 from xmil.evaluate.statistics import spearman
 from xmil.evaluate.verdict import Judge, Verdict
-from xmil.methods import explain, list_methods, seeds
+from xmil.methods import METHODS, explain, seeds
+from xmil.network import Network
 from xmil.subsets import MODES
 
 DEFAULT_METHODS = ("lrp", "attention", "single", "gxi", "ig", "random")
@@ -74,13 +75,8 @@ class FaithfulnessSettings:
 
     def check(self, model: nn.Module) -> None:
         """Refuse methods that cannot explain the model."""
-        check_names("method", self.methods, list_methods())
-        able = list_methods(model)
         for name in self.methods:
-            if name not in able:
-                raise UnsupportedError(
-                    f"The method {name!r} cannot explain this model. Those that can: {', '.join(able)}."
-                )
+            METHODS[name].check_model(Network(model))
 
     def as_dict(self) -> dict[str, Any]:
         """The settings in plain types."""

@@ -32,7 +32,7 @@ from xmil.core.durable import identity, unchanged, write_text
 from xmil.core.errors import InputError, UnknownNameError, XmilError
 from xmil.core.explanation import Explanation
 from xmil.core.request import takes
-from xmil.core.text import counted, parse_json
+from xmil.core.text import counted, parse_json, shorten
 from xmil.data import feature_files, open_bag, read_bag, read_cohort
 from xmil.data.header import slide_name
 from xmil.heatmaps import cut_patch, place_on
@@ -68,7 +68,7 @@ from xmil.network import open_network
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally
 from xmil.runs.ensemble import BACKGROUND, Ensemble, load_models, recorded_features, recorded_model
-from xmil.runs.inputs import join_names, named_slides
+from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsightRequest
 from xmil.runs.workers.pool import MakeWorker
 from xmil.slides import open_slide
@@ -439,7 +439,7 @@ def _missing_cells(
 
 
 def _count(slides: list[str], which: str = "") -> str:
-    return f"{counted(len(slides), 'slide')}{which} ({join_names(slides)})"
+    return f"{counted(len(slides), 'slide')}{which} ({shorten(slides, 5)})"
 
 
 def _read_outcomes(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from xmil.core.errors import InputError, bad_parameter
+from xmil.core.errors import InputError, bad_parameter, check_choice
 from xmil.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -272,8 +272,7 @@ class AffineRule:
     signed: bool = False
 
     def __post_init__(self) -> None:
-        if self.bias not in BIAS_POLICIES:
-            raise bad_parameter("bias", "AffineRule", f"one of {list(BIAS_POLICIES)}", self.bias)
+        check_choice("bias", self.bias, BIAS_POLICIES, owner="AffineRule")
         for name in ("epsilon", "gamma"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value >= 0:
@@ -308,8 +307,7 @@ class Composite:
     gates: str = "signal"
 
     def __post_init__(self) -> None:
-        if self.gates not in GATE_RULES:
-            raise bad_parameter("gates", "Composite", f"one of {list(GATE_RULES)}", self.gates)
+        check_choice("gates", self.gates, GATE_RULES, owner="Composite")
 
     def check_names(self, parameters: Iterable[str]) -> None:
         """Refuse a pattern that fits no parameter: a typing error would go unnoticed."""

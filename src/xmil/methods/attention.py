@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xmil.core.errors import UnsupportedError, bad_parameter
+from xmil.core.errors import UnsupportedError, bad_parameter, check_choice
 from xmil.core.task import Target
 from xmil.lrp import innermost_module
 from xmil.methods.method import Attributions, Output, Question, attributions, register_method
@@ -83,8 +83,7 @@ def compute_attention(
     fold: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Logits (b, c) and attention (b, n, branches) of bags (b, n, d)."""
-    if heads not in FUSIONS:
-        raise bad_parameter("heads", "attention", f"one of {sorted(FUSIONS)}", heads)
+    check_choice("heads", heads, FUSIONS, owner="attention")
     model = network.model
     assert model is not None  # noqa: S101  # foreign modules are read by `capture_attention`
     if not model.attention_layers():
@@ -188,7 +187,6 @@ class SoftmaxWatch(Watch):
         self._paths = {id(part): path for path, part in module.named_modules()}
 
     def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:
-        """Keep the weights of a softmax, or of an attention."""
         name = getattr(function, "__name__", "")
         if name == "softmax" and isinstance(out, Tensor) and out.ndim:
             dim = args[1] if len(args) > 1 else options.get("dim")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.bag import Bag, IntArray
-from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
-from xmil.core.explanation import Audit, Explanation
+from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter
+from xmil.core.explanation import Explanation, mean_audit
 from xmil.methods.check import check_attributions, with_notes
 from xmil.methods.lrp import check_zero_map
 from xmil.methods.method import (
@@ -29,7 +29,6 @@ from xmil.methods.method import (
     Attributions,
     Method,
     Question,
-    own_outputs,
     seed_words,
 )
 from xmil.methods.shapley import sure_signs
@@ -106,17 +105,10 @@ def explain_targets(
         raise InputError(f"The baseline {params['baseline']!r} is known by its name alone; pass it itself.")
     params = {name: value for name, value in params.items() if name not in RECORDED}
     entry.check_parameters(params)
-    kinds = (*entry.outputs, *own_outputs())
-    if output is not None and output not in kinds:
-        raise unknown_name(f"output of {method}", output, kinds)
+    entry.check_output(output)
     bag = as_bag(bag)
     network, x = open_network(model, bag, **call)
-    if (reason := entry.supports(network)) is not None:
-        able = [name for name in METHODS if METHODS[name].supports(network) is None]
-        raise UnsupportedError(
-            f"The method {method!r} cannot explain {network.name}: {reason}. "
-            f"Those that can: {', '.join(able)}."
-        )
+    entry.check_model(network)
     if targets is not None:
         targets = [None if isinstance(target, str) and target == PREDICTED else target for target in targets]
     question = Question(targets, output, network, default=entry.outputs[0])
@@ -348,16 +340,12 @@ def _average(parts: Sequence[Attribution], hands: Sequence[IntArray], x: Tensor)
             "errors are too small more often than they should be; interval() allows for it, more contexts "
             "help."
         )
-    audits = [part.audit.as_dict() for part in parts if part.audit is not None]
-    audit = None
-    if len(audits) == len(parts):
-        audit = Audit(**{name: float(np.mean([shares[name] for shares in audits])) for name in audits[0]})
     sizes = {len(hand) for hand in hands}  # a patch always alone, or always with all, has but one context
     varied = not sizes <= {1} and not sizes <= {x.shape[1]}
     return replace(
         parts[0],
         scores=mean.to(x.dtype),
-        audit=audit,
+        audit=mean_audit([part.audit for part in parts]),
         stderr=stderr if varied else None,
         stable=sure_signs(mean, stderr, counts.long()) if varied else None,
         warnings=tuple(warnings),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xmil.core.errors import UnsupportedError, bad_parameter
+from xmil.core.errors import UnsupportedError, check_choice, check_count
 from xmil.core.explanation import Audit
 from xmil.lrp import COMPARE
 from xmil.methods.method import (
@@ -123,10 +123,8 @@ def integrated_gradients(
     With a `baseline` the path starts at a bag of such instances, times the `strength`. In the audit the bias
     is the output at the start and `other` the convergence gap.
     """
-    if not isinstance(steps, int) or steps < 1:
-        raise bad_parameter("steps", "ig", "an int in the range [1, inf)", steps)
-    if integration not in INTEGRATIONS:
-        raise bad_parameter("integration", "ig", f"one of {list(INTEGRATIONS)}", integration)
+    check_count("steps", steps, owner="ig")
+    check_choice("integration", integration, INTEGRATIONS, owner="ig")
     centre = find_baseline(baseline, strength, network=network, x=x, method="ig")
     start = torch.zeros_like(x) if centre is None else centre.shift.expand_as(x).contiguous()
     with torch.enable_grad():

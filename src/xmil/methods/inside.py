@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray, IntArray
-from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, check_names
 from xmil.core.explanation import Explanation
 from xmil.core.inside import Inside, InsideAudit
 from xmil.core.text import small_number
@@ -65,9 +65,7 @@ def explain_inside(
     `epsilon`, `gamma`, `views`, `reach`, `batch`.
     """
     MAPS[method]  # an error for an unknown name
-    for name in settings:
-        if name not in MapSettings.__dataclass_fields__:
-            raise unknown_name("setting of explain_inside", name, MapSettings.__dataclass_fields__)
+    check_names("setting of explain_inside", settings, MapSettings.__dataclass_fields__)
     used = load_encoder(encoder) if isinstance(encoder, str) else encoder
     if isinstance(used, nn.Module):
         used = Encoder(type(used).__name__, 0, used.eval(), transform or Transform())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb
 from os import PathLike
@@ -31,6 +31,7 @@ from xmil.methods.explain import Bags, explain
 from xmil.methods.method import Output, Question, seed_words
 from xmil.methods.shapley import (
     LARGEST,
+    Estimate,
     Progress,
     bits_of,
     check_sampling,
@@ -107,13 +108,14 @@ def interactions(
     players = _Players(game, explained, members, torch.from_numpy(chosen).to(x.device))
     with frozen(network.module), torch.no_grad():
         if players.n <= ENUMERATED if exact is None else exact:
-            values, stderr, done = players.enumerate()
+            estimate = players.enumerate()
         else:
             seeds = seed_words(seed, "interactions")
-            values, stderr, done = players.sample(precision, draws // 2, seeds, progress)
-        warnings = warn_of_shortfall(stderr, precision, samples=done, parameter="draws")
+            estimate = players.sample(precision, draws // 2, seeds, progress)
+        values = estimate.mean
+        warnings = warn_of_shortfall(estimate.stderr, precision, samples=estimate.samples, parameter="draws")
         rounding = torch.finfo(x.dtype).eps * players.largest  # of the model's numbers
-        stderr = (stderr.square() + rounding**2).sqrt()
+        stderr = (estimate.stderr.square() + rounding**2).sqrt()
         nobody = torch.zeros(1, players.n, dtype=torch.bool, device=x.device)
         (alone,) = players.changes(nobody)
     order = values.abs().argsort(descending=True, stable=True)
@@ -136,9 +138,6 @@ def interactions(
         params={"top": top, "draws": draws, "output": explained.kind},
         warnings=warnings,
     )
-
-
-Estimate = tuple[Tensor, Tensor, int]  # values and standard errors of the chosen pairs (k,), and the draws
 
 
 class _Players:
@@ -179,11 +178,10 @@ class _Players:
             done += len(changes)
             if progress is not None:
                 progress(2 * done, 2 * draws)
-            mean = total / done
-            stderr = ((squares / done - mean.square()).clamp(min=0) / max(1, done - 1)).sqrt()
-            if done >= FEWEST and is_precise(stderr, precision):
+            estimate = Estimate.of(total, squares, done)
+            if done >= FEWEST and is_precise(estimate.stderr, precision):
                 break
-        return mean, stderr, 2 * done
+        return replace(estimate, samples=2 * done)
 
     def _stratified(
         self, strata: Strata, draws: int, each: int, precision: float | None, progress: Progress | None
@@ -209,7 +207,7 @@ class _Players:
             mean, stderr = (table[i, j] for table in strata.estimate(self.chosen))
             if count <= 0 or is_precise(stderr, precision):
                 break
-        return mean, stderr, -(-done // each)
+        return Estimate(mean, stderr, -(-done // each))
 
     def values(self, masks: Tensor) -> Tensor:
         """The output (b,) of coalitions (b, p) of players."""
@@ -243,7 +241,7 @@ class _Players:
         values = self.values(bits_of(codes, self.n))
         every = [exact_interaction(values, self.n, int(i), int(j)) for i, j in self.chosen[self.pairs]]
         mean = torch.stack(every)
-        return mean, torch.zeros_like(mean), 0
+        return Estimate(mean, torch.zeros_like(mean), 0)
 
 
 def exact_interaction(values: Tensor, n: int, i: int, j: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.background import Background
-from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, check_names
 from xmil.core.explanation import Audit
 from xmil.lrp import AffineRule, Composite, Flow, Trace, fetch, record, replay, trace
 from xmil.methods.method import (
@@ -239,8 +239,7 @@ def preset_composite(network: Network, preset: str) -> Composite:
     network. `released`: see `released_copy`. `default` and `centred`: `exact`, to which `preset_centring`
     adds a baseline (docs/studies/better-rule.md).
     """
-    if preset not in PRESETS:
-        raise unknown_name("preset", preset, PRESETS)
+    check_names("preset", [preset], PRESETS)
     if preset in ("default", "exact", "centred"):
         return Composite()
     if preset == "paper" and network.name in TRANSFORMERS:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from xmil.core.background import USER, Background
 from xmil.core.bag import Bag
-from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, check_names
 from xmil.core.explanation import Audit
 from xmil.core.registry import Registry
 from xmil.core.task import TASKS, Target
@@ -76,12 +76,10 @@ class OutputRequest:
 
     @property
     def cls(self) -> int:
-        """The target's number."""
         return int(self.target)
 
     @property
     def against(self) -> int | None:
-        """The number of the class it is contrasted with."""
         return None if self.target.against is None else int(self.target.against)
 
     def kind_among(self, kinds: Sequence[str], default: str | None = None) -> str:
@@ -121,10 +119,8 @@ class Question:
     default: str = "logit"
 
     def __post_init__(self) -> None:
-        kinds = (*OUTPUTS, *own_outputs())
-        for kind in (self.kind, self.default):
-            if kind is not None and kind not in kinds:
-                raise unknown_name("output", kind, kinds)
+        kinds = [kind for kind in (self.kind, self.default) if kind is not None]
+        check_names("output", kinds, (*OUTPUTS, *own_outputs()))
 
     def outputs(self, logits: Tensor) -> list[Output]:
         """The explained outputs for the logits (1, c) of a bag; without targets, every class."""
@@ -306,7 +302,6 @@ class Baseline:
 
     @property
     def shift(self) -> Tensor:
-        """The point times the strength."""
         return self.strength * self.point
 
 
@@ -456,10 +451,21 @@ class Method:
         return {**own, **CONTEXTS} if self.contexts else own
 
     def check_parameters(self, params: Mapping[str, Any]) -> None:
-        """Refuse a parameter the method does not have."""
-        for name in params:
-            if name not in self.parameters:
-                raise unknown_name(f"parameter of {self.name}", name, self.parameters)
+        check_names(f"parameter of {self.name}", params, self.parameters)
+
+    def check_model(self, network: Network) -> None:
+        """Refuse a model that the method cannot explain, with the methods that can."""
+        if (reason := self.supports(network)) is not None:
+            able = [name for name in METHODS if METHODS[name].supports(network) is None]
+            raise UnsupportedError(
+                f"The method {self.name!r} cannot explain {network.name}: {reason}. "
+                f"Those that can: {', '.join(able)}."
+            )
+
+    def check_output(self, output: str | None) -> None:
+        """Refuse a kind of output that the method does not explain; None stands for its default."""
+        if output is not None:
+            check_names(f"output of {self.name}", [output], (*self.outputs, *own_outputs()))
 
 
 def seed_words(seed: Any, method: str) -> list[int]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.bag import FloatArray
-from xmil.core.errors import bad_parameter
+from xmil.core.errors import bad_parameter, check_count
 from xmil.core.explanation import Audit
 from xmil.methods.method import (
     Attribution,
@@ -40,7 +40,6 @@ COMPANY, DRAWS = 3, 8  # chosen on digits, docs/studies/choice.md
 
 @torch.no_grad()
 def single_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
-    """Scores (b, outputs, n) of many bags."""
     if len(x) == 1:
         alone = open_subsets(network, x).singles().to(x.dtype)
     else:
@@ -50,7 +49,6 @@ def single_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tens
 
 @torch.no_grad()
 def removed_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
-    """Scores (b, outputs, n) of many bags."""
     if len(x) == 1:
         bag = open_subsets(network, x)
         logits, without = bag.logits, bag.without_each().to(x.dtype)
@@ -156,8 +154,7 @@ def one_added(
     the bag. `e.params["company_from"]` says whose they are.
     """
     for name, value in {"company": company, "draws": draws}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise bad_parameter(name, "one_added", "an int in the range [1, inf)", value)
+        check_count(name, value, owner="one_added")
     ordinary = find_background(background, network=network, x=x, method="one_added")
     text = describe_background(ordinary)
     params = {"company": company, "draws": draws, "company_from": text.split()[0], "background": text}
@@ -222,8 +219,7 @@ def milli(
         raise bad_parameter("alpha", "milli", "a float in the range [0, 1]", alpha)
     n = x.shape[1]
     samples = 2 * n + 200 if samples is None else samples
-    if not isinstance(samples, int) or samples < 1:
-        raise bad_parameter("samples", "milli", "an int in the range [1, inf)", samples)
+    check_count("samples", samples, owner="milli")
     bag = open_subsets(network, x)
     alone = bag.singles().to(x.dtype)
 
@@ -261,7 +257,6 @@ def inclusion_chances(n: int, *, alpha: float, beta: float) -> npt.NDArray[np.fl
 
 @torch.no_grad()
 def logits_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
-    """Scores (b, outputs, n) of many bags."""
     parts, logits = _parts(network, x)
     return torch.stack([_shared(parts, logits, output)[0] for output in outputs], dim=1)
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xmil.core.errors import bad_parameter
+from xmil.core.errors import bad_parameter, check_count
 from xmil.core.explanation import Audit
 from xmil.methods.method import (
     Attribution,
@@ -46,11 +46,20 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean and standard error (o, n) of sampled values for o outputs, with the number of samples."""
+    """Mean and standard error of each of many sampled values, with the number of samples."""
 
     mean: Tensor
     stderr: Tensor
     samples: int
+
+    @classmethod
+    def of(cls, total: Tensor, squares: Tensor, samples: int) -> Estimate:
+        """The estimate from sums of values and of their squares; a single sample has no standard error."""
+        mean = total / samples
+        if samples == 1:
+            return cls(mean, torch.full_like(mean, float("inf")), samples)
+        variance = (squares / samples - mean.square()).clamp(min=0)
+        return cls(mean, (variance / (samples - 1)).sqrt(), samples)
 
 
 @register_method("shapley", signed=True, conserves=True, cost="n / 2 per permutation; pooling models about 5")
@@ -204,7 +213,7 @@ class _Orders:
             done += drawn
             if progress is not None:
                 progress(2 * done, 2 * self.pairs)
-            estimate = _estimate(total, squares, done)
+            estimate = Estimate.of(total, squares, done)
             if done == drawn < self.pairs and precision is not None:
                 self._announce_end(estimate, precision, perf_counter() - start)
             if done >= FEWEST and is_precise(estimate.stderr, precision):
@@ -255,14 +264,6 @@ def write_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.2g} h"
 
 
-def _estimate(total: Tensor, squares: Tensor, n: int) -> Estimate:
-    mean = total / n
-    if n == 1:
-        return Estimate(mean, torch.full_like(mean, float("inf")), n)
-    variance = (squares / n - mean.square()).clamp(min=0) * n / (n - 1)
-    return Estimate(mean, (variance / n).sqrt(), n)
-
-
 def is_precise(stderr: Tensor, precision: float | None) -> bool:
     """Whether every standard error is within the precision that was asked for; never without one."""
     return precision is not None and float(stderr.max()) <= precision
@@ -285,5 +286,4 @@ def check_sampling(method: str, precision: Any, **counts: tuple[Any, int]) -> No
     if precision is not None and (not isinstance(precision, int | float) or not precision > 0):
         raise bad_parameter("precision", method, "a float in the range (0, inf), or None", precision)
     for name, (count, least) in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise bad_parameter(name, method, f"an int in the range [{least}, inf)", count)
+        check_count(name, count, least, owner=method)

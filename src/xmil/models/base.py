@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.background import Background
-from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import (
+    InputError,
+    UnsupportedError,
+    check_choice,
+    check_count,
+    check_names,
+)
 from xmil.core.registry import Registry
 from xmil.core.task import TASKS
 from xmil.nn.attention import SelfAttention, masked_softmax
@@ -197,12 +203,6 @@ def run_by_length(
     return torch.stack(logits)
 
 
-def check_choice(name: str, value: object, choices: Iterable[object], *, owner: str) -> None:
-    """Refuse a parameter's value that is not one of the choices."""
-    if value not in choices:
-        raise bad_parameter(name, owner, f"one of {list(choices)}", value)
-
-
 def linear_relu_stack(widths: list[int], *, bias: bool = True, first_bias: bool = True) -> nn.Sequential:
     """Linear + ReLU blocks through the given widths; `bias` is for the blocks after the first."""
     blocks = [
@@ -266,13 +266,9 @@ def build(spec: ModelSpec) -> MILModel:
     """The model of a spec, with fresh weights, in eval mode."""
     make = MODELS[spec.name]
     for name in ("in_dim", "n_classes"):
-        value = getattr(spec, name)
-        if not isinstance(value, int) or value < 1:
-            raise bad_parameter(name, spec.name, "an int in the range [1, inf)", value)
+        check_count(name, getattr(spec, name), owner=spec.name)
     parameters = model_parameters(make)
-    for name in spec.params:
-        if name not in parameters:
-            raise unknown_name(f"parameter of {spec.name}", name, parameters)
+    check_names(f"parameter of {spec.name}", spec.params, parameters)
     check_choice("task", spec.task, TASKS, owner=spec.name)
     TASKS[spec.task].check(spec)
     model = make(spec.in_dim, spec.n_classes, **spec.params)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xmil.core.errors import InputError, bad_parameter
+from xmil.core.errors import InputError, bad_parameter, check_choice
 from xmil.core.task import TASKS
-from xmil.models.base import MILModel, check_choice
+from xmil.models.base import MILModel
 
 
 def chain(

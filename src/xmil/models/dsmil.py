@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from xmil.models.base import MODELS, MILModel, check_choice, linear_relu_stack
+from xmil.core.errors import check_choice
+from xmil.models.base import MODELS, MILModel, linear_relu_stack
 from xmil.nn.attention import masked_softmax
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xmil.core.errors import InputError, bad_parameter
-from xmil.models.base import MODELS, MILModel, check_choice, linear_relu_stack, run_by_length
+from xmil.core.errors import InputError, bad_parameter, check_choice, check_count
+from xmil.models.base import MODELS, MILModel, linear_relu_stack, run_by_length
 from xmil.nn.attention import AttentionScores
 from xmil.nn.scan import Mamba, Order
 
@@ -55,8 +55,7 @@ class MambaMIL(MILModel):
         check_choice("undo", undo, ("exact", "published"), owner="mambamil")
         if positions == "sinusoidal" and (dim % 4 or dim < 8):
             raise bad_parameter("dim", "mambamil with sinusoidal positions", "a multiple of 4 from 8", dim)
-        if not isinstance(grid, int) or grid < 1:
-            raise bad_parameter("grid", "mambamil", "an int in the range [1, inf)", grid)
+        check_count("grid", grid, owner="mambamil")
         self.dim, self.scan, self.positions, self.grid = dim, scan, positions, grid
         self.residual, self.undo = residual, undo
         self.needs_coords = scan == "cross" or positions != "none"

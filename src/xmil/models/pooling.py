@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from xmil.models.base import MODELS, MILModel, PooledMIL, check_choice, linear_relu_stack
+from xmil.core.errors import check_choice
+from xmil.models.base import MODELS, MILModel, PooledMIL, linear_relu_stack
 from xmil.nn.attention import AttentionScores, masked_softmax
 
 DROPOUT_PLACES = {"features": (1, 0, 0), "all": (1, 1, 1), "last": (0, 0, 1)}

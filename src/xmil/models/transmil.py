@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import bad_parameter
-from xmil.models.base import MODELS, MILModel, check_choice, linear_relu_stack, run_by_length
+from xmil.core.errors import bad_parameter, check_choice
+from xmil.models.base import MODELS, MILModel, linear_relu_stack, run_by_length
 from xmil.nn.attention import DotProductAttention, SelfAttention
 from xmil.nn.nystrom import PPEG, NystromAttention, square_edge
 

@@ -10,12 +10,22 @@ from contextlib import ExitStack, contextmanager
 from os import PathLike
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from xmil.core.bag import Bag, StoredBag, as_features
-from xmil.core.errors import InputError, XmilError, bad_parameter, unknown_name
+from xmil.core.errors import (
+    InputError,
+    UnsupportedError,
+    XmilError,
+    bad_parameter,
+    check_count,
+    check_names,
+    unknown_name,
+)
 from xmil.core.explanation import Explanation
 from xmil.core.task import TASKS, references
 from xmil.core.text import counted
@@ -133,6 +143,16 @@ class Network:
             return logits
         return self._one_by_one(x, rows)
 
+    def outputs(self, x: Tensor) -> npt.NDArray[np.float64]:
+        """Outputs (c,) of one bag (1, n, d) in double precision, without gradients; refused if not finite."""
+        with frozen(self.module), torch.no_grad():
+            outputs = self(x)[0].double().cpu().numpy()
+        if not np.isfinite(outputs).all():
+            raise UnsupportedError(
+                f"The outputs of {self.name} are not finite for {self.companions.name}; check the model."
+            )
+        return np.asarray(outputs)
+
     def embed(self, x: Tensor) -> Tensor:
         """What can be computed once for all perturbed bags: embedded instances, or the instances."""
         return x if self.model is None else self.model.embed(x)
@@ -247,9 +267,7 @@ def open_network(model: Any, bag: Any, **options: Unpack[CallOptions]) -> tuple[
 
     A foreign module is tried out on the bag: how it is called, what it returns, whether it is random.
     """
-    for name in options:
-        if name not in CallOptions.__annotations__:
-            raise unknown_name("parameter", name, CallOptions.__annotations__)
+    check_names("parameter", options, CallOptions.__annotations__)
     network = Network(as_model(model), options.get("forward"))
     bag = as_bag(bag)
     x = as_tensor(bag, network)
@@ -260,8 +278,8 @@ def open_network(model: Any, bag: Any, **options: Unpack[CallOptions]) -> tuple[
         returns = returns if isinstance(returns, str) else None
     if returns is not None and returns not in RETURNS:
         raise unknown_name("kind of output for returns", returns, RETURNS)
-    if average is not None and (isinstance(average, bool) or not isinstance(average, int) or average < 1):
-        raise bad_parameter("average", "explain", "an int in the range [1, inf)", average)
+    if average is not None:
+        check_count("average", average, owner="explain")
     if network.model is None:
         with frozen(network.module):
             run_trial(network, x, returns=returns, average=average)

@@ -7,13 +7,11 @@ from os import PathLike
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from xmil.core.bag import Bag, FloatArray
-from xmil.core.errors import UnsupportedError
 from xmil.core.task import TASKS, Floats, with_reference
-from xmil.network.network import CallOptions, as_bag, as_model, frozen, on_device, open_network
+from xmil.network.network import CallOptions, as_bag, as_model, on_device, open_network
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +56,10 @@ def predict(
     ('benign', [0.632, 0.368])
     """
     model, bag = as_model(model), as_bag(bag)
-    with on_device(model, device) as place, torch.no_grad():
+    with on_device(model, device) as place:
         bag = bag.to(place) if place is not None and isinstance(bag, Tensor) else bag
         network, x = open_network(model, bag, **how)
-        with frozen(network.module):
-            logits = network(x)[0].double().cpu().numpy()
-    if not np.isfinite(logits).all():
-        raise UnsupportedError(f"The outputs of {network.name} are not finite for this bag; check the model.")
+        logits = network.outputs(x)
     spec = vars(network.module.spec) if hasattr(network.module, "spec") else vars(network.module)
     task = TASKS[network.task]
     named = network.target_names(len(logits)) or ()

@@ -207,7 +207,6 @@ class ProbabilityWatch(Watch):
         self._logs: Any = WeakIdKeyDictionary()
 
     def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:
-        """Note the tensors among the results."""
         name = getattr(function, "__name__", "")
         first, rest = args[0] if args else options.get("input"), args[1:]
         for part in out if isinstance(out, list | tuple) else (out,):

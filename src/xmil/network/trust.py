@@ -144,7 +144,6 @@ class _Uses(Watch):
         self.bag, self.identities = bag, set[int]()
 
     def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:  # noqa: ARG002
-        """Note the arguments."""
         for value in (*args, *options.values()):
             is_bag = isinstance(value, Tensor) and value.shape[-2:] == self.bag.shape[-2:]
             if not (is_bag and torch.equal(value.reshape(-1, *self.bag.shape[1:])[:1], self.bag)):
@@ -209,22 +208,16 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
     raise call_error(network, x, failures) from failures[0][1]
 
 
-def _another_size(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A bag (1, m, d) of a few of the instances, or of one more than there are, and its rows.
+def _raw_of_another_size(network: Network, x: Tensor) -> Any:
+    """What the module returns for a few of the instances, or for one more; None if it does not run.
 
     What a module does for bags of one size may be by chance: if n is the width of a layer, a wrong way to
     call it runs, and something else looks like a number per instance.
     """
     n = x.shape[1]
     rows = torch.arange(OTHER_SIZE if n > FEW_INSTANCES else n + 1, device=x.device) % n
-    return x[:, rows], rows.unsqueeze(0)
-
-
-def _raw_of_another_size(network: Network, x: Tensor) -> Any:
-    """What the module returns for a bag of another size; None if it does not run."""
-    bag, rows = _another_size(x)
     with seeded(0):
-        return attempt(lambda: network.raw(bag.clone(), rows))
+        return attempt(lambda: network.raw(x[:, rows], rows.unsqueeze(0)))
 
 
 def _raw_with_hooks(network: Network, x: Tensor) -> Any:
@@ -625,7 +618,6 @@ def _fewest(runs: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _with_style(network: Network, style: CallStyle) -> Network:
-    """The network, called in another style."""
     twin = copy(network)
     twin.call_style = style
     return twin

@@ -28,7 +28,7 @@ TABLE, SUMMARY, FAILURES = "agreement.csv", "agreement_summary.csv", "agreement_
 NO_CLASS = "(no class)"  # what tables call regions without one
 MEASURES = {"auroc": "AUROC", "dice": "Dice", "pointing": "pointing"}
 GROUP = ("class", "method", "target")  # what is measured by itself
-SAID = 3  # reasons on the screen; the table of failures has them all
+SHOWN = 3  # reasons on the screen; the table of failures has them all
 SHARE = 0.5  # of a patch that regions must cover to mark it
 Row = dict[str, Any]
 
@@ -87,8 +87,8 @@ def compare_annotations(
         left_out += [{"slide_id": slide, "file": str(drawn[1]), "error": fault} for fault in faults]
     if left_out:
         reasons = [row["error"].removesuffix(".") for row in left_out]
-        more = len(reasons) - SAID
-        listed = "; ".join(reasons[:SAID]) + (f"; and {more} more" if more > 0 else "")
+        more = len(reasons) - SHOWN
+        listed = "; ".join(reasons[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
         some = counted(len({row["file"] for row in left_out}), "file")
         say(f"{some} left out, as a whole or in part: {listed}.")
     return Agreement(rows, summarise(rows), left_out)

@@ -147,7 +147,6 @@ class CohortRun(ABC, Generic[Item, Result]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A name for the settings."""
         return self.folder.fingerprint
 
     def execute(
@@ -268,7 +267,6 @@ class CohortRun(ABC, Generic[Item, Result]):
         folder.write_failures(dict(sorted(tally.failed.items())))
 
 
-Row = dict[str, Any]
 Logits = Sequence[float] | Sequence[Sequence[float]]  # of one model, or of each of an ensemble
 
 
@@ -280,7 +278,7 @@ def slide_row(
     spec: Mapping[str, Any],
     n: int,
     seconds: float | None = None,
-) -> Row:
+) -> TableRow:
     """The row of a case's slide number `place`, from the outputs of the model, or models, for the case."""
     task, each = TASKS[str(spec.get("task") or "classification")], np.atleast_2d(np.asarray(logits, float))
     names = task.names(each.shape[1], spec.get("class_names"), spec.get("time_bins"))
@@ -301,7 +299,7 @@ def slide_row(
     }
 
 
-def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:
+def prediction(task: Task, outputs: Any, names: Sequence[str]) -> TableRow:
     """What the outputs (m, c) of one model or an ensemble mean, in the columns of the task's tables.
 
     >>> prediction(TASKS["classification"], [[0.0, 1.0]], ["benign", "tumour"])

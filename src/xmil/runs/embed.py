@@ -102,8 +102,6 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class EmbedRun(CohortRun[Item, Result]):
-    """A folder of features."""
-
     request: EmbedRequest
     device: str = "cpu"
     kind = "embed"
@@ -132,7 +130,6 @@ class EmbedRun(CohortRun[Item, Result]):
         return min(16, os.cpu_count() or 1) if on_gpu else 0  # a GPU takes more than threads decode
 
     def settings(self) -> dict[str, Any]:
-        """What changes features, and so must stay the same in a folder."""
         request = self.request
         names = ("encoder", "precision", "input_size", "random", "stain_norm", "patch_px")
         values = {name: getattr(request, name) for name in names} | self.colours
@@ -140,12 +137,10 @@ class EmbedRun(CohortRun[Item, Result]):
         return {**values, "files": self.digests}
 
     def about(self) -> dict[str, Any]:
-        """Where it was done, and with which file of weights."""
         weights = self.request.weights
         return {"device": self.device, "weights": None if weights is None else str(weights)}
 
     def load_encoder(self) -> Encoder:
-        """The encoder of the request, on the run's device."""
         from xmil.encoders import load_encoder
 
         request = self.request
@@ -194,13 +189,11 @@ class EmbedRun(CohortRun[Item, Result]):
         return {"patches": len(ours)} if same else None
 
     def rows_of(self, item: Item, result: Result) -> list[TableRow]:
-        """The slide and its patches."""
         return [{"slide_id": item[0], "n": result["patches"], "slide": str(item[1].absolute())}]
 
     def write(
         self, item: Item, patches: SlidePatches, encoder: Encoder, encoded: Iterator[Encoded]
     ) -> Result:
-        """Write the features of a slide as they come."""
         with patches:
             write = partial(
                 write_features, slide_id=item[0], patches=patches, encoder=encoder, encoded=encoded
@@ -322,7 +315,6 @@ class _Slides:
         return max(1, min(size, PART_BYTES // int(np.prod(source.shape)))) if self.on_gpu else size
 
     def part_bytes(self, source: PatchSource) -> int:
-        """Bytes of a part's pixels."""
         return self.part_rows(source) * int(np.prod(source.shape))
 
     def _blocks(self, number: int, patches: SlidePatches) -> Iterator[list[Part]]:
@@ -400,7 +392,6 @@ class _Slides:
                 self._put(slide, None)
 
     def fail(self, number: int, error: BaseException) -> None:
-        """Give a slide up."""
         if number in self._open:
             self._put(self._open[number], error)
 
@@ -524,7 +515,14 @@ class SlidePatches:
         self.request = request
         self.source = identity(slide)
         self.header = open_bag(patches)
-        self.size = _patch_px(self.header, request.patch_px)
+        corners, edge0 = self.header.coords, self.header.patch_size
+        if corners is None or edge0 is None:
+            raise FileError(f"{patches}: holds no level-0 corners with a patch edge; tile the slide.")
+        self.xy0, self.edge0 = corners, edge0  # (n, 2), and the edge in level-0 pixels
+        size = request.patch_px or self.header.extra.get("patch_size")
+        if not size:
+            raise FileError(f"{patches}: does not say how many pixels a patch has; pass patch_px=.")
+        self.size = int(size)
         self.slide = open_slide(slide)
         try:
             _check(self.slide, self.header)
@@ -536,24 +534,11 @@ class SlidePatches:
     def __len__(self) -> int:
         return len(self.header)
 
-    @property
-    def xy0(self) -> npt.NDArray[np.int64]:
-        """The corners (n, 2)."""
-        assert self.header.coords is not None  # noqa: S101  # `_patch_px` has seen them
-        return self.header.coords
-
-    @property
-    def edge0(self) -> int:
-        """The edge of a patch in level-0 pixels."""
-        assert self.header.patch_size is not None  # noqa: S101  # as above
-        return self.header.patch_size
-
     def read(self, index: int) -> Pixels:
         """The pixels of one patch, stains not changed."""
         return read_patch(self.slide, self.xy0[index], edge0=self.edge0, size=self.size)
 
     def close(self) -> None:
-        """Close the slide."""
         self.slide.close()
 
     def __enter__(self) -> Self:
@@ -592,7 +577,6 @@ class PatchStream(SlidePatches):
             yield torch.stack(batch)
 
     def close(self) -> None:
-        """Stop reading and close the slide."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         super().close()
 
@@ -606,15 +590,6 @@ class PatchStream(SlidePatches):
     def _prepared(self, index: int) -> Tensor:
         pixels = self.read(index)
         return self._transform(pixels if self.stain is None else self.stain.normalise(pixels))
-
-
-def _patch_px(header: Header, patch_px: int | None) -> int:
-    if header.coords is None or header.patch_size is None:
-        raise FileError(f"{header.path}: holds no level-0 corners with a patch edge; tile the slide.")
-    size = patch_px or header.extra.get("patch_size")
-    if not size:
-        raise FileError(f"{header.path}: does not say how many pixels a patch has; pass patch_px=.")
-    return int(size)
 
 
 def _check(slide: Slide, header: Header) -> None:

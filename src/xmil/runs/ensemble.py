@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from xmil.core.background import USER, Background
 from xmil.core.bag import Bag, FloatArray
 from xmil.core.durable import file_digest
-from xmil.core.errors import CheckpointError, FileError, InputError, StopError, XmilError, absent
-from xmil.core.explanation import Audit, Explanation
+from xmil.core.errors import CheckpointError, FileError, InputError, StopError, StrPath, XmilError, absent
+from xmil.core.explanation import Explanation, mean_audit
 from xmil.core.registry import is_function_name, load_function
 from xmil.core.task import TASKS
 from xmil.data.bags import Case, open_bag
@@ -55,7 +55,6 @@ ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
 FIRST = ("slide_id", "case_id", "label", "predicted", "correct")  # columns of slides.csv, and its last ones
 LAST, NOTES = ("n", "features", "seconds"), ("measured", "warnings")  # notes only where a slide has one
-StrPath = str | PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,6 @@ class Loaded:
 
     @property
     def name(self) -> str:
-        """The class of the model."""
         return type(self.model).__name__
 
     def __str__(self) -> str:
@@ -90,11 +88,11 @@ Source = Path | Builder | Loaded
 
 
 @dataclass(frozen=True)
-class ModelFiles:
-    """Where a run's models come from, the digests of their files, and what the files do not say.
+class Ensemble:
+    """The models of a run, one or several: where they come from, and once loaded the models themselves.
 
-    `class_names` name the outputs; `features`, read with the options `reading`, try a network of the user's
-    out; `background` takes the place of the models' own.
+    `class_names` name the outputs if the files do not; `features`, read with the options `reading`, try a
+    network of the user's out; `background` takes the place of the models' own.
     """
 
     paths: tuple[Source, ...]
@@ -103,43 +101,25 @@ class ModelFiles:
     features: Path | None = None
     reading: Mapping[str, Any] = field(default_factory=dict)
     background: Background | None = None
+    models: tuple[MILModel, ...] = ()
 
     def load(self, device: str = "cpu") -> Ensemble:
         """Load the models; refuse those that answer different questions, and files that have changed."""
         wanted: Sequence[str | None] = self.digests or [None] * len(self.paths)
         pairs = [_load(path, digest, self) for path, digest in zip(self.paths, wanted, strict=True)]
-        models = tuple(_moved(model, device) for model, _ in pairs)
+        models = tuple(_move(model, device) for model, _ in pairs)
         check_ensemble([model.spec for model in models], self.paths)
         for model in models:
             model.background = self.background or model.background
-        return Ensemble(replace(self, digests=tuple(digest for _, digest in pairs)), models)
+        return replace(self, digests=tuple(digest for _, digest in pairs), models=models)
 
     def settings(self) -> dict[str, Any]:
         """What decides results beside the files; nothing where the user said nothing."""
         names = {} if self.class_names is None else {"class_names": list(self.class_names)}
         return names if self.background is None else {**names, "background": self.background.digest}
 
-
-@dataclass(frozen=True)
-class Ensemble:
-    """The models of a run, one or several: loaded once, their files hashed once."""
-
-    files: ModelFiles
-    models: tuple[MILModel, ...]
-
-    @property
-    def paths(self) -> tuple[Source, ...]:
-        """Where the models come from."""
-        return self.files.paths
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """The digests of the models' files."""
-        return self.files.digests
-
     @property
     def specs(self) -> list[ModelSpec]:
-        """The spec of each model."""
         return [model.spec for model in self.models]
 
     @property
@@ -164,15 +144,12 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class ModelRun(CohortRun[Case, Result]):
-    """A run of models over cases."""
-
     request: CohortRequest
     models: Ensemble
     device: str = "cpu"
     missing: Missing = field(default_factory=Missing)
 
     def slides_of(self, item: Case) -> Sequence[str]:
-        """The slides of a case."""
         return item.slides
 
     def header(self, rows: Sequence[TableRow]) -> list[str]:
@@ -183,8 +160,8 @@ class ModelRun(CohortRun[Case, Result]):
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
         """Save the background that the models were given."""
-        if self.models.files.background is not None:
-            self.models.files.background.save(self.out / BACKGROUND)
+        if self.models.background is not None:
+            self.models.background.save(self.out / BACKGROUND)
 
     @abstractmethod
     def worker(self) -> Worker[Case, Result]:
@@ -215,7 +192,7 @@ class ModelRun(CohortRun[Case, Result]):
 
 
 def _make_worker(run: ModelRun[Result]) -> Worker[Case, Result]:
-    return replace(run, models=run.models.files.load(run.device)).worker()
+    return replace(run, models=run.models.load(run.device)).worker()
 
 
 def load_models(
@@ -225,7 +202,7 @@ def load_models(
 
     A network of the user's own is tried out on `features`.
     """
-    return ModelFiles(model_paths(model), features=features, background=background).load()
+    return Ensemble(model_paths(model), features=features, background=background).load()
 
 
 def recorded_model(run: Run, say: Say = lambda _: None) -> tuple[Path, ...] | None:
@@ -270,13 +247,6 @@ def recorded_features(run: Run) -> Path:
     raise InputError(f"{run.path}: its feature files are not at {where} any more; give features=.")
 
 
-def load_run_models(
-    path: StrPath | Sequence[StrPath], run: Path, features: Path | None = None
-) -> tuple[MILModel, ...]:
-    """The models at a path, with the background that a run of explanations gave them."""
-    return load_models(path, Background.load(run / BACKGROUND), features).models
-
-
 def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
     """Load the models of a request, and the device that workers use.
 
@@ -293,8 +263,8 @@ def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
             "Worker processes load the model from its file: write it with xmil.save_model and give the path, "
             "or leave out workers= and engine=."
         )
-    files = ModelFiles(model_paths(request.model), (), names, request.features, request.reading)
-    return files.load(device if workers.in_process else "cpu"), device
+    models = Ensemble(model_paths(request.model), (), names, request.features, request.reading)
+    return models.load(device if workers.in_process else "cpu"), device
 
 
 def with_background(
@@ -331,28 +301,28 @@ def with_background(
     chosen = replace(chosen, source=USER)
     for model in models.models:
         model.background = chosen
-    return replace(models, files=replace(models.files, background=chosen))
+    return replace(models, background=chosen)
 
 
-def _load(path: Source, wanted: str | None, files: ModelFiles) -> tuple[MILModel, str]:
+def _load(path: Source, wanted: str | None, ensemble: Ensemble) -> tuple[MILModel, str]:
     """A model with the digest of its file, which must not change while it is read."""
     if isinstance(path, Builder | Loaded):
-        own = build_own(path, files)
+        own = build_own(path, ensemble)
         return own, _check_digest(path, state_digest(own), wanted)
     before = _stamp(path)
     try:
         if path.is_dir():
             in_folder(path)  # refused before every file in it is read for the digest
         digest = _check_digest(path, file_digest(path), wanted)
-        model = load_model(path, class_names=files.class_names)
+        model = load_model(path, class_names=ensemble.class_names)
     except CheckpointError as error:
-        raise _swapped(path, files.features) or error from None
+        raise _swap_error(path, ensemble.features) or error from None
     if _stamp(path) != before:
         raise StopError(f"{path}: changed while it was read; run the command again once it is written.")
     return model, digest
 
 
-def _moved(model: MILModel, device: str) -> MILModel:
+def _move(model: MILModel, device: str) -> MILModel:
     """A model on a device; one that shares weights with a model of the user's is copied before it moves."""
     there = next((part.device for part in model.parameters()), torch.device(device))
     if there.type == torch.device(device).type and torch.device(device).index in (None, there.index):
@@ -366,7 +336,7 @@ def _check_digest(path: Source, digest: str, wanted: str | None) -> str:
     return digest
 
 
-def _swapped(path: Path, features: Path | None) -> InputError | None:
+def _swap_error(path: Path, features: Path | None) -> InputError | None:
     """The error for features where the model belongs, and the model where the features belong."""
     if not is_features(path) or features is None:
         return None
@@ -484,12 +454,9 @@ def _same_bins(specs: Sequence[ModelSpec]) -> bool:
 
 def predicted_by(models: Sequence[MILModel], bag: Bag) -> int:
     """The target an ensemble predicts: by the mean of its models' outputs."""
-    outputs = []
-    for model in models:
-        with frozen(model), torch.no_grad():
-            network, x = open_network(model, bag)
-            outputs.append(network(x).double())
-    return TASKS[models[0].spec.task].predicted(torch.cat(outputs).mean(dim=0).cpu())
+    opened = [open_network(model, bag) for model in models]
+    outputs = np.mean([network.outputs(x) for network, x in opened], axis=0)
+    return TASKS[models[0].spec.task].predicted(outputs)
 
 
 def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation:
@@ -510,7 +477,7 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
         spread=scores.std(axis=0, ddof=1).astype(np.float32),
         logits=logits.mean(axis=0).astype(np.float32),
         output=float(np.mean([e.output for e in explanations])),
-        audit=_mean_audit([e.audit for e in explanations]),
+        audit=mean_audit([e.audit for e in explanations]),
         model=f"{first.model} x {len(explanations)}",
         relevance=np.stack(relevance).mean(axis=0).astype(np.float32) if relevance else None,
         stderr=(np.sqrt(np.sum(np.square(errors), axis=0)) / len(errors)).astype(np.float32)
@@ -527,17 +494,10 @@ def _of_all(each: Sequence[FloatArray | None]) -> list[npt.NDArray[np.float64]]:
     return arrays if len(arrays) == len(each) else []
 
 
-def _mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
-    parts = [audit.as_dict() for audit in audits if audit is not None]
-    if len(parts) < len(audits):
-        return None
-    return Audit(**{name: float(np.mean([audit[name] for audit in parts])) for name in parts[0]})
-
-
 TRIED = 64  # instances of the bag that a network is tried out on
 
 
-def build_own(source: Builder | Loaded, files: ModelFiles) -> MILModel:
+def build_own(source: Builder | Loaded, ensemble: Ensemble) -> MILModel:
     """The network that a function of yours builds, or that you have, with what a run asks of a model.
 
     The function takes no arguments and gives a torch module. Its sizes are those of a trial call; `task`,
@@ -561,14 +521,14 @@ def build_own(source: Builder | Loaded, files: ModelFiles) -> MILModel:
             )
         own = built.eval()
     if isinstance(own, MILModel) and hasattr(own, "spec"):
-        if files.class_names is not None:
-            own.spec = replace(own.spec, class_names=files.class_names)
+        if ensemble.class_names is not None:
+            own.spec = replace(own.spec, class_names=ensemble.class_names)
             TASKS[own.spec.task].check(own.spec)
         return own
-    n_classes, in_dim = _sizes(own, name, files)
+    n_classes, in_dim = _sizes(own, name, ensemble)
     task, owner = getattr(own, "task", None), f"the model {name!r}"
     task = task if isinstance(task, str) else "classification"
-    names = files.class_names or getattr(own, "class_names", None)
+    names = ensemble.class_names or getattr(own, "class_names", None)
     names = declared_names(names, n_classes, task=task, owner=owner)
     spec = ModelSpec(type(own).__name__, in_dim, n_classes, class_names=names, task=task)
     if (reference := getattr(own, "reference", None)) is not None and TASKS[task].takes_reference:
@@ -602,23 +562,23 @@ def _digest_value(digest: Any, key: str, value: Any) -> None:
         digest.update(f"{key} {value}".encode())
 
 
-def _sizes(own: nn.Module, name: str, files: ModelFiles) -> tuple[int, int]:
+def _sizes(own: nn.Module, name: str, ensemble: Ensemble) -> tuple[int, int]:
     """Outputs and inputs, by a call on a few instances of the first feature file that can be used.
 
     A file that cannot be read is the failure of its slide; one refused by the network gives way to a file of
     another width.
     """
-    if files.features is None:
+    if ensemble.features is None:
         raise InputError(f"The model {name!r} needs features to be tried out on; give features=.")
-    bags = feature_files(files.features)[0]
+    bags = feature_files(ensemble.features)[0]
     if not bags:
-        where = folder_advice(files.features)
-        raise InputError(f"{files.features}: no feature files to try the model {name!r} out on; {where}.")
+        where = folder_advice(ensemble.features)
+        raise InputError(f"{ensemble.features}: no feature files to try the model {name!r} out on; {where}.")
     faults: dict[int, XmilError] = {}  # by width, 0 where no network could use the file
     for path in bags:
         width = 0
         try:
-            header = open_bag(path, **files.reading)
+            header = open_bag(path, **ensemble.reading)
             bag = header.read(np.arange(min(TRIED, len(header))))
             width = bag.features.shape[1] if len(bag) and np.isfinite(bag.features).all() else 0
             if width and width in faults:

@@ -138,8 +138,6 @@ def _agree(run: Run, request: EvaluateRequest, out: Path, listener: Listener) ->
 
 @dataclass(frozen=True)
 class EvaluateRun(ModelRun[list[Row]]):
-    """A run's folder, model and settings."""
-
     request: EvaluateRequest
     chosen: FaithfulnessSettings = field(kw_only=True)
     truth: Truth | None = None
@@ -161,21 +159,18 @@ class EvaluateRun(ModelRun[list[Row]]):
             "mask_downsample": 1.0 if truth is None else truth.downsample,
             "by": self.request.by,
             "reading": self.request.reading,
-            **self.models.files.settings(),
+            **self.models.settings(),
             **({} if self.request.slides is None else {"slides": str(self.request.slides.resolve())}),
         }
 
     def settings(self) -> dict[str, Any]:
-        """What is measured, and on what."""
         return {**self.made_of, **self.chosen.as_dict()}
 
     def about(self) -> dict[str, Any]:
-        """What run.json says beside the settings."""
         about = {**self.models.about(), "methods": self.chosen.methods, "targets": ["predicted"]}
         return {**about, **self.request.places(), "request": self.request.as_dict(), **self.missing.as_dict()}
 
     def worker(self) -> Callable[[Case], list[Row]]:
-        """Measure one case after another."""
         return self.measure_slide
 
     def find_result(self, item: Case) -> list[Row] | None:
@@ -212,7 +207,6 @@ class EvaluateRun(ModelRun[list[Row]]):
         ]
 
     def finish(self, items: Sequence[Case], tally: Tally[list[Row]]) -> Mapping[str, Any]:
-        """All rows in one table, and the summary of the methods."""
         measured = [tally.results[case.slides[0]] for case in items if case.slides[0] in tally.results]
         rows = [row for own in measured for row in own]
         table = pa.Table.from_pylist(rows, schema=SCHEMA)

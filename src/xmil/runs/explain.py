@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -30,32 +30,32 @@ from xmil.core.errors import (
     FileError,
     InputError,
     UnknownNameError,
-    UnsupportedError,
     XmilError,
+    check_names,
     unknown_name,
 )
 from xmil.core.explanation import Explanation, measured_columns
 from xmil.core.request import takes
 from xmil.core.task import RISK, TASKS, Target
-from xmil.core.text import counted, is_plain
-from xmil.data.bags import Case, join_bags, named, open_bag
+from xmil.core.text import counted, is_plain, shorten
+from xmil.data.bags import Case, join_bags, named, open_bag, read_case
 from xmil.data.files import UNTRAINED, feature_facts, is_untrained
-from xmil.evaluate import CANDIDATES, Choice
+from xmil.evaluate.choice import CANDIDATES, Choice
 from xmil.methods import (
     METHODS,
     OUTPUTS,
     PRESETS,
     explain_targets,
     interactions,
-    list_methods,
     own_outputs,
     seeds,
 )
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
+from xmil.network import Network
 from xmil.runs import Listener
 from xmil.runs.check import SOME, Check, RunChoice, choose_for_run, in_seeded_order, judge_run
-from xmil.runs.cohort_run import Row, TableRow, Tally, slide_row
+from xmil.runs.cohort_run import TableRow, Tally, slide_row
 from xmil.runs.ensemble import (
     Ensemble,
     ModelRun,
@@ -66,14 +66,13 @@ from xmil.runs.ensemble import (
     predicted_by,
     with_background,
 )
-from xmil.runs.heatmap import draw_slides
-from xmil.runs.inputs import join_names, task_cases
+from xmil.runs.inputs import task_cases
 from xmil.runs.requests import ExplainRequest
-from xmil.runs.slide_features import MARK, Made, make_features
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
 from xmil.runs.workers.pool import Stages
 from xmil.storage import (
     Run,
+    check_folder,
     interactions_file,
     make_folder,
     other_settings,
@@ -84,6 +83,10 @@ from xmil.storage import (
 )
 from xmil.subsets import memory_budget
 
+if TYPE_CHECKING:
+    from xmil.runs.slide_features import SlideFeatures
+
+TILED = "tiles/run.json"  # of a folder whose slides are tiled, and not explained yet
 PREDICTED, LABEL, ALL = "predicted", "label", "all"
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)  # what odd headers raise
 KEEP = 0.5  # share of the patches in each sub-bag of contexts
@@ -117,6 +120,8 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
 
 def draw_run(run: Run, request: ExplainRequest, listener: Listener) -> Run:
     """Draw the maps of a run that the request explained, over its slides."""
+    from xmil.runs.heatmap import draw_slides
+
     names = ("slides", "patch_size", "follow_links", "restart")
     drawing: dict[str, Any] = {name: getattr(request, name) for name in names}
     drawing["mpp"] = None if request.features is None else request.mpp  # else the features have it
@@ -133,27 +138,28 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
         raise InputError("The parameter 'out' is missing: the folder for results.")
     if LABEL in request.target and request.cohort is None:
         raise InputError("target='label' needs a cohort= with the labels.")
-    made = with_features(request, out, listener)
-    request = made.request
+    made = None if request.features is not None else features_of_slides(request, out, listener)
+    request = request if made is None else made.request
     models, device = open_models(request)
     spec = check_request(request, models)
-    before = read_run(out) or {}
+    before = {} if request.restart else read_run(out) or {}
     request.check_apart(out)
     cases, missing = task_cases(request, spec, say=listener.say)
-    cases = [case for case in cases if made.slides is None or made.slides.issuperset(case.slides)]
-    earlier = {} if request.restart else earlier_methods(request, out, before)
+    if made is not None:
+        cases = [case for case in cases if made.slides.issuperset(case.slides)]
+    earlier = earlier_methods(request, out, before)
     models = with_background(models, request, (*request.methods, *earlier), out=out, say=listener.say)
     chosen = None
     if AUTO in request.methods:
-        chosen = chosen_method(request, models, cases, {} if request.restart else before)
+        chosen = chosen_method(request, models, cases, before)
         request = with_method(request, chosen.choice)
         listener.say(chosen.choice.sentence)
-        earlier = {} if request.restart else earlier_methods(request, out, before)
+        earlier = earlier_methods(request, out, before)
     run = ExplainRun(out, request, models, device, missing, earlier, chosen, before.get("verdict"))
-    tally = run.execute(cases, listener, refused=made.refused)
+    tally = run.execute(cases, listener, refused=None if made is None else made.refused)
     if run.outliers:
         who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
-        listener.say(f"{who} out from the others: {join_names(run.outliers)} (summary/outliers.csv)")
+        listener.say(f"{who} out from the others: {shorten(run.outliers, 5)} (summary/outliers.csv)")
     if warned := {slide: row["warnings"] for slide, row in tally.rows.items() if row.get("warnings")}:
         slide, text = next(iter(warned.items()))
         share = f"{len(warned)} of {counted(len(tally.rows), 'slide')} carry a warning (slides.csv)"
@@ -175,7 +181,7 @@ def chosen_method(
         return RunChoice.from_dict(before["choice"])
 
     def bag_of(case: Case) -> tuple[Bag, Any]:
-        bag = read_case(case, request)
+        bag, _ = read_case(case, **request.reading)
         predicted = predicted_by(models.models, bag) if len(models.models) > 1 else None
         return bag, case_targets(request, case, models.spec, predicted)[0]
 
@@ -193,27 +199,18 @@ def with_method(request: ExplainRequest, choice: Choice) -> ExplainRequest:
     return replace(request, methods=tuple(methods), params=params or None, preset=preset)
 
 
-def read_case(case: Case, request: ExplainRequest) -> Bag:
-    """The bag of a case."""
-    pairs = enumerate(zip(case.slides, case.paths, strict=True))
-    parts = [named(open_bag(p, **case.reading(i, request.reading)).read(), name) for i, (name, p) in pairs]
-    return join_bags(parts, name=case.name)[0]
+def features_of_slides(request: ExplainRequest, out: Path, listener: Listener) -> SlideFeatures:
+    """Tile and encode the slides of a request into `out`; what can be refused is, before that."""
+    from xmil.runs.slide_features import make_features
 
-
-def with_features(request: ExplainRequest, out: Path, listener: Listener) -> Made:
-    """The request with its features; where it has slides alone, they are tiled and encoded into `out`.
-
-    What can be refused is, before the slides are worked on.
-    """
-    if request.features is not None:
-        return Made(request)
-    specs: list[ModelSpec] = []
+    spec: ModelSpec | None = None
     sources = model_paths(request.model)
     if all(isinstance(path, Path) or hasattr(getattr(path, "model", None), "spec") for path in sources):
         models, _ = open_models(request)  # others are tried out on the features
         check_request(request, models)
-        specs = models.specs
-    return make_features(request, specs, out, listener)
+        spec = models.specs[0]
+    check_folder(out, ExplainRun.kind, marks=ExplainRun.marks)
+    return make_features(request, spec, out, listener)
 
 
 def method_parameters(request: ExplainRequest) -> Parameters:
@@ -314,20 +311,11 @@ def check_output(request: ExplainRequest) -> None:
 
 
 def _check_method(name: str, model: MILModel, own: Mapping[str, Any], output: str | None) -> None:
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    able = list_methods(model)
-    if name not in able:
-        raise UnsupportedError(
-            f"The method {name!r} cannot explain {model.spec.name}. Those that can: {', '.join(able)}."
-        )
-    METHODS[name].check_parameters(own)
-    preset = own.get("preset", "default")
-    if preset not in PRESETS:
-        raise unknown_name("preset", preset, PRESETS)
-    outputs = (*METHODS[name].outputs, *own_outputs())
-    if output is not None and output not in outputs:
-        raise unknown_name(f"output of {name}", output, outputs)
+    method = METHODS[name]
+    method.check_model(Network(model))
+    method.check_parameters(own)
+    method.check_output(output)
+    check_names("preset", [own.get("preset", "default")], PRESETS)
 
 
 def case_targets(
@@ -348,7 +336,7 @@ def case_targets(
             case "all":
                 targets += range(spec.n_targets)
             case _:
-                targets.append(resolved_target(text, spec))
+                targets.append(resolve_target(text, spec))
     distinct = list(dict.fromkeys(map(Target.of, targets)))
     return [target for target in distinct if target.cls is not None] if ALL in request.target else distinct
 
@@ -370,7 +358,7 @@ class Read:
 class Explained:
     """What a worker did with a case: a row per slide, and what each adds to the run's summary."""
 
-    rows: list[Row]
+    rows: list[TableRow]
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)
 
 
@@ -387,8 +375,6 @@ class ExplainedCase:
 
 @dataclass(frozen=True)
 class ExplainRun(ModelRun[Explained]):
-    """A run's folder, models and settings."""
-
     request: ExplainRequest
     present: Parameters = field(default_factory=dict)  # the methods that the folder has already
     chosen: RunChoice | None = None  # by `auto`
@@ -402,7 +388,7 @@ class ExplainRun(ModelRun[Explained]):
     folders = ("slides",)
     verb = "explained"
     grows = ("methods", "params")
-    marks = (MARK,)
+    marks = (TILED,)
 
     @property
     def methods(self) -> Parameters:
@@ -411,7 +397,6 @@ class ExplainRun(ModelRun[Explained]):
         return {**self.present, **{name: own.get(name, {}) for name in self.request.methods}}
 
     def settings(self) -> dict[str, Any]:
-        """Methods, targets, parameters and the models' weights."""
         request, methods = self.request, self.methods
         settings: dict[str, Any] = {
             "methods": list(methods),
@@ -423,10 +408,9 @@ class ExplainRun(ModelRun[Explained]):
             "reading": request.reading,
         }
         pairs = {"interactions": request.interactions} if request.interactions else {}
-        return {**settings, **pairs, "models": list(self.models.digests), **self.models.files.settings()}
+        return {**settings, **pairs, "models": list(self.models.digests), **self.models.settings()}
 
     def about(self) -> dict[str, Any]:
-        """What run.json says beside the settings."""
         return {
             **self.models.about(),
             "methods": list(self.methods),
@@ -440,7 +424,6 @@ class ExplainRun(ModelRun[Explained]):
 
     @property
     def uses_bins(self) -> bool:
-        """Whether a survival model is asked for more than its risk."""
         return asks_for_bins(self.request)
 
     def worker(self) -> Stages[Case, Explained]:
@@ -503,7 +486,7 @@ class ExplainRun(ModelRun[Explained]):
             return about
         warning = (  # their heads say that they are done
             f"{counted(len(unread), 'slide')} left out of summary/, since the file in slides/ cannot be "
-            f"read: {join_names(list(unread))}. Remove it and run the same command: the slide is explained "
+            f"read: {shorten(list(unread), 5)}. Remove it and run the same command: the slide is explained "
             "again."
         )
         return {**about, "warnings": [warning]}
@@ -548,7 +531,7 @@ class ExplainRun(ModelRun[Explained]):
             for name in methods
         }
         scores = {name: np.concatenate(parts) for name, parts in own.items() if len(parts) == len(every)}
-        return read_case(case, self.request), target, scores
+        return read_case(case, **self.request.reading)[0], target, scores
 
     def others(self, items: Sequence[Case], before: Mapping[str, Any]) -> str | None:
         """A line on slides of the folder that are not among these, and what brings them back."""
@@ -562,7 +545,7 @@ class ExplainRun(ModelRun[Explained]):
         way = " ".join(inputs) if changed and inputs else "their features=, cohort= and split="
         return (
             f"{self.out}: {counted(len(left), 'slide')} explained earlier not among these: "
-            f"{join_names(left, 3)}. "
+            f"{shorten(left, 3)}. "
             f"slides.csv and summary/ leave them out, their files are kept; the same command with {way} "
             "brings them back."
         )
@@ -575,10 +558,10 @@ class ExplainRun(ModelRun[Explained]):
         except (FileError, KeyError, ValueError):  # of slides explained earlier it may be unknown
             seconds = None
         row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
-        return {**row, **_beside(columns)}
+        return {**row, **_column_notes(columns)}
 
 
-def _beside(columns: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+def _column_notes(columns: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """What the row of a slide says of how its columns were made: what they are measured against, warnings."""
     whose: dict[str, dict[str, None]] = {}
     for column in columns:
@@ -589,22 +572,19 @@ def _beside(columns: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     return {"measured": "; ".join(measured_columns(columns)) or None, "warnings": " ".join(sentences) or None}
 
 
-def parse_target(text: str, names: Sequence[str] | None) -> Target:
-    """A target as users write it: a class by name or number, or a contrast of two.
+def resolve_target(text: str, spec: ModelSpec) -> Target:
+    """Read a target as users write it: a class by name or number, or a contrast of two.
 
-    >>> str(parse_target("HPV+:HPV-", ["HPV-", "HPV+"])), parse_target("1", None).cls
-    ('HPV+-vs-HPV-', '1')
+    It has the number that it has in every model of an ensemble, whatever each calls it.
+
+    >>> str(resolve_target("HPV+:HPV-", ModelSpec("attnmil", 4, 2, class_names=("HPV-", "HPV+"))))
+    'HPV+-vs-HPV-'
     """
+    target, names = Target(text), spec.target_names
     if ":" in text and text not in (names or ()):
         first, second = text.split(":", 1)
-        return Target(first.strip(), second.strip())
-    return Target(text)
-
-
-def resolved_target(text: str, spec: ModelSpec) -> Target:
-    """A target by the number it has in every model of an ensemble, whatever each calls it."""
-    names = spec.target_names
-    return parse_target(text, names).resolve(n_classes=spec.n_targets, predicted=0, class_names=names)
+        target = Target(first.strip(), second.strip())
+    return target.resolve(n_classes=spec.n_targets, predicted=0, class_names=names)
 
 
 def _check_target(text: str, spec: ModelSpec) -> None:
@@ -616,7 +596,7 @@ def _check_target(text: str, spec: ModelSpec) -> None:
                 f"The target 'label' is for classes; a {spec.task} model has none: use 'predicted'."
             )
         return
-    target = resolved_target(text, spec)
+    target = resolve_target(text, spec)
     if target.against is not None and RISK in (target.name, target.against_name):
         raise InputError(f"The contrast {text!r} needs classes, values or time bins; a risk has none.")
 
@@ -662,7 +642,6 @@ class Explainer:
             return []  # damaged: it is explained again
 
     def work(self, case: Case, read: Read) -> ExplainedCase:
-        """Explain a case."""
         start = time.perf_counter()
         has = [{e.method for e in own} for own in read.earlier]
         methods = [name for name in self.request.methods if not all(name in own for own in has)]
@@ -679,10 +658,12 @@ class Explainer:
         """Write the files of a case's slides, while the next case is explained."""
         summaries = {slide: self._write(work, place) for place, slide in enumerate(work.case.slides)}
         every = [e for own in (*work.read.earlier, work.explanations) for e in own]
-        beside = _beside([{"method": e.method, "params": e.params, "warnings": e.warnings} for e in every])
+        notes = _column_notes(
+            [{"method": e.method, "params": e.params, "warnings": e.warnings} for e in every]
+        )
         about: dict[str, Any] = {"logits": work.logits, "spec": vars(self.spec), "seconds": work.seconds}
         parts = enumerate(work.read.parts)
-        rows = [{**slide_row(work.case, i, n=len(part), **about), **beside} for i, part in parts]
+        rows = [{**slide_row(work.case, i, n=len(part), **about), **notes} for i, part in parts]
         return Explained(rows, summaries)
 
     def explain(
@@ -776,12 +757,10 @@ def read_ahead(path: Path) -> None:
 
 
 def slide_file(out: Path, slide: str) -> Path:
-    """The file of a slide's explanations."""
     return out / "slides" / f"{slide}.parquet"
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch or NumPy says that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

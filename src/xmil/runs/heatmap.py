@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from xmil.core.durable import write_text
-from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.core.errors import FileError, InputError, check_names
 from xmil.core.request import takes
-from xmil.core.text import counted, merge_notes
+from xmil.core.text import counted, merge_notes, shorten
 from xmil.heatmaps import (
     BEYOND,
     NEED_SLIDE,
@@ -85,43 +85,39 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
             f"{saved.path}: the run is unfinished, {counted(len(saved.files), 'slide')} so far; the command "
             "that made it goes on where it stopped, and this one then draws the rest."
         )
-    done = list(tally.results.values())
-    notes = {name: each.note for name, each in tally.results.items() if each.note is not None}
-    for line in merge_notes(notes):
-        listener.say(line)
+    results = tally.results
+    lines = merge_notes({name: each.note for name, each in results.items() if each.note is not None})
     if order.pictures:
-        for line in clipped(
-            {name: each.beyond for name, each in tally.results.items()}, saved.path, request.out
-        ):
-            listener.say(line)
-    written, present = sum(each.written for each in done), sum(each.kept for each in done)
+        lines += describe_clipped(
+            {name: each.beyond for name, each in results.items()}, saved.path, request.out
+        )
+    written, present = (sum(getattr(each, kind) for each in results.values()) for kind in ("written", "kept"))
     also = f", {present} were there" if present else ""
-    listener.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
-    for line in _outdated(out, saved):
+    lines.append(f"{counted(len(results), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
+    for line in lines + describe_outdated(out, saved):
         listener.say(line)
     return Run(drawing.out)
 
 
-def clipped(shares: Mapping[str, float], run: Path, out: Path | None = None) -> list[str]:
+def describe_clipped(shares: Mapping[str, float], run: Path, out: Path | None = None) -> list[str]:
     """A line on the slides many of whose patches lie beyond the colour scale, and on what shows them apart.
 
-    >>> clipped({"a": 0.4, "b": 0.02}, Path("run"))
+    >>> describe_clipped({"a": 0.4, "b": 0.02}, Path("run"))
     ['a: 40 % of the patches lie beyond the colour scale and share its full colour; ...']
     """
-    clipped_slides = sorted((-share, name) for name, share in shares.items() if share > BEYOND)
-    largest = (
-        f"{'up to ' * (len(clipped_slides) > 1)}{-100 * clipped_slides[0][0]:.0f} %" if clipped_slides else ""
-    )
+    beyond = {name: share for name, share in shares.items() if share > BEYOND}
+    if not beyond:
+        return []
     where = [] if out is None else ["--out", str(out)]
     command = shlex.join(["xmil", "heatmap", str(run), *where, "--clip", "none", "--restart"])
     text = (
-        f"{largest} of the patches lie beyond the colour scale and share its full colour; "
-        f"{command} tells them apart."
+        f"{'up to ' * (len(beyond) > 1)}{100 * max(beyond.values()):.0f} % of the patches lie beyond the "
+        f"colour scale and share its full colour; {command} tells them apart."
     )
-    return merge_notes({name: text for _, name in clipped_slides})
+    return merge_notes(dict.fromkeys(sorted(beyond, key=lambda name: (-beyond[name], name)), text))
 
 
-def _outdated(place: Path, run: Run) -> list[str]:
+def describe_outdated(place: Path, run: Run) -> list[str]:
     """A sentence on pictures and exports that are older than every explanation of the run."""
     beside = {path.parent for path in run.files.values()}
     first = min(path.stat().st_mtime_ns for folder in beside for path in folder.glob("*.parquet"))
@@ -130,8 +126,8 @@ def _outdated(place: Path, run: Run) -> list[str]:
     old = [str(path.relative_to(place)) for path in files if path.lstat().st_mtime_ns < first]
     if not old:
         return []
-    named = ", ".join(old[:SHOWN]) + f" and {len(old) - SHOWN} more" * (len(old) > SHOWN)
-    return [f"{counted(len(old), 'file')} older than the explanations there, of an earlier run: {named}."]
+    some = counted(len(old), "file")
+    return [f"{some} older than the explanations there, of an earlier run: {shorten(old, SHOWN)}."]
 
 
 def _with_slide(order: Order, slides: Path | None, listener: Listener) -> Order:
@@ -149,8 +145,6 @@ def _with_slide(order: Order, slides: Path | None, listener: Listener) -> Order:
 
 @dataclass(frozen=True)
 class HeatmapRun(CohortRun[DrawingJob, Drawn]):
-    """A folder of pictures in one style."""
-
     request: DrawRequest
     run: Run
     order: Order
@@ -165,7 +159,6 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return {}
 
     def about(self) -> dict[str, Any]:
-        """The run that is drawn, and where its slides are."""
         slides = None if self.request.slides is None else str(self.request.slides.resolve())
         return {"run": str(self.run.path.resolve()), "slides": slides, "style": self.order.style()}
 
@@ -173,9 +166,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         """The run's slides, or those asked for, each with its file where the folder has it."""
         request, files, rows = self.request, self.run.files, self.run.rows
         pairs = list_interactions(self.run.path)
-        for name in request.names:
-            if name not in files:
-                raise unknown_name("slide", name, files)
+        check_names("slide", request.names, files)
         listing = SlideListing({}, {}, [])
         if request.slides is not None:
             listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
@@ -210,12 +201,10 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return json.dumps(self.order.style(), indent=2, default=str)
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Note the style."""
         self.check_style()  # again: now nobody else writes
         write_text(self.out / STYLE, self._style)
 
     def slides_of(self, item: DrawingJob) -> Sequence[str]:
-        """The slide itself."""
         return (item.slide_id,)
 
     def outputs(self, items: Sequence[DrawingJob]) -> Iterable[Path]:  # noqa: ARG002

@@ -9,9 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmil.core.errors import InputError, XmilError, absent, unknown_name
+from xmil.core.errors import InputError, StrPath, XmilError, absent, unknown_name
 from xmil.core.task import TASKS, Target
-from xmil.core.text import bare_name, counted
+from xmil.core.text import bare_name, counted, shorten
 from xmil.data.bags import Case, group_cases, open_bag
 from xmil.data.cohort import SPLIT, Cohort, read_cohort
 from xmil.data.files import (
@@ -32,6 +32,7 @@ from xmil.storage import read_run
 if TYPE_CHECKING:
     from xmil.models import MILModel
 
+NAMED = 5  # slides, labels or links in a sentence
 Say = Callable[[str], None]
 LabelRows = Callable[..., Sequence[Any] | None]
 
@@ -42,20 +43,18 @@ def trained_columns(cohort: Cohort, spec: ModelSpec) -> tuple[str, ...]:
     return tuple(columns) if set(columns) <= set(cohort.columns) else ()
 
 
-def parted_cohort(request: CohortRequest, say: Say) -> tuple[Cohort, dict[str, str]]:
+def parted_cohort(path: Path, request: CohortRequest, say: Say) -> tuple[Cohort, dict[str, str]]:
     """The rows of a cohort that have features, of some splits, and the slides that have none with their case.
 
     A line says what did not match.
     """
-    if request.cohort is None:
-        raise InputError("split= and by='case' need a cohort= that names them.")
-    every = read_cohort(request.cohort, slide_column=request.slide_column)
+    every = read_cohort(path, slide_column=request.slide_column)
     if taken := every.taken:
-        say(f"{request.cohort}: {taken}.")
+        say(f"{path}: {taken}.")
     table = every.subset(*request.split) if request.split else every
     joined, report = join_features(table, request.features, among=every, follow_links=request.follow_links)
     if report.without_features or report.doubled or report.not_followed:
-        say(f"{request.cohort}: {report}")
+        say(f"{path}: {report}")
     case_of = dict(zip(table.slides, table.cases, strict=True))
     return joined, {slide: case_of[slide] for slide in report.without_features}
 
@@ -82,10 +81,10 @@ def class_labels(
         pairs = zip(cohort.slides, cells, strict=True)
         foreign = {slide: cell for slide, cell in pairs if cell is not None and cell not in names}
         if foreign:
-            unknown = join_names([repr(cell) for cell in dict.fromkeys(foreign.values())])
+            unknown = shorten([repr(cell) for cell in dict.fromkeys(foreign.values())], NAMED)
             say(
                 f"The column {column!r} has labels the model does not know ({', '.join(names)}): {unknown} "
-                f"of {join_names(list(foreign))}. They count as unlabelled."
+                f"of {shorten(list(foreign), NAMED)}. They count as unlabelled."
             )
         return [names.index(cell) if cell is not None and cell in names else None for cell in cells]
     most = max(2, n_classes or len(names or ()))
@@ -112,16 +111,6 @@ def class_labels(
     return numbers
 
 
-def join_names(slides: list[str], most: int = 5) -> str:
-    """The first names of a list, and how many more there are.
-
-    >>> join_names(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    more = f" and {len(slides) - most} more" if len(slides) > most else ""
-    return ", ".join(slides[:most]) + more
-
-
 def task_cases(
     request: CohortRequest, spec: ModelSpec, *, labels: LabelRows | None = None, say: Say = lambda _: None
 ) -> tuple[list[Case], Missing]:
@@ -132,7 +121,7 @@ def task_cases(
     """
     if request.cohort is None:
         return _every_file(request, say), Missing()
-    joined, gone = parted_cohort(request, say)
+    joined, gone = parted_cohort(request.cohort, request, say)
     known = (labels or task_labels)(joined, spec, request.label, say=say)
     cases = group_cases(joined, request.by, labels=known)
     lacking: dict[str, list[str]] = {case.name: [] for case in cases if request.by == "case"}
@@ -249,7 +238,7 @@ def _every_file(request: CohortRequest, say: Say) -> list[Case]:
         raise InputError("split= and by='case' need a cohort= that names them.")
     files, links = feature_files(request.features, follow_links=request.follow_links)
     if links:
-        names = join_names([path.name for path in links])
+        names = shorten([path.name for path in links], NAMED)
         say(f"{request.features}: {len(links)} links not followed: {names}.")
     if not files:
         advice = folder_advice(request.features)
@@ -260,7 +249,7 @@ def _every_file(request: CohortRequest, say: Say) -> list[Case]:
     if again := dict.fromkeys(name for path in files if by_name[name := slide_name(path)] != path):
         used = [f"{name} ({by_name[name].relative_to(request.features)} is used)" for name in again]
         several = counted(len(again), "slide")
-        say(f"{request.features}: {several} with several files: {join_names(used)}.")
+        say(f"{request.features}: {several} with several files: {shorten(used, NAMED)}.")
     return [Case(name, (name,), (path,)) for name, path in by_name.items()]
 
 
@@ -286,8 +275,8 @@ class Missing:
         """
         if not self.incomplete:
             return None
-        named = join_names([f"{case} (without {', '.join(gone)})" for case, gone in self.incomplete.items()])
-        n = len(self.incomplete)
+        each = [f"{case} (without {', '.join(gone)})" for case, gone in self.incomplete.items()]
+        n, named = len(each), shorten(each, NAMED)
         who, whose = ("1 case has", "its") if n == 1 else (f"{n} cases have", "their")
         return f"{who} slides without features; only {whose} other slides are used: {named}. See run.json."
 
@@ -360,9 +349,6 @@ def _facts(path: Path) -> dict[str, Any]:
         return feature_facts(open_bag(path))
     except (XmilError, OSError):  # it is reported as a failure
         return {}
-
-
-StrPath = str | PathLike[str]
 
 
 def named_slides(

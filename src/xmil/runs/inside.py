@@ -29,7 +29,7 @@ from xmil.data.header import slide_name
 from xmil.network import find_device
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
-from xmil.runs.ensemble import BACKGROUND, load_run_models, recorded_features, recorded_model
+from xmil.runs.ensemble import BACKGROUND, load_models, recorded_features, recorded_model
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
 from xmil.runs.workers.pool import MakeWorker
@@ -68,8 +68,6 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
 
 @dataclass(frozen=True)
 class InsideRun(CohortRun[str, TableRow]):
-    """A folder of maps inside patches."""
-
     request: InsideRequest
     run: Run
     device: str
@@ -85,7 +83,6 @@ class InsideRun(CohortRun[str, TableRow]):
         return tuple(slide for slide in self.run if slide in self.pictures)
 
     def settings(self) -> dict[str, Any]:
-        """What decides the maps."""
         request, names = self.request, ("encoder", "patches", "target", "patch_px", "random")
         return {
             **{name: getattr(request, name) for name in names},
@@ -96,7 +93,6 @@ class InsideRun(CohortRun[str, TableRow]):
         }
 
     def make_worker(self) -> MakeWorker[str, TableRow]:
-        """A worker loads encoder and model once."""
         return partial(_make_worker, self)
 
     def find_result(self, item: str) -> TableRow | None:
@@ -113,11 +109,9 @@ class InsideRun(CohortRun[str, TableRow]):
         return dict(row)
 
     def outputs(self, items: Sequence[str]) -> list[Path]:
-        """What a restart removes."""
         return [self.out / f"{slide}{suffix}" for slide in items for suffix in SUFFIXES]
 
     def rows_of(self, item: str, result: TableRow) -> list[TableRow]:
-        """The slide's row."""
         return [{"slide_id": item, **result}]
 
 
@@ -127,15 +121,15 @@ def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
     request, model = run.request, None
     weights = None if request.weights is None else str(request.weights)
     encoder = load_encoder(request.encoder, weights=weights, device=run.device, random=request.random)
+    background = Background.load(run.run.path / BACKGROUND)
     if request.model is not None:
-        models = load_run_models(request.model, run.run.path, request.features)
+        models = load_models(request.model, background, request.features).models
         if len(models) > 1:
             raise InputError(
                 f"{run.run.path}: is of {len(models)} models and maps inside patches take one; "
                 "explain with params= lrp.feature_level=true and leave out model=."
             )
         model = models[0]
-    background = Background.load(run.run.path / BACKGROUND)
     return lambda slide: _look_into(run, encoder, model, slide, background)
 
 

@@ -18,11 +18,9 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from xmil.core.bag import Bag
 from xmil.core.durable import identity, remove_file
-from xmil.core.errors import UnsupportedError
 from xmil.core.request import takes
 from xmil.core.task import with_reference
 from xmil.core.text import counted, text_table
@@ -31,7 +29,6 @@ from xmil.evaluate import Answer, Predictions, draw_figures, write_predictions
 from xmil.evaluate.statistics import FEWEST, Interval, count_units, why_no_interval
 from xmil.models import MILModel
 from xmil.network import open_network
-from xmil.network.network import frozen
 from xmil.runs import Listener
 from xmil.runs.cohort_run import Tally
 from xmil.runs.ensemble import ModelRun, open_models
@@ -93,8 +90,6 @@ def draw_samples(bag: Bag, request: PredictRequest) -> list[Bag]:
 
 @dataclass(frozen=True)
 class PredictRun(ModelRun[Answer]):
-    """A run's folder, models and settings."""
-
     request: PredictRequest
     lines: list[str] = field(default_factory=list)  # of the measures, for the screen
     kind = "predict"
@@ -103,16 +98,14 @@ class PredictRun(ModelRun[Answer]):
     tabled = False
 
     def settings(self) -> dict[str, Any]:
-        """Where the slides come from, how they are measured, and the models' weights."""
-        request, files = self.request, self.models.files
+        request = self.request
         names = ("by", "draws", "seed", *(("instances", "repetitions") if request.instances else ()))
         chosen = {**request.places(), "label": list(request.label), "split": list(request.split)}
         chosen |= {name: getattr(request, name) for name in names}
-        own = {**files.settings(), **({"reading": request.reading} if request.reading else {})}
+        own = {**self.models.settings(), **({"reading": request.reading} if request.reading else {})}
         return {**chosen, "models": list(self.models.digests), **own}
 
     def about(self) -> dict[str, Any]:
-        """What run.json says beside the settings, with what the feature files held."""
         places = {"features": self.request.places()["features"], "request": self.request.as_dict()}
         return {**self.models.about(), **places, **self.missing.as_dict()}
 
@@ -128,7 +121,6 @@ class PredictRun(ModelRun[Answer]):
         return Answer(np.stack(outputs), len(bag), bag.encoder)
 
     def outputs(self, items: Sequence[Case]) -> list[Path]:  # noqa: ARG002 - the base's signature
-        """Tables, measures and figures."""
         return [self.out / name for name in WRITTEN]
 
     def begin(self, *, again: bool) -> None:
@@ -137,7 +129,6 @@ class PredictRun(ModelRun[Answer]):
             remove_file(path)
 
     def finish(self, items: Sequence[Case], tally: Tally[Answer]) -> Mapping[str, Any]:
-        """Write the tables, the measures and the figures."""
         cases = [case for case in items if case.slides[0] in tally.results]
         answers = [tally.results[case.slides[0]] for case in cases]
         outputs = np.stack([answer.outputs for answer in answers])
@@ -226,11 +217,5 @@ def _plain(interval: Interval) -> dict[str, float | None]:
 
 
 def _outputs(model: MILModel, bag: Bag) -> npt.NDArray[np.float64]:
-    with frozen(model), torch.no_grad():
-        network, x = open_network(model, bag)
-        outputs = network(x)[0].double().cpu().numpy()
-    if not np.isfinite(outputs).all():
-        raise UnsupportedError(
-            f"The outputs of {model.spec.name} are not finite for {bag.called}; check the model."
-        )
-    return with_reference(np.asarray(outputs), vars(model.spec))
+    network, x = open_network(model, bag)
+    return with_reference(network.outputs(x), vars(model.spec))

@@ -81,7 +81,6 @@ def parse_parameters(texts: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:
-    """Read numbers separated by commas."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -123,7 +122,6 @@ class RunRequest(Request):
 
     @property
     def pool(self) -> Workers:
-        """The workers that the request asks for."""
         kind, _, address = self.engine.partition(":")
         count = self.workers or (0 if kind == "ray" else 1)
         return Workers(kind, workers=count, address=address or None)

@@ -10,8 +10,8 @@ stain normalisation. The request says the rest.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,36 +27,16 @@ from xmil.runs.inputs import named_slides
 from xmil.runs.requests import EmbedRequest, ExplainRequest, TileRequest
 from xmil.runs.tile import tile_slides
 from xmil.slides.open import SlideListing
-from xmil.storage import Run, check_folder
-
-TILES, FEATURES = "tiles", "features"
-MARK = f"{TILES}/run.json"  # of a folder whose slides are tiled, and not explained yet
+from xmil.storage import Run
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How features are made of slides."""
-
-    encoder: str
-    weights: Path | None
-    random: bool
-    mpp: float
-    size: int
-    stain_norm: bool
-    precision: str
-
-
-@dataclass(frozen=True)
-class Made:
-    """A request with its features, the slides that have them (None: all), and those that failed, and why."""
+class SlideFeatures:
+    """A request with its features, the slides that have them, and those that failed, and why."""
 
     request: ExplainRequest
-    slides: frozenset[str] | None = None
-    refused: Mapping[str, str] = field(default_factory=dict)
-
-    def file(self, slide: str) -> Path | None:
-        """The feature file of a slide."""
-        return None if self.request.features is None else self.request.features / f"{slide}.h5"
+    slides: frozenset[str]
+    refused: Mapping[str, str]
 
 
 class Stage(Listener):
@@ -94,31 +74,28 @@ def as_of_explain(sentence: str) -> str:
     return sentence.replace("slide_mpp=", "mpp=")
 
 
-def make_features(request: ExplainRequest, specs: Sequence[ModelSpec], out: Path, listener: Listener) -> Made:
+def make_features(
+    request: ExplainRequest, spec: ModelSpec | None, out: Path, listener: Listener
+) -> SlideFeatures:
     """Tile and encode the slides of a request into `out`, as far as that is not done."""
-    check_folder(out, "explain", marks=(MARK,))
-    recipe = choose_recipe(request, specs)
+    tiling, encoding = choose_recipe(request, spec)
     listing = listed_slides(request, listener)
-    slides = tuple(listing.slides.values())
     shared: dict[str, Any] = {
         name: getattr(request, name) for name in ("engine", "workers", "restart", "follow_links")
     }
-    tiles, features = out / TILES, out / FEATURES
-    tiling = TileRequest(
-        slides=slides, out=tiles, size=recipe.size, mpp=recipe.mpp, slide_mpp=request.mpp, **shared
+    shared["slides"] = tuple(listing.slides.values())
+    tiles, features = out / "tiles", out / "features"
+    tiled = Stage(listener).run(
+        tile_slides, TileRequest(out=tiles, slide_mpp=request.mpp, **tiling, **shared)
     )
-    tiled = Stage(listener).run(tile_slides, tiling)
-    encoding = EmbedRequest(
-        tiles=tiles, slides=slides, out=features, encoder=recipe.encoder, weights=recipe.weights,
-        random=recipe.random, stain_norm=recipe.stain_norm, precision=recipe.precision,
-        device=request.device, **shared,
-    )  # fmt: skip
-    encoded = Stage(listener).run(embed_slides, encoding)
+    encoded = Stage(listener).run(
+        embed_slides, EmbedRequest(tiles=tiles, out=features, device=request.device, **encoding, **shared)
+    )
     failed = {**tiled.failed, **encoded.failed}
     refused = {name: as_of_explain(why) for name, why in failed.items() if name in listing.slides}
     names = frozenset(listing.slides) - refused.keys()
     request = replace(request, features=features, mpp=None)  # the features have it
-    return Made(request, names, {**listing.twice, **refused})
+    return SlideFeatures(request, names, {**listing.twice, **refused})
 
 
 def listed_slides(request: ExplainRequest, listener: Listener) -> SlideListing:
@@ -141,17 +118,20 @@ def listed_slides(request: ExplainRequest, listener: Listener) -> SlideListing:
     return replace(listing, slides=slides, twice=twice)
 
 
-def choose_recipe(request: ExplainRequest, specs: Sequence[ModelSpec]) -> Recipe:
-    """How the features are to be made: as the request says, else as those the model was trained on."""
-    facts = trained_facts(specs[0]) if specs else {}
+def choose_recipe(request: ExplainRequest, spec: ModelSpec | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of tiling and of encoding: as the request says, else as for those the model was trained on."""
+    facts: dict[str, Any] = {}
+    if spec is not None:
+        facts = {"encoder": spec.encoder, **(spec.features or {})}
+        facts["encoder"] = facts.get("asked") or facts["encoder"]  # as the user called it
     encoder: Any = request.encoder
-    width = specs[0].in_dim if specs else None
+    width = None if spec is None else spec.in_dim
     random = request.random or (encoder is None and facts.get("weights") == "random")
     digest = facts.get("weights") if encoder is None and not random else None
     encoder = encoder or known_encoder(str(facts.get("encoder", "")))
     size: Any = request.tile_size or facts.get("patch_px")
     mpp: Any = request.tile_mpp or facts.get("mpp")
-    missing = unrecorded({**facts, "encoder": encoder, "patch_px": size, "mpp": mpp}, width)
+    missing = list_unrecorded({**facts, "encoder": encoder, "patch_px": size, "mpp": mpp}, width)
     if digest is not None and request.weights is None:
         missing["weights"] = Unrecorded(f"the file of the encoder's weights (sha256 {digest}...)", "WEIGHTS")
     if request.encoder is not None:  # what was typed is refused first
@@ -162,9 +142,10 @@ def choose_recipe(request: ExplainRequest, specs: Sequence[ModelSpec]) -> Recipe
     if missing:
         raise InputError(_say_missing(request, missing))
     _check_encoder(encoder, width, weights=request.weights, random=random)
-    precision = "float32" if facts.get("precision") == "float32" else "auto"
-    stain_norm = bool(facts.get("stain_norm"))
-    return Recipe(encoder, request.weights, random, float(mpp), int(size), stain_norm, precision)
+    encoding = {"encoder": encoder, "weights": request.weights, "random": random}
+    encoding["precision"] = "float32" if facts.get("precision") == "float32" else "auto"
+    encoding["stain_norm"] = bool(facts.get("stain_norm"))
+    return {"size": int(size), "mpp": float(mpp)}, encoding
 
 
 def _check_encoder(encoder: str, width: int | None, **about: Any) -> None:
@@ -177,12 +158,6 @@ def _check_encoder(encoder: str, width: int | None, **about: Any) -> None:
         )
 
 
-def trained_facts(spec: ModelSpec) -> dict[str, Any]:
-    """What a model's spec says of the features it was trained on; the encoder as the user called it."""
-    facts = {"encoder": spec.encoder, **(spec.features or {})}
-    return {**facts, "encoder": facts.get("asked") or facts["encoder"]}
-
-
 class Unrecorded(NamedTuple):
     """A thing that a checkpoint does not say: in words, and a value for the command line."""
 
@@ -190,7 +165,7 @@ class Unrecorded(NamedTuple):
     example: str
 
 
-def unrecorded(facts: Mapping[str, Any], width: int | None = None) -> dict[str, Unrecorded]:
+def list_unrecorded(facts: Mapping[str, Any], width: int | None = None) -> dict[str, Unrecorded]:
     """What a model does not say of its features, by the parameter that says it."""
     fitting = [name for name, wide in WIDTHS.items() if wide == width]
     every = {

@@ -129,7 +129,6 @@ class _Column:
         self.bottom = _first_of(self.bottom, one.bottom, lambda p: (p[-1], p[:2]))
 
     def scale(self) -> dict[str, Any]:
-        """The explanation's statistics over all slides and patches."""
         each, n = list(self.slides.values()), sum(s["n"] for s in self.slides.values())
         mean = sum(s["n"] * s["mean"] for s in each) / n
         square = sum(s["n"] * (s["std"] ** 2 + s["mean"] ** 2) for s in each) / n

@@ -93,7 +93,6 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
         return (patches_file(self.out, name) for name, _ in items)
 
     def make_worker(self) -> MakeWorker[Item, dict[str, Any]]:
-        """Tiles one slide after another."""
         return partial(partial, _tile, self.chosen, self.out)
 
     def find_result(self, item: Item) -> dict[str, Any] | None:
@@ -114,7 +113,6 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
         return {"patches": len(header), "mpp": header.mpp, "inferred": list(header.inferred)}
 
     def rows_of(self, item: Item, result: dict[str, Any]) -> list[TableRow]:
-        """The slide, its patches and its mpp."""
         row = {"slide_id": item[0], "n": result["patches"], "mpp": result["mpp"]}
         return [{**row, "slide": str(item[1].absolute())}]
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +19,7 @@ from xmil._version import __version__
 from xmil.core.bag import FloatArray, IntArray, Patches
 from xmil.core.budget import check_regular, read_arrays, read_parquet
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
+from xmil.core.errors import FileError, InputError, StrPath, XmilError, absent, unknown_name
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.interactions import CORNERS, Interactions
 from xmil.core.task import Target
@@ -41,11 +40,9 @@ RAW = ("raw_x", "raw_y")  # where places wait for the slide's mpp
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
 _TARGET_FIELDS = ("cls", "against", "name", "against_name")
 
-Path_ = str | PathLike[str]
-
 
 def write_explanations(
-    explanations: Sequence[Explanation], path: Path_, *, provenance: Mapping[str, Any] | None = None
+    explanations: Sequence[Explanation], path: StrPath, *, provenance: Mapping[str, Any] | None = None
 ) -> None:
     """Write the explanations of one bag into one Parquet file, whole or not at all."""
     import pyarrow.parquet as pq
@@ -56,13 +53,13 @@ def write_explanations(
     )
 
 
-def read_explanations(path: Path_) -> list[Explanation]:
+def read_explanations(path: StrPath) -> list[Explanation]:
     """Every explanation in a file, in the file's order."""
     header, table = _open(path)
     return [_from_table(header, table, column, path) for column in header["columns"]]
 
 
-def read_explanation(path: Path_, *, method: str | None = None, target: Any = None) -> Explanation:
+def read_explanation(path: StrPath, *, method: str | None = None, target: Any = None) -> Explanation:
     """The one explanation of a method and target; an error when several fit."""
     header, table = _open(path)
     try:
@@ -76,7 +73,7 @@ def read_explanation(path: Path_, *, method: str | None = None, target: Any = No
     return _from_table(header, table, columns[0], path)
 
 
-def pick_explanation(path: Path_, method: str, target: str | None = None) -> Explanation:
+def pick_explanation(path: StrPath, method: str, target: str | None = None) -> Explanation:
     """The explanation of a method and target, a name or class; the last of the method without a target."""
     every = read_explanations(path)
     own = [e for e in every if e.method == method]
@@ -91,7 +88,7 @@ def pick_explanation(path: Path_, method: str, target: str | None = None) -> Exp
     return fitting[0]
 
 
-def is_as_written(path: Path_) -> bool:
+def is_as_written(path: StrPath) -> bool:
     """Whether a file's header and columns fit the digest it was written with; yes where it has none."""
     header, table = _open(path)
     stored = header.pop("digest", None)
@@ -101,12 +98,12 @@ def is_as_written(path: Path_) -> bool:
         return False
 
 
-def read_header(path: Path_) -> dict[str, Any]:
+def read_header(path: StrPath) -> dict[str, Any]:
     """What a file holds, without its scores."""
     return _open(path, columns=[])[0]
 
 
-def read_provenance(path: Path_) -> tuple[dict[str, Any], int]:
+def read_provenance(path: StrPath) -> tuple[dict[str, Any], int]:
     """A file's header and number of instances, from its footer alone: quick for many files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -136,11 +133,11 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         arrays |= {name: pa.array(first.raw_coords[:, i]) for i, name in enumerate(RAW)}
     for e in explanations:
         arrays[e.column] = pa.array(e.scores, type=pa.float32())
-        for suffix, values in ((SPREAD, e.spread), (STDERR, e.stderr)):
+        beside = {SPREAD: e.spread, STDERR: e.stderr, STABLE: e.stable}
+        for suffix, values in beside.items():
             if values is not None:
-                arrays[e.column + suffix] = pa.array(values, type=pa.float32())
-        if e.stable is not None:
-            arrays[e.column + STABLE] = pa.array(e.stable, type=pa.bool_())
+                kind = pa.bool_() if suffix == STABLE else pa.float32()
+                arrays[e.column + suffix] = pa.array(values, type=kind)
         if e.relevance is not None:
             flat = pa.array(e.relevance.ravel(), type=pa.float32())
             arrays[RELEVANCE + e.column] = pa.FixedSizeListArray.from_arrays(flat, e.relevance.shape[1])
@@ -196,12 +193,12 @@ def _same(a: IntArray | None, b: IntArray | None) -> bool:
     return (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
 
 
-def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any], pa.Table]:
+def _open(path: StrPath, columns: list[str] | None = None) -> tuple[dict[str, Any], pa.Table]:
     table = _read_table(path, columns, checksums=True)
     return _checked_header(table.schema.metadata, path), table
 
 
-def _read_table(path: Path_, columns: list[str] | None = None, *, checksums: bool = False) -> pa.Table:
+def _read_table(path: StrPath, columns: list[str] | None = None, *, checksums: bool = False) -> pa.Table:
     import pyarrow as pa
 
     try:
@@ -215,7 +212,7 @@ def _read_table(path: Path_, columns: list[str] | None = None, *, checksums: boo
         raise FileError(f"{path}: not a readable Parquet file ({why}); copy or make it again.") from None
 
 
-def _checked_header(metadata: Mapping[bytes, bytes] | None, path: Path_) -> dict[str, Any]:
+def _checked_header(metadata: Mapping[bytes, bytes] | None, path: StrPath) -> dict[str, Any]:
     raw = (metadata or {}).get(KEY)
     if raw is None:
         raise FileError(
@@ -246,7 +243,7 @@ def _is_column(about: object) -> bool:
     return is_audit and isinstance(params, dict | None)
 
 
-def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: Path_) -> Explanation:
+def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: StrPath) -> Explanation:
     try:
         meta = header["columns"][column]
         return Explanation(
@@ -320,7 +317,7 @@ def _plain(value: Any) -> Any:
 INTERACTIONS_KEY, INTERACTIONS_LAYOUT = b"xmil-interactions", 1
 
 
-def write_interactions(interactions: Interactions, path: Path_) -> None:
+def write_interactions(interactions: Interactions, path: StrPath) -> None:
     """Write the pairs of one bag as a Parquet table, with target and provenance in its metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -343,7 +340,7 @@ def write_interactions(interactions: Interactions, path: Path_) -> None:
     write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
 
-def read_interactions(path: Path_) -> Interactions:
+def read_interactions(path: StrPath) -> Interactions:
     """Read what `write_interactions` wrote."""
     table = _read_table(path)
     raw = (table.schema.metadata or {}).get(INTERACTIONS_KEY)
@@ -375,7 +372,7 @@ CONCEPTS_LAYOUT = 1
 Stored = TypeVar("Stored")
 
 
-def save_arrays(path: Path_, arrays: dict[str, Any], about: dict[str, Any]) -> None:
+def save_arrays(path: StrPath, arrays: dict[str, Any], about: dict[str, Any]) -> None:
     """Write arrays and a few words on them as one compressed NumPy file, whole or not at all."""
     write_arrays(path, {**arrays, "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)})
 
@@ -391,7 +388,7 @@ def write_arrays(path: Path_, arrays: Mapping[str, Any]) -> None:
 
 
 def load_arrays(
-    path: Path_, build: Callable[[dict[str, Any], Any], Stored], what: str, way_out: str
+    path: StrPath, build: Callable[[dict[str, Any], Any], Stored], what: str, way_out: str
 ) -> Stored:
     """Build what `save_arrays` wrote from its arrays and words; `what` and `way_out` are for the error."""
     try:
@@ -417,13 +414,13 @@ class ConceptMaps:
     def __len__(self) -> int:
         return len(self.values)
 
-    def save(self, path: Path_) -> None:
+    def save(self, path: StrPath) -> None:
         """Write one compressed NumPy file, whole or not at all."""
         about = {"layout": CONCEPTS_LAYOUT, "method": self.method, "target": self.target}
         save_arrays(path, {"values": self.values, "scores": self.scores}, about)
 
     @classmethod
-    def load(cls, path: Path_) -> ConceptMaps:
+    def load(cls, path: StrPath) -> ConceptMaps:
         """Read what `save` wrote."""
 
         def build(arrays: dict[str, Any], about: Any) -> ConceptMaps:

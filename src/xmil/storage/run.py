@@ -25,6 +25,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from glob import escape as escape_glob
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -86,7 +87,6 @@ class Run:
     ) -> None:
         self.path, self.follow_links = Path(path), follow_links
         self._chosen = None if files is None else dict(files)  # explanations by slide, in place of slides/
-        self._about: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -109,12 +109,10 @@ class Run:
     def _read_table(self, name: str) -> dict[str, Row]:
         return self._read(read_rows, self.path / name)
 
-    @property
+    @cached_property
     def about(self) -> dict[str, Any]:
         """What run.json says; empty where there is none."""
-        if self._about is None:
-            self._about = read_run(self.path) or {}
-        return self._about
+        return read_run(self.path) or {}
 
     @property
     def kind(self) -> str:
@@ -238,8 +236,7 @@ class Run:
         """The files of a slide's interactions, one for each target."""
         if not is_plain(slide):
             return []
-        listed = list_interactions(self.path, slide, links=self.follow_links)
-        return listed.get(slide, [])
+        return list_interactions(self.path, slide, links=self.follow_links).get(slide, [])
 
     def interactions(self, slide: str, *, target: Any = None) -> Interactions:
         """The interactions that a run has of a slide; name the target where there are several."""
@@ -548,11 +545,9 @@ class RunFolder:
         write_run(self.path, self.kind, {**mark, **about, "settings": dict(self.settings)})
 
     def write_failures(self, failed: Mapping[str, str]) -> None:
-        """Write the slides that have no result, and why."""
         write_table(self.path / FAILURES, ("slide_id", "error"), failed.items())
 
     def write_slides(self, header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write the table of slides."""
         write_table(self.path / SLIDES, header, ([row.get(name) for name in header] for row in rows))
 
     def _is_empty(self) -> bool:

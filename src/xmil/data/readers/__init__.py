@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
-from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.core.errors import FileError, InputError, check_names
 from xmil.core.registry import Registry
 from xmil.data.containers import CONTAINERS, Contents
 from xmil.data.header import Ask, Header
@@ -61,9 +61,7 @@ def reader(
     opened one and says by the names in it, as `"my_features" in contents`, or by `contents.attrs`, whether
     it is of the layout.
     """
-    for kind in kinds:
-        if kind not in CONTAINERS:
-            raise unknown_name("kind of container", kind, CONTAINERS)
+    check_names("kind of container", kinds, CONTAINERS)
 
     def register(read: Read) -> Read:
         READERS.add(name, Reader(name, kinds, claims, read, fallback))
@@ -83,12 +81,9 @@ def find_reader(contents: Contents, format: str) -> Reader:  # noqa: A002 - the 
                 f"{' or '.join(kinds)}."
             )
         return READERS[format]
-    fitting = [
-        entry
-        for name in READERS
-        if contents.kind in (entry := READERS[name]).kinds and entry.claims(contents)
-    ]
-    chosen = [entry for entry in fitting if not entry.fallback] or fitting
+    asked = [READERS[name] for name in READERS if contents.kind in READERS[name].kinds]
+    chosen = [entry for entry in asked if not entry.fallback and entry.claims(contents)]
+    chosen = chosen or [entry for entry in asked if entry.fallback and entry.claims(contents)]
     if not chosen:
         raise FileError(_unknown(contents))
     if len(chosen) > 1:

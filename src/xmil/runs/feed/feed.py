@@ -73,7 +73,7 @@ class Feed(AbstractContextManager["Feed"]):
         self._processes: list[_Process] = []
         try:
             for number in range(readers):
-                self._processes.append(self._started(number))
+                self._processes.append(self._start(number))
         except BaseException:
             self.close()
             raise
@@ -158,7 +158,7 @@ class Feed(AbstractContextManager["Feed"]):
         emptying = [
             slot for slot in self._own(dead.number) if slot not in dead.free and slot not in dead.asked
         ]
-        new = self._started(dead.number)
+        new = self._start(dead.number)
         new.free = [slot for slot in new.free if slot not in emptying]  # those are still being emptied
         self._processes[dead.number] = new
         guilty = waiting[0]
@@ -175,7 +175,7 @@ class Feed(AbstractContextManager["Feed"]):
     def _own(self, number: int) -> range:
         return range(number * SLOTS, (number + 1) * SLOTS)
 
-    def _started(self, number: int) -> _Process:
+    def _start(self, number: int) -> _Process:
         ours, theirs = Pipe()
         handles = theirs.fileno(), self.ring.handle
         words = (*handles, self.ring.slots, self.ring.slot_bytes)
@@ -219,7 +219,6 @@ class HostBatches:
         self._encoder, self._feed = encoder, feed
 
     def add(self, filled: Filled) -> Iterator[EncodedRows]:
-        """Encode a part."""
         assert filled.pixels is not None  # noqa: S101  # parts that failed do not get here
         batch = torch.from_numpy(filled.pixels).permute(0, 3, 1, 2).contiguous()
         self._feed.release(filled.slot)
@@ -258,7 +257,7 @@ class GpuBatches:
     def __init__(self, encoder: Encoder, feed: Feed, batch: int) -> None:
         self._encoder, self._feed, self._size = encoder, feed, batch
         self._copies = torch.cuda.Stream(encoder.device)
-        self._unpin = pinned(feed.ring.memory)
+        self._unpin = pin_memory(feed.ring.memory)
         self._spare: list[Tensor] = []
         self._batch: _Batch | None = None
         self._sent: deque[_Sent] = deque()
@@ -336,7 +335,7 @@ def encode_batch(encoder: Encoder, batch: Tensor) -> Tensor:
         raise StopError(f"The GPU's memory is too small for {len(batch)} patches; lower batch=.") from None
 
 
-def pinned(memory: npt.NDArray[np.uint8]) -> Callable[[], Any]:
+def pin_memory(memory: npt.NDArray[np.uint8]) -> Callable[[], Any]:
     """Pin memory for copies that nobody waits for; gives what undoes it."""
     runtime: Any = torch.cuda.cudart()
     address = memory.ctypes.data

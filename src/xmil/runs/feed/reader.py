@@ -84,14 +84,12 @@ class Shelf:
         return self._open[path]
 
     def close(self) -> None:
-        """Close all of them."""
         for slide in self._open.values():
             slide.close()
         self._open.clear()
 
 
 def fill(request: FillRequest, shelf: Shelf, ring: Ring) -> FillReply:
-    """Read the patches of a request into its slot."""
     source = request.source
     try:
         slide = shelf.slide(source.path)

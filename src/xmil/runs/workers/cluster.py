@@ -180,7 +180,6 @@ class Driver(NamedTuple):
 
 
 def this_process() -> Driver:
-    """The driver that this process is."""
     return Driver(_machine(), os.getpid(), _begun(os.getpid()))
 
 

@@ -24,15 +24,7 @@ from multiprocessing.connection import wait as wait_for
 from typing import Any, Generic, TypeVar
 
 from xmil.core.durable import OPEN_FILES
-from xmil.core.errors import (
-    InputError,
-    StopError,
-    WriteError,
-    XmilError,
-    bad_parameter,
-    refused,
-    unknown_name,
-)
+from xmil.core.errors import InputError, StopError, WriteError, XmilError, bad_parameter, check_names, refused
 
 KINDS = ("local", "ray")
 WRITING = 4  # items whose results are written at the same time: each waits for the disk
@@ -56,8 +48,7 @@ class Workers:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown_name("engine", self.kind, KINDS)
+        check_names("engine", [self.kind], KINDS)
         least = 0 if self.kind == "ray" else 1
         if self.workers < least:
             raise bad_parameter("workers", "Workers", f"an int in the range [{least}, inf)", self.workers)
