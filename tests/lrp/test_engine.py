@@ -223,7 +223,7 @@ def test_layers_are_named_or_refused() -> None:
         xmil.explain(model, FEATURES, layer="instanc")
     with pytest.raises(InputError, match="one row for each of the 30 patches"):
         xmil.explain(model, FEATURES, layer="layers.0")
-    with pytest.raises(InputError, match="gave no tensor"):
+    with pytest.raises(InputError, match="returned no tensor"):
         xmil.explain(model, FEATURES, layer="layers.0.attn.to_qkv")
     assert len(xmil.explain(model, FEATURES, layer="instance").scores) == 30
 

@@ -39,7 +39,7 @@ def assert_same(played: xmil.Explanation, own: xmil.Explanation) -> None:
 
 
 def recordings(model: torch.nn.Module) -> int:
-    return sum(isinstance(state, replay.Recording) for state in replay._recordings.of[model].values())
+    return sum(isinstance(state, replay.Recording) for state in replay._recordings.by_module[model].values())
 
 
 @pytest.mark.parametrize("name", [name for name in xmil.list_models() if name != "mambamil"])

@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation on operations: works on any module, patches none."""
+"""Layer-wise relevance propagation on operations: works on any module and patches none."""
 
 from xmil.lrp.engine import COMPARE, HOOKS, Engine, Relevance, Trace, hooked, innermost_module, record, trace
 from xmil.lrp.marks import part_of_bag

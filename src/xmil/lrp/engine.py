@@ -1,6 +1,6 @@
-"""One forward pass under the rules, then a backward pass for each explained output.
+"""Run one forward pass under the rules, then a backward pass for each explained output.
 
-The engine is a mode that sees every operation of the forward pass and puts the rules in place of gradients.
+The engine is a torch function mode that sees every operation of the forward pass and replaces its gradient.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.lrp.marks import CONSTANT, CUT, GATE, LIVE, Marks, recognise, storage_of, tensors_in
 from xmil.lrp.operations import (
     CARRIES_GATES,
-    FIRST_ALONE,
     FUNCTION_RULES,
     GRADIENT_IS_RULE,
     LEAVES_TORCH,
     PRODUCTS,
     READS_NUMBERS,
     RULES,
+    VALUES_FROM_FIRST,
     AffineRule,
     Composite,
     is_live,
@@ -57,15 +57,15 @@ from xmil.lrp.values import (
     without_rule,
 )
 
-NEED_NO_RULES = "use a method that needs none: ig, gxi, grad2, one_added, single, one_removed."
-WAY_OUT = f"Register a rule with xmil.lrp.register_rule, or {NEED_NO_RULES}"
+NO_RULES_NEEDED = "use a method that needs none: ig, gxi, grad2, one_added, single, one_removed."
+WAY_OUT = f"Register a rule with xmil.lrp.register_rule, or {NO_RULES_NEEDED}"
 COMPARE = "a method that compares outputs: one_added, single, one_removed, shapley."
-INT8 = f"Numbers in int8 have no gradient: explain the model in float32, or use {COMPARE}"
-NAMED_CUTS = 3  # places that a warning lists
+INT8 = f"int8 numbers have no gradient: explain the model in float32, or use {COMPARE}"
+NAMED_CUTS = 3  # how many places a warning lists
 
 
 class Engine(TorchFunctionMode):
-    """Sees every operation of a forward pass and puts the rules in place of gradients.
+    """Mode that sees every operation of a forward pass and replaces gradients by rules.
 
     The mode belongs to the thread that entered it; no module is changed.
     """
@@ -84,7 +84,7 @@ class Engine(TorchFunctionMode):
         self.module = module
         self.ledger = Ledger()
         self.marks = Marks(module)
-        self.sight = Sight()
+        self.unseen = UnseenNodes()
         self.start: Tensor | None = None  # the explained input, if layers of it may be entries
         self.entries: list[Entry] = []
         self.cuts: list[str] = []  # where constants that depend on the input were taken as values
@@ -100,7 +100,7 @@ class Engine(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
-        if (name := name_of(func)) in HOOKS:  # gradients under the rules mean nothing to them
+        if (name := name_of(func)) in HOOKS:  # gradients under the rules would mislead them
             return HOOKS[name]()
         check_transforms(args)
         depends = max(self.marks.survey(args), self.marks.survey(options))
@@ -112,7 +112,7 @@ class Engine(TorchFunctionMode):
             with self:
                 return without_overrides(func)(*args, **options)
         if depends == LIVE:
-            with self.sight(name), without_recomputing():
+            with self.unseen.during(name), without_recomputing():
                 out = self._ruled(func, name, *positional(name, args, options))
         else:
             out = func(*args, **options)
@@ -120,7 +120,7 @@ class Engine(TorchFunctionMode):
         return out
 
     def _ruled(self, func: Any, name: str, args: Sequence[Any], options: dict[str, Any]) -> Any:
-        """The operation under its rule; in place, as a copy that is written back."""
+        """Run an operation under its rule; one that works in place runs on a copy, which is written back."""
         if name == "__setitem__" and is_live(args[0]):
             self._need_own_tensors()
         plain = out_of_place(func, name, options)
@@ -135,7 +135,7 @@ class Engine(TorchFunctionMode):
         return RULES["copy_"](self, Tensor.copy_, target, out)
 
     def _run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The operation under its rule; one without a rule is refused should relevance come to it."""
+        """Run an operation under its rule; without a rule it fails once relevance reaches it."""
         try:
             out = self._by_rule(func, name, args, kwargs)
         except _NoRuleError as error:
@@ -155,7 +155,7 @@ class Engine(TorchFunctionMode):
             return self.own(RULES[name](self, func, *args, **kwargs))
         out = func(*args, **kwargs)
         if name not in GRADIENT_IS_RULE and live_tensors(out):
-            if name.endswith("_") and not name.startswith("__"):  # what it changed is in use already
+            if name.endswith("_") and not name.startswith("__"):  # its argument has changed already
                 raise UnsupportedError(self._no_rule(func, ""))
             return without_rule(out, self._no_rule(func, ""))
         return out
@@ -176,10 +176,10 @@ class Engine(TorchFunctionMode):
             self.marks.put_number(out)
             return
         if name in LEAVES_TORCH:
-            self.marks.left |= args[0].is_floating_point()
+            self.marks.has_left_torch |= args[0].is_floating_point()
             return
         values = args[1:] if no_values(name) else args[:1]
-        if (no_values(name) or name in FIRST_ALONE) and self.marks.survey(values) == CONSTANT:
+        if (no_values(name) or name in VALUES_FROM_FIRST) and self.marks.survey(values) == CONSTANT:
             self.marks.note_constants(out, args)
             return
         if name == "broadcast_tensors":
@@ -196,12 +196,12 @@ class Engine(TorchFunctionMode):
                     self.marks.put(written, CUT)
 
     def _need_own_tensors(self) -> None:
-        """An in-place operation: start over, with a tensor of its own for every ruled result."""
+        """Restart the pass for an in-place operation, with every ruled result in its own tensor."""
         if not self._own:
             raise StartOver
 
     def own(self, out: Any) -> Any:
-        """A ruled result that may be changed in place: a copy, if tensors are changed in place at all."""
+        """Copy a ruled result if the pass changes tensors in place."""
         if not self._own or not is_live(out):
             return out
         copy = out.clone()
@@ -217,7 +217,7 @@ class Engine(TorchFunctionMode):
         return self.composite.rule_for(None if weight is None else self.name_of_parameter(weight))
 
     def share_of(self, constant: Any, otherwise: str = "bias") -> str:
-        """The share that a constant term's relevance belongs to: `cut` if it depends on the input."""
+        """The share that gets a constant term's relevance: `cut` if the term depends on the input."""
         if is_live(constant) or not self.marks.depends(constant):
             return otherwise
         if len(self.cuts) < NAMED_CUTS and (place := self.where()) not in self.cuts:
@@ -225,7 +225,7 @@ class Engine(TorchFunctionMode):
         return CUT
 
     def keep(self, constant: Any, out: Tensor, *, share: str = "bias") -> None:
-        """Book what a constant term of `out` will receive: to `share`, or to `cut`."""
+        """Book what a constant term of `out` will receive, to `share` or to `cut`."""
         self.ledger.keep(self.share_of(constant, share), constant, out)
 
     def keep_constants(
@@ -237,29 +237,29 @@ class Engine(TorchFunctionMode):
             for v in values
         ]
         with torch.no_grad():
-            for name in {other for other in shares if other is not None}:
+            for name in {own for own in shares if own is not None}:
                 terms = [
-                    v if other == name else torch.zeros_like(v) if isinstance(v, Tensor) else 0.0
-                    for v, other in zip(values, shares, strict=True)
+                    v if own == name else torch.zeros_like(v) if isinstance(v, Tensor) else 0.0
+                    for v, own in zip(values, shares, strict=True)
                 ]
                 self.ledger.keep(name, compute(*terms), out)
         return out
 
     def accounted(self, constant: Tensor, anchor: Tensor, *, share: str = "bias") -> Tensor:
-        """The constant as a live tensor that books its own relevance; `anchor` is another live argument."""
+        """Make a constant a live tensor that books its own relevance; `anchor` is another live argument."""
         share = self.share_of(constant, share)
         return accounted(constant, anchor, lambda g: self.ledger.add(share, product_sum(constant, g)))
 
     def without_gates(self, factors: Sequence[Any]) -> list[Any]:
-        """The factors of a product with gates and weights as constants, if another factor is live."""
-        constant = {"weight", "gate"} if self.composite.gates == "signal" else {"weight"}
+        """Detach the gates and weights among the factors of a product, if another factor is live."""
+        as_constants = {"weight", "gate"} if self.composite.gates == "signal" else {"weight"}
         live = [factor for factor in factors if is_live(factor)]
-        if all(self.marks.of(factor) in constant for factor in live):
+        if all(self.marks.of(factor) in as_constants for factor in live):
             return list(factors)
-        return [f.detach() if is_live(f) and self.marks.of(f) in constant else f for f in factors]
+        return [f.detach() if is_live(f) and self.marks.of(f) in as_constants else f for f in factors]
 
     def enter(self, linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """A linear layer; of the explained input itself as an entry, at which the way back may end."""
+        """Run a linear layer; one on the explained input becomes an entry, where relevance may end."""
         live = torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type)
         if x is not self.start or weight.ndim != 2 or not live:
             return linear(x, weight, bias)
@@ -269,14 +269,14 @@ class Engine(TorchFunctionMode):
         return out if bias is None else out + bias
 
     @contextmanager
-    def again(self, activations: Activations | None) -> Iterator[None]:
-        """Rules for a piece of the pass that is run once more on the way back."""
-        before, self.activations = self.activations, activations
+    def rerun(self, activations: Activations | None) -> Iterator[None]:
+        """Apply the rules to a piece of the pass that the backward pass runs again."""
+        previous, self.activations = self.activations, activations
         try:
             with self:
                 yield
         finally:
-            self.activations = before
+            self.activations = previous
 
     def check_constant(self, operation: str, **parameters: Tensor | None) -> None:
         """Refuse an affine operation whose weights themselves depend on the input."""
@@ -290,7 +290,7 @@ class Engine(TorchFunctionMode):
                 self.refuse(operation, f"with a {role} that depends on the input")
 
     def refuse(self, function: Any, detail: str = "") -> NoReturn:
-        """No rule for this operation: the pass goes on, and is refused if relevance would come this way."""
+        """Leave an operation without a rule: the pass goes on and fails only if relevance comes this way."""
         raise _NoRuleError(self._no_rule(function, detail))
 
     def _no_rule(self, function: Any, detail: str) -> str:
@@ -312,7 +312,7 @@ class Engine(TorchFunctionMode):
         return f"in module {path!r} ({kind})" if path else f"in {kind}"
 
 
-HOOKS: dict[str, Callable[[], Any]] = {  # of tensors within a forward pass, and what registering them gives
+HOOKS: dict[str, Callable[[], Any]] = {  # on tensors during a forward pass, and what registering them returns
     "register_hook": lambda: RemovableHandle(OrderedDict()),
     "register_post_accumulate_grad_hook": lambda: RemovableHandle(OrderedDict()),
     "retain_grad": lambda: None,
@@ -321,9 +321,9 @@ _OVERRIDES = ("has_torch_function", "has_torch_function_unary", "has_torch_funct
 
 
 def is_foreign(function: Any, name: str) -> bool:
-    """Whether a function of somebody's own asked for overrides, as copies of torch's code do.
+    """Whether a function outside torch asked for overrides, as copies of torch's code do.
 
-    It is not the operation that torch has under the same name. A rule that was registered for it decides.
+    It is not torch's operation of that name, so only a rule that a user registered applies to it.
     """
     if not isinstance(function, FunctionType) or function.__module__.startswith(("torch.", "xmil.")):
         return False
@@ -331,23 +331,23 @@ def is_foreign(function: Any, name: str) -> bool:
 
 
 def without_overrides(function: FunctionType) -> FunctionType:
-    """The function, not asking for overrides once more: what it does is then seen, operation by operation."""
+    """Copy a function without its request for overrides, so that the mode sees each operation inside."""
     names = function.__globals__ | dict.fromkeys(_OVERRIDES, lambda *_: False)
-    twin = FunctionType(
+    copy = FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
-    twin.__kwdefaults__ = function.__kwdefaults__
-    return twin
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def innermost_module(paths: Mapping[int, str]) -> nn.Module | None:
-    """The innermost module on the call stack among those whose identities are given."""
+    """The innermost module on the call stack whose id is among the keys of `paths`."""
     owners = (frame.f_locals.get("self") for frame, _ in walk_stack(sys._getframe(1)))
     return next((owner for owner in owners if isinstance(owner, nn.Module) and id(owner) in paths), None)
 
 
 class StartOver(BaseException):
-    """Not an error: the forward pass is run once more."""
+    """Restart the forward pass; not an error."""
 
 
 class _NoRuleError(UnsupportedError):
@@ -360,11 +360,11 @@ _saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _NO_HOOKS = nullcontext()
 
 
-class Sight:
-    """Tells the nodes of autograd's graph that were made in an operation the engine saw from all others.
+class UnseenNodes:
+    """Finds the nodes of autograd's graph whose operations the engine did not see.
 
-    Autograd numbers its nodes in the order they are made, thread by thread: what was made between two
-    operations of the engine passed it by, as the operations of a `torch.jit` function do.
+    Autograd numbers its nodes per thread in order of creation: a node created between two operations of the
+    engine comes from one that it did not see, such as an operation in a `torch.jit` function.
     """
 
     def __init__(self) -> None:
@@ -376,17 +376,17 @@ class Sight:
         self.start()
 
     def start(self) -> None:
-        """All before this does not count."""
+        """Ignore all nodes created so far."""
         self._last = _sequence()
         self._previous = "the start"
 
-    def __call__(self, name: str) -> Sight:
+    def during(self, name: str) -> UnseenNodes:
         self._name = name
         return self
 
     def __enter__(self) -> None:
         if self._depth == 0:
-            self.look()
+            self.update()
         self._depth += 1
 
     def __exit__(self, *_: object) -> None:
@@ -394,23 +394,23 @@ class Sight:
         if self._depth == 0:
             self._last, self._previous = _sequence(), self._name
 
-    def look(self) -> None:
-        """Note what was made since the last operation ended."""
+    def update(self) -> None:
+        """Note the nodes created since the last operation ended."""
         now = _sequence()
         if now != self._last:
             self._starts.append(self._last)
             self._ends.append(now)
             self._after.append(self._previous)
 
-    def missed(self, node: Any) -> str | None:
-        """The operation after which a node was made unseen, if it was."""
+    def operation_before(self, node: Any) -> str | None:
+        """The operation that ran before an unseen node; None if the engine saw the node's operation."""
         number = node._sequence_nr()
-        at = bisect_right(self._starts, number) - 1
-        return self._after[at] if at >= 0 and number < self._ends[at] else None
+        i = bisect_right(self._starts, number) - 1
+        return self._after[i] if i >= 0 and number < self._ends[i] else None
 
 
 def check_transforms(args: Sequence[Any]) -> None:
-    """Refuse `torch.func` transforms of tensors that depend on the input: their parts look like constants."""
+    """Refuse `torch.func` transforms of live tensors: their parts look like constants."""
     if _transforms() is None:
         return
     for value in args:
@@ -424,7 +424,7 @@ def check_transforms(args: Sequence[Any]) -> None:
 
 
 def without_recomputing() -> AbstractContextManager[Any]:
-    """Inside `torch.utils.checkpoint`, keep what it would compute again: that would be without the rules."""
+    """Make `torch.utils.checkpoint` store tensors: recomputing them would bypass the rules."""
     hooks = _saving_hooks(True)
     if hooks is None or not getattr(hooks[0], "__module__", "").startswith("torch.utils.checkpoint"):
         return _NO_HOOKS
@@ -432,16 +432,16 @@ def without_recomputing() -> AbstractContextManager[Any]:
 
 
 Forward = Callable[[Tensor], Tensor]  # bags to logits, or logits to an output
-LINEAR = 1e-5  # an output that leaves less than this is linear up to rounding
+LINEAR = 1e-5  # an output whose remainder is relatively smaller is linear up to rounding
 
 
 @dataclass(frozen=True)
 class Relevance:
     """Relevance of one explained output: at the input, at the named layers, and what constants keep.
 
-    `size` is the largest term of the output as a sum over logits and a constant: rounding goes with it, even
-    where the terms cancel. `cuts` are the first places where a constant that depends on the input was taken
-    as a value.
+    `size` is the largest term of the output as a sum over logits and a constant; rounding errors scale with
+    it even if the terms cancel. `cuts` names the first places that treat a value that depends on the input
+    as a constant.
     """
 
     output: Tensor
@@ -464,23 +464,23 @@ class Trace:
 
     @property
     def matched(self) -> bool:
-        """Whether this pass had the activations of its reference pass."""
+        """Whether this pass ran the same activations as its reference pass."""
         activations = self._engine.activations
         return not isinstance(activations, Secants) or activations.matched
 
     @property
     def logits(self) -> Tensor:
-        """The model's own outputs (b, c), detached, on the device or off it."""
+        """The model's own outputs (b, c), detached; on any device."""
         return self._logits.detach()
 
-    def pull(self, seed: Tensor, *, keep: bool) -> list[Tensor | None]:
-        """The way back from the logits, weighted by `seed`: gradients under the rules, with a new account."""
+    def backward(self, seed: Tensor, *, keep: bool) -> list[Tensor | None]:
+        """Gradients of the logits weighted by `seed`, under the rules; clears the ledger first."""
         self._engine.ledger.clear()
         ends = [self._x, *(entry.out for entry in self._entries), *self._layers.values()]
         return list(torch.autograd.grad(self._logits, ends, seed, retain_graph=keep, allow_unused=True))
 
     def forget_module(self) -> None:
-        """Let go of the module, so that a trace that is kept does not keep it alive."""
+        """Drop the module, so that a stored trace does not keep it alive."""
         self._engine.module = nn.Module()
 
     def relevance(self, output: Forward, *, keep: bool = False) -> Relevance:
@@ -489,20 +489,22 @@ class Trace:
         with torch.enable_grad():
             value = output(logits)
             (seed,) = torch.autograd.grad(value.sum(), logits)
-        direct, *gradients = self.pull(seed.to(self._logits.device), keep=keep)
-        ways = [*zip(self._entries, gradients, strict=False)]
-        at_input = Flow(self._x.detach(), direct, ways)
+        direct, *gradients = self.backward(seed.to(self._logits.device), keep=keep)
+        by_entry = [*zip(self._entries, gradients, strict=False)]
+        at_input = Flow(self._x.detach(), direct, by_entry)
         terms = seed.double() * logits.detach().double()
-        beside = (value.detach().double() - terms.sum(dim=-1)).sum()
+        difference = (value.detach().double() - terms.sum(dim=-1)).sum()
         with torch.no_grad():
             empty = output(torch.zeros_like(logits)).double().sum()
-        shares, (rest, largest, at_zero) = self._engine.ledger.totals(beside, terms.abs().max(), empty)
-        size = max(abs(rest), largest)
-        # what the output has beside its logits and depends on them: nothing if it is linear
-        beyond = rest - at_zero if abs(rest - at_zero) > LINEAR * size else 0.0
-        shares["cut"] += beyond
-        shares["bias"] += rest - beyond
-        named = zip(self._layers.items(), gradients[len(ways) :], strict=True)
+        shares, (remainder, largest, at_zero) = self._engine.ledger.totals(
+            difference, terms.abs().max(), empty
+        )
+        size = max(abs(remainder), largest)
+        # the part of the remainder that depends on the logits: zero for a linear output
+        nonlinear = remainder - at_zero if abs(remainder - at_zero) > LINEAR * size else 0.0
+        shares["cut"] += nonlinear
+        shares["bias"] += remainder - nonlinear
+        named = zip(self._layers.items(), gradients[len(by_entry) :], strict=True)
         layers = {name: Flow(tensor.detach(), gradient) for (name, tensor), gradient in named}
         return Relevance(value.detach(), at_input, layers, shares, size, tuple(self._engine.cuts))
 
@@ -518,8 +520,8 @@ def trace(
 ) -> Trace:
     """Run `forward` once under the rules; the module must be frozen (see `xmil.network.frozen`).
 
-    `layers` are dotted names of submodules whose outputs' relevance is wanted. Activations pass on
-    what they have over those of the pass `against` (see `record` and `Secants`).
+    `layers` are dotted names of submodules; the trace gives the relevance of their outputs too. With
+    `against`, a pass from `record`, activations are measured from that pass (see `Secants`).
     """
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -533,7 +535,7 @@ def trace(
 def record(
     forward: Forward, x: Tensor, *, module: nn.Module, composite: Composite | None = None
 ) -> ReferencePass:
-    """What the activations of a reference pass see, for `trace(against=)`."""
+    """Record the inputs of all activations, for `trace(against=)`."""
     engine = partial(Engine, composite or Composite(), module)
     recorder = _with_engine(forward, x, engine, Recorder)._engine.activations
     assert isinstance(recorder, Recorder)  # noqa: S101  # narrows the type for mypy
@@ -547,7 +549,7 @@ def _with_engine(
     activations: Callable[[], Activations | None],
     layers: Sequence[str] = (),
 ) -> Trace:
-    """A pass; one that changes tensors in place is run again with tensors of its own."""
+    """Run a pass; if it changes tensors in place, run it again with a tensor for each result."""
     try:
         return _trace(forward, x, engine(activations=activations()), layers)
     except StartOver:
@@ -565,33 +567,33 @@ def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -
     with torch.enable_grad(), hooked(engine.module, layers, capture):
         start = engine.own(x)
         engine.start = x if start is x else None
-        engine.sight.start()
+        engine.unseen.start()
         with engine:
             logits = forward(start)
-        engine.sight.look()
+        engine.unseen.update()
     for name in layers:
         if name not in captured:
-            raise InputError(f"The layer {name!r} gave no tensor that depends on the input.")
+            raise InputError(f"The layer {name!r} returned no tensor that depends on the input.")
     _check_graph(engine, logits)
     return Trace(engine, x, logits, {name: captured[name] for name in layers})
 
 
 def _check_graph(engine: Engine, logits: Tensor) -> None:
-    """Refuse an output that relevance cannot leave, or that took a way without rules.
+    """Refuse an output whose relevance cannot reach the input, or would pass an operation without a rule.
 
-    Custom autograd functions pass by every mode: they have a rule by name, or are refused.
+    Modes do not see custom autograd functions: these have a rule by name, or are refused.
     """
     if not logits.requires_grad:
         raise UnsupportedError(
-            "No relevance can reach the input: the output is constant under the rules, as a softmax or a "
-            "detached tensor is, or was computed under no_grad. Let the model return logits, or pass "
-            "forward= to pick them; if a part of it runs under no_grad, as a frozen encoder may, use "
+            "No relevance can reach the input: the output is a constant under the rules, such as a softmax "
+            "or a detached tensor, or was computed under no_grad. Let the model return logits, or pass "
+            "forward= to pick them; if a part of it runs under no_grad, such as a frozen encoder, use "
             f"{COMPARE}"
         )
     for node in _nodes(logits.grad_fn):
         function = getattr(type(node), "_forward_cls", None)
         if function is None:
-            if (after := engine.sight.missed(node)) is not None:
+            if (after := engine.unseen.operation_before(node)) is not None:
                 raise UnsupportedError(
                     f"LRP did not see the operation behind {node.name()!r}, which ran after {after!r}, as in "
                     f"a torch.jit function. {WAY_OUT}"
@@ -601,19 +603,19 @@ def _check_graph(engine: Engine, logits: Tensor) -> None:
         elif not is_rule(function):
             name = f"{function.__module__}.{function.__qualname__}"
             if name not in FUNCTION_RULES:
-                own = f"Give it one with xmil.lrp.register_function({name!r}), or {NEED_NO_RULES}"
-                way = _OTHER_WAYS.get(name, own)
-                raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {way}")
+                register = f"Register one with xmil.lrp.register_function({name!r}), or {NO_RULES_NEEDED}"
+                advice = _ADVICE.get(name, register)
+                raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {advice}")
             rule = partial(FUNCTION_RULES[name], engine, node)
             node.register_hook(lambda *gradients, rule=rule: tuple(rule(*gradients)))
 
 
-_OTHER_WAYS = {
+_ADVICE = {
     "torch.utils.checkpoint.CheckpointFunction": (
-        "Call torch.utils.checkpoint with use_reentrant=False, or switch checkpointing off to explain."
+        "Call torch.utils.checkpoint with use_reentrant=False, or switch checkpointing off."
     ),
     "mamba_ssm.ops.selective_scan_interface.MambaInnerFn": (
-        "Set use_fast_path=False on the Mamba layers: the scan by itself has a rule."
+        "Set use_fast_path=False on the Mamba layers: their scan has a rule."
     ),
 }
 
@@ -631,7 +633,7 @@ def _nodes(start: Any) -> Iterator[Any]:
 
 @contextmanager
 def hooked(module: nn.Module, layers: Sequence[str], hook: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Call `hook(name, output)` whenever a layer has run, within the block; it may give another output."""
+    """Call `hook(name, output)` after each run of a layer within the block; it may return a new output."""
     parts = dict(module.named_modules())
     for layer in layers:
         if layer not in parts or not layer:

@@ -1,7 +1,7 @@
-"""What the engine knows of a tensor beyond its values: that a constant depends on the input, or is a gate.
+"""Marks on tensors: a constant that depends on the input, a gate, a weight.
 
-A mark is an attribute of the tensor, with the number of the engine that set it: it keeps nothing alive, and
-means nothing to another pass.
+A mark is an attribute of the tensor with the number of the pass that set it: it keeps nothing alive, and
+other passes ignore it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What a tensor and its views have in common."""
+    """The address of the storage that a tensor shares with its views."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -1
 
 
@@ -42,39 +42,39 @@ def _is_literal(number: float) -> bool:
     for frame, _ in walk_stack(sys._getframe(1)):
         owner = frame.f_locals.get("self")
         attributes = vars(owner).values() if isinstance(owner, nn.Module) else ()
-        if any(type(one) is float and one == number for one in (*frame.f_code.co_consts, *attributes)):
+        if any(type(value) is float and value == number for value in (*frame.f_code.co_consts, *attributes)):
             return True
     return False
 
 
 CUT = "cut"  # not live, but computed from the input: a softmax, a detached tensor, a normaliser
-GATE = "gate"  # live, from a sigmoid: a constant in products, if the composite says so
-WEIGHT = "weight"  # live, from an exponential: a constant in products, as a softmax is
-OF_MODEL = "model"  # not live, and made in this pass from the model's own constants
+GATE = "gate"  # live, from a sigmoid: a constant in products if the composite says so
+WEIGHT = "weight"  # live, from an exponential: a constant in products, like a softmax
+OF_MODEL = "model"  # not live, computed in this pass from the model's own constants
 
 CONSTANT, DEPENDENT, LIVE = 0, 1, 2
 _ATTRIBUTE = "_xmil_mark"
 _FORM = "_xmil_form"
-EVERY = -1  # the number of a mark that holds in every pass
+EVERY_PASS = -1  # the number of a mark that holds in every pass
 _numbers = itertools.count()
 
 
 class Marks:
-    """The marks of one forward pass, which also tell constants of the module from those made outside torch.
+    """The marks of one forward pass; they also separate the module's constants from those made outside torch.
 
     No mode sees NumPy or Python arithmetic. Once numbers computed from the input have left torch, a constant
-    is the model's own only if the module has it, an operation of this pass made it, or it is a literal.
+    is the model's own only if the module has it, an operation of this pass computed it, or it is a literal.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._pass = next(_numbers)
         self._module = weakref.ref(module)
-        self.left = False  # whether values that depend on the input were taken out of torch
-        self._numbers: set[float] = set()  # taken out of dependent tensors, as `item` does
+        self.has_left_torch = False  # whether the pass took values that depend on the input out of torch
+        self._numbers: set[float] = set()  # read from dependent tensors, for example by `item`
 
     @cached_property
     def _storages(self) -> set[int]:
-        """Of the tensors that the module has."""
+        """The storages of all tensors of the module."""
         module = self._module()
         if module is None:
             return set()
@@ -84,8 +84,8 @@ class Marks:
         return {storage_of(tensor) for tensor in tensors}
 
     def _is_foreign(self, number: Any) -> bool:
-        """Whether a number may have been computed from the bag; whole ones are sizes and counts."""
-        if not self.left or not isinstance(number, float | np.floating):
+        """Whether a number may come from the bag; whole numbers are sizes and counts."""
+        if not self.has_left_torch or not isinstance(number, float | np.floating):
             return False
         value = float(number)
         return math.isfinite(value) and not value.is_integer() and not _is_literal(value)
@@ -97,10 +97,10 @@ class Marks:
     def of(self, value: Any) -> str | None:
         """The mark of a tensor, if it has one."""
         number, mark = getattr(value, _ATTRIBUTE, (None, None))
-        return mark if number in (self._pass, EVERY) else None
+        return mark if number in (self._pass, EVERY_PASS) else None
 
     def carry(self, sources: Iterable[Tensor], out: Any) -> None:
-        """Mark a result as the gate that all of its live sources are."""
+        """Mark a result as a gate or weight if all its live sources are."""
         marks = {self.of(source) for source in sources}
         if marks and marks <= {GATE, WEIGHT}:
             for tensor in tensors_in(out):
@@ -108,7 +108,7 @@ class Marks:
                     self.put(tensor, GATE if GATE in marks else WEIGHT)
 
     def follow(self, source: Any, out: Tensor) -> None:
-        """Give a tensor the mark that another has, or none."""
+        """Copy the mark of a tensor, or its absence, to another."""
         mark, form = self.of(source), self.form_of(source)
         if mark is not None or self.of(out) is not None:
             setattr(out, _ATTRIBUTE, (self._pass, mark))
@@ -116,17 +116,17 @@ class Marks:
             self.put_form(out, form)
 
     def put_form(self, tensor: Tensor, form: Any) -> None:
-        """Remember what a live tensor is made of (see `Form`)."""
+        """Store the form of a live tensor (see `Form`)."""
         setattr(tensor, _FORM, (self._pass, form))
 
     def form_of(self, value: Any) -> Any:
-        """What a tensor is known to be made of."""
+        """The form of a tensor, if it has one."""
         number, form = getattr(value, _FORM, (None, None))
         return form if number == self._pass else None
 
     def note_constants(self, out: Any, args: Any) -> None:
-        """Note constants that an operation made of constants, unless numbers from outside are in them."""
-        if self.left and any(map(self._is_foreign, numbers_in(args))):
+        """Mark constants computed from constants, unless numbers from outside torch went in."""
+        if self.has_left_torch and any(map(self._is_foreign, numbers_in(args))):
             return
         sources = {id(tensor) for tensor in tensors_in(args)}
         for tensor in tensors_in(out):
@@ -134,7 +134,7 @@ class Marks:
                 self.put(tensor, OF_MODEL)
 
     def write(self, value: Any, target: Tensor, *, was_live: bool) -> None:
-        """Mark a tensor that was written into: it is a gate if all of it comes from gates."""
+        """Mark a tensor after a write: it is a gate if all of it comes from gates."""
         if not isinstance(value, Tensor) or not value.requires_grad:
             return
         marks = {self.of(value), self.of(target) if was_live else self.of(value)}
@@ -142,13 +142,13 @@ class Marks:
         setattr(target, _ATTRIBUTE, (self._pass, gate if marks <= {GATE, WEIGHT} else None))
 
     def put_number(self, value: Any) -> None:
-        """Remember numbers that were read from a tensor; whole ones are sizes and counts."""
+        """Store numbers read from a tensor; whole numbers are sizes and counts."""
         if isinstance(value, list):
-            for one in value:
-                self.put_number(one)
+            for number in value:
+                self.put_number(number)
         elif isinstance(value, float) and not value.is_integer():
             self._numbers.add(value)
-            self.left = True
+            self.has_left_torch = True
 
     def depends(self, value: Any) -> bool:
         """Whether a constant, a tensor or a number, was computed from the input."""
@@ -157,20 +157,20 @@ class Marks:
         return (isinstance(value, float) and value in self._numbers) or self._is_foreign(value)
 
     def _is_cut(self, tensor: Tensor) -> bool:
-        """Whether a constant was computed from the input, or comes from where nobody can tell."""
+        """Whether a constant was computed from the input or has an unknown origin."""
         mark = self.of(tensor)
-        if mark is not None or not self.left:
+        if mark is not None or not self.has_left_torch:
             return mark == CUT
         return storage_of(tensor) not in self._storages
 
     def survey(self, values: Any) -> int:
-        """The most that any tensor in nested values is: LIVE, DEPENDENT or CONSTANT."""
+        """The highest of LIVE, DEPENDENT and CONSTANT among nested values."""
         if isinstance(values, Tensor):
             if values.requires_grad:
                 return LIVE
             return DEPENDENT if self._is_cut(values) else CONSTANT
         if isinstance(values, np.ndarray):
-            return DEPENDENT if self.left and values.dtype.kind in "fc" else CONSTANT
+            return DEPENDENT if self.has_left_torch and values.dtype.kind in "fc" else CONSTANT
         if isinstance(values, float):
             return DEPENDENT if values in self._numbers else CONSTANT
         if isinstance(values, str | bytes | int) or values is None:
@@ -187,8 +187,8 @@ class Marks:
 
 
 def part_of_bag(tensor: Tensor) -> Tensor:
-    """The tensor, marked as a part of the bag beside its features: no constant of the model."""
-    setattr(tensor, _ATTRIBUTE, (EVERY, CUT))
+    """Mark a tensor as part of the bag, not a constant of the model, and return it."""
+    setattr(tensor, _ATTRIBUTE, (EVERY_PASS, CUT))
     return tensor
 
 
@@ -202,7 +202,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 # Sigmoids written by hand, recognised by their parts: 1 + tanh(u), 1 + erf(u), e^u / (1 + e^u). GELU as
-# 0.5 z (1 + tanh(...)) is z times a gate, as SiLU is: 1 + tanh(u) = 2 sigmoid(2u).
+# 0.5 z (1 + tanh(...)) is z times a gate, like SiLU: 1 + tanh(u) = 2 sigmoid(2u).
 
 AMPLITUDES = {
     **dict.fromkeys(("tanh", "erf", "softsign"), 1.0),
@@ -214,7 +214,7 @@ _SAME = frozenset({"neg", "negative", "view", "reshape", "squeeze", "unsqueeze",
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A live tensor that lies within +-amplitude, or the exponential of `source`, or one more than that."""
+    """A live tensor within +-amplitude, or the exponential of `source`, plus one if `plus_one`."""
 
     amplitude: float = 0.0
     source: Tensor | None = None
@@ -223,7 +223,7 @@ class Form:
 
 
 def recognise(marks: Marks, name: str, args: Sequence[Any], out: Tensor) -> None:
-    """Note after an operation what its result is made of, from what its arguments are made of."""
+    """Store the form of a result, from the operation and the forms of its arguments."""
     if name in AMPLITUDES:
         marks.put_form(out, Form(amplitude=AMPLITUDES[name]))
     elif name == "exp":
@@ -237,7 +237,7 @@ def recognise(marks: Marks, name: str, args: Sequence[Any], out: Tensor) -> None
             size = form.amplitude * abs(args[1] if name == "mul" else 1 / args[1])
             marks.put_form(out, replace(form, amplitude=size))
         elif name in ("add", "sub", "rsub") and form.amplitude:
-            if abs(args[1]) >= form.amplitude * (1 - ROUNDING):  # the sign stays as it is
+            if abs(args[1]) >= form.amplitude * (1 - ROUNDING):  # the sum never changes sign
                 marks.put(out, GATE)
         elif name == "add" and args[1] == 1 and not form.plus_one:
             marks.put_form(out, replace(form, plus_one=True))

@@ -1,4 +1,4 @@
-"""Which rule applies: by operation, by custom autograd function, and the settings of each parameter."""
+"""The rule of each operation and custom autograd function, and the settings of each parameter."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ RULES: Registry[Rule] = Registry("LRP rule", group="xmil.rules")
 def register_rule(*operations: str) -> Callable[[Rule], Rule]:
     """Decorator that makes a function the rule of the named operations.
 
-    The rule is called as `rule(engine, function, *args, **kwargs)` and returns what `function` would. A rule
-    of your own takes the place of one of ours.
+    The engine calls `rule(engine, function, *args, **kwargs)`, which returns what `function` would. Your rule
+    replaces one of ours.
     """
     return _register_all(RULES, operations)
 
@@ -36,8 +36,8 @@ def register_rule(*operations: str) -> Callable[[Rule], Rule]:
 def _register_all(registry: Registry[T], names: Iterable[str]) -> Callable[[T], T]:
     def add(entry: T) -> T:
         for name in names:
-            ours = _is_ours(registry._entries.get(name)) and not _is_ours(entry)
-            registry.add(name, entry, replace=ours)
+            replaces_ours = _is_ours(registry._entries.get(name)) and not _is_ours(entry)
+            registry.add(name, entry, replace=replaces_ours)
         return entry
 
     return add
@@ -47,8 +47,8 @@ def _is_ours(entry: Any) -> bool:
     return str(getattr(entry, "__module__", "")).startswith("xmil.")
 
 
-# Operations f with f(x) = J x for their Jacobian J: linear ones, selections, and all that are homogeneous of
-# degree one, such as ReLU and the maximum. Autograd's gradient conserves relevance through them (Euler).
+# Operations f with f(x) = J x for their Jacobian J: linear ones, selections, and those homogeneous of degree
+# one, such as ReLU and the maximum. Autograd's gradient conserves relevance through them (Euler).
 _HOMOGENEOUS = """
 T mT alias as_strided broadcast_tensors broadcast_to chunk clone contiguous expand expand_as flatten movedim
 moveaxis narrow permute ravel reshape reshape_as select split split_with_sizes squeeze squeeze_ swapaxes
@@ -82,7 +82,7 @@ clamp clamp_min clamp_max clip hardtanh relu6 lerp scatter_reduce index_reduce i
 prod addcmul addcdiv linalg_solve norm vector_norm linalg_norm linalg_vector_norm threshold
 select_scatter slice_scatter diagonal_scatter masked_scatter
 """
-# The same, unless a factor is a parameter: that is a linear layer.
+# The same, unless a factor is a parameter: then it is a linear layer.
 _PRODUCTS = """
 matmul rmatmul bmm mm mv dot inner outer vdot kron chain_matmul einsum tensordot cross linalg_cross
 linalg_vecdot _sparse_mm
@@ -92,7 +92,7 @@ CARRIES_GATES = GRADIENT_IS_RULE | PRODUCTS | frozenset(_TRANSPARENT.split())
 
 READS_NUMBERS = frozenset({"item", "tolist", "__float__"})
 LEAVES_TORCH = frozenset({"numpy", "__array__", "__dlpack__"})
-FIRST_ALONE = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})  # others give only a shape
+VALUES_FROM_FIRST = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})  # arguments
 
 KEEP_IN_PLACE = frozenset(
     {"copy_", "requires_grad_", "detach_", "squeeze_", "unsqueeze_", "transpose_", "t_"}
@@ -100,7 +100,7 @@ KEEP_IN_PLACE = frozenset(
 
 
 def name_of(function: Operation) -> str:
-    """The name an operation is filed under: `add` for `x + y`, `torch.add` and `Tensor.add` alike.
+    """The name under which an operation is registered: `add` for `x + y`, `torch.add` and `Tensor.add`.
 
     >>> import torch
     >>> name_of(torch.add), name_of(torch.Tensor.mT.__get__)
@@ -135,7 +135,7 @@ _ALIASES = {
 
 
 def out_of_place(function: Operation, name: str, options: dict[str, Any]) -> Operation | None:
-    """The operation that gives what an in-place one writes; None for operations that are not in place.
+    """The operation that returns what an in-place one writes; None for operations that are not in place.
 
     >>> import torch
     >>> out_of_place(torch.Tensor.add_, "add_", {}) is torch.Tensor.add
@@ -171,7 +171,7 @@ _NOT_IN_PLACE: dict[str, Operation] = {"fill_diagonal_": fill_diagonal, "zero_":
 def positional(
     name: str, args: Sequence[Any], options: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """A call with torch's first argument in its place, also if it was passed by keyword.
+    """The arguments of a call, with torch's first one by position even if it was passed by keyword.
 
     >>> positional("mean", (), {"input": 1, "dim": 0})
     ((1,), {'dim': 0})
@@ -182,7 +182,7 @@ def positional(
 
 
 def dim_of(args: Sequence[Any], options: dict[str, Any], *, place: int = 0, default: Any = None) -> Any:
-    """The dimension an operation works along: by name, or at its place behind the tensor.
+    """The dimension an operation works along: by name, or by its place after the tensor.
 
     >>> dim_of((3, 1), {}, place=1), dim_of((3,), {"dim": 0}, place=1), dim_of((3,), {}, place=1, default=-1)
     (1, 0, -1)
@@ -214,7 +214,7 @@ def live_tensors(values: Any) -> list[Tensor]:
     return []
 
 
-# Custom autograd functions, which no mode sees: their rules correct the gradients that each one gives.
+# Custom autograd functions, which no mode sees: their rules correct the gradients of their backward.
 
 Gradients = Sequence[Tensor | None]
 FunctionRule = Callable[["Engine", Any, Gradients, Gradients], Gradients]
@@ -227,17 +227,17 @@ _RULES_THEMSELVES: set[type] = set()
 def register_function(*names: str) -> Callable[[FunctionRule], FunctionRule]:
     """Decorator that makes a function the rule of custom autograd functions, named `module.Class`.
 
-    The rule is called in the backward pass as `rule(engine, node, gradients, upstream)`: the node of the
-    graph (its `saved_tensors` are at hand), the gradient that the function gives for each tensor it took, and
-    those that came to its outputs. It returns the gradients to go on with; None stops there.
+    The backward pass calls `rule(engine, node, gradients, upstream)`: the node of the graph (with its
+    `saved_tensors`), the gradients of the function's inputs, and the gradients of its outputs. It returns the
+    gradients to pass on; None stops one.
     """
     return _register_all(FUNCTION_RULES, names)
 
 
 def backward_is_rule(function: AutogradFunction) -> AutogradFunction:
-    """Class decorator: the backward of this autograd function is an LRP rule already.
+    """Class decorator: declare that the backward of an autograd function is an LRP rule.
 
-    Rules of your own are often written as such functions; without this they are refused as unknown.
+    Use it for rules you write as autograd functions; the engine refuses unknown functions.
     """
     _RULES_THEMSELVES.add(function)
     return function
@@ -258,9 +258,9 @@ GATE_RULES = ("signal", "uniform")
 class AffineRule:
     """Settings of the epsilon and gamma rules for linear layers, convolutions and batch norm.
 
-    `bias="absorb"`: the bias keeps its share. `bias="redistribute"`: the bias is left out of the
-    denominator, so that the inputs receive everything; this needs an epsilon. `constant`: the result is a
-    constant, and what it receives is cut. `signed`: gamma strengthens the terms that agree with the sign of
+    `bias="absorb"`: the bias keeps its share. `bias="redistribute"`: the denominator leaves the bias out, so
+    that the inputs receive everything; this needs an epsilon. `constant`: the result is a constant, and what
+    it receives is cut. `signed`: gamma strengthens the terms that agree with the sign of
     the result (inputs below zero and results below zero included), so that no denominator is smaller than
     the result itself.
     """
@@ -282,7 +282,7 @@ class AffineRule:
 
     @property
     def is_gradient(self) -> bool:
-        """Whether autograd's own gradient is the rule already."""
+        """Whether the rule is autograd's own gradient."""
         return self.epsilon == 0 and self.gamma == 0 and self.bias == "absorb"
 
 
@@ -291,11 +291,11 @@ PLAIN = AffineRule()
 
 @dataclass(frozen=True)
 class Composite:
-    """The affine rule of every parameter: the first pattern that fits its name decides, else `default`.
+    """The affine rule of every parameter: that of the first pattern that matches its name, else `default`.
 
-    `attention` is the epsilon of sums weighted by constants (AH-rule). `gates`: a product of two live tensors
-    is shared in halves ("uniform"), or, if one of them comes from a sigmoid, goes to the other alone
-    ("signal").
+    `attention` is the rule of sums weighted by constants (AH-rule). `gates`: the relevance of a product of
+    two live tensors goes to both in halves ("uniform"), or, if one of them comes from a sigmoid, to the
+    other alone ("signal").
 
     >>> Composite({"head.*": AffineRule(gamma=0.1)}).rule_for("head.weight").gamma
     0.1
@@ -310,12 +310,12 @@ class Composite:
         check_choice("gates", self.gates, GATE_RULES, owner="Composite")
 
     def check_names(self, parameters: Iterable[str]) -> None:
-        """Refuse a pattern that fits no parameter: a typing error would go unnoticed."""
+        """Refuse a pattern that matches no parameter: it is likely a typo."""
         names = list(parameters)
         for pattern in self.overrides:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise InputError(
-                    f"The pattern {pattern!r} of the composite fits none of: {', '.join(names)}."
+                    f"The composite's pattern {pattern!r} matches none of the parameters: {', '.join(names)}."
                 )
 
     def rule_for(self, parameter: str | None) -> AffineRule:

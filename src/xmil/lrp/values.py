@@ -1,6 +1,6 @@
-"""What rules are made of: values with another gradient, the account of what stays, the flow of the rest.
+"""Building blocks of rules: values with a replaced gradient, the ledger, and relevance at a tensor.
 
-With a reference pass, activations are measured from it: what f(x) has over f(x0) goes to what x has over x0.
+With a reference pass, activations are measured from it: f(x) - f(x0) goes to x - x0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def ruled(x: Tensor, out: Tensor, back: Callable[..., Tensor], *saved: Any) -> Tensor:
-    """The value `out`, bit for bit; of its gradient, x gets back(gradient, *saved)."""
+    """The value `out`, bit for bit, whose backward gives x back(gradient, *saved)."""
     return _apply(_Ruled, x, out.detach(), back, *saved)
 
 
@@ -50,27 +50,27 @@ def scaled_gradient(tensor: Tensor, factor: float) -> Tensor:
 
 
 def contiguous_gradient(tensor: Tensor) -> Tensor:
-    """The tensor, with its gradient laid out contiguously (convolutions are far slower on others)."""
+    """The tensor, with its gradient laid out contiguously (convolutions are far slower otherwise)."""
     return ruled(tensor, tensor, Tensor.contiguous)
 
 
 def stabilised(denominator: Tensor, epsilon: float) -> Tensor:
-    """denominator + epsilon * sign, with sign(0) = 1; where all is zero, one (nothing is to be shared)."""
+    """denominator + epsilon * sign, with sign(0) = 1; one if that is zero, as nothing is shared there."""
     sign = 2 * (denominator >= 0).to(denominator.dtype) - 1
     total = denominator + epsilon * sign
     return torch.where(total == 0, torch.ones_like(total), total)
 
 
 def accounted(constant: Tensor, anchor: Tensor, book: Callable[[Tensor], None]) -> Tensor:
-    """The constant as a live tensor whose gradient is given to `book` in the backward pass.
+    """Make a constant a live tensor; the backward pass calls `book` with its gradient.
 
-    `anchor` is any live tensor of the same operation: without it the backward pass would not come by.
+    `anchor` is any live tensor of the same operation: without one the backward pass would not reach it.
     """
     return _apply(_Accounted, constant, anchor, book)
 
 
 def without_rule(out: Any, message: str) -> Any:
-    """A result that may go anywhere but on the way from the input to the explained output."""
+    """Mark a result with an error that is raised if relevance would pass it."""
     if isinstance(out, Tensor):
         return _apply(_WithoutRule, out, message) if out.requires_grad else out
     if isinstance(out, list | tuple):
@@ -107,13 +107,13 @@ class _WithoutRule(torch.autograd.Function):
         return gradients[0], None
 
 
-# The account of a backward pass: what does not go on towards the input.
+# The ledger of a backward pass: relevance that does not reach the input.
 
 SHARES = ("class_token", "bias", "epsilon", "cut")
 
 
 class Ledger:
-    """Adds up the shares of relevance that constants and stabilisers keep, on the tensors' own device."""
+    """Sums of the relevance that constants and stabilisers keep, on the tensors' own device."""
 
     def __init__(self) -> None:
         self._totals: dict[str, Tensor] = {}
@@ -128,14 +128,14 @@ class Ledger:
         self._totals[share] = self._totals[share] + amount if share in self._totals else amount
 
     def totals(self, *scalars: Tensor) -> tuple[dict[str, float], list[float]]:
-        """The shares by name, and other scalars with them: the device is waited for once."""
+        """Fetch the shares by name and other scalars together, with one wait for the device."""
         numbers = fetch([*self._totals.values(), *(scalar.detach().double() for scalar in scalars)])
         shares = dict.fromkeys(SHARES, 0.0) | dict(zip(self._totals, numbers, strict=False))
         return shares, numbers[len(self._totals) :]
 
     def keep(self, share: str, constant: Tensor | float, out: Tensor) -> None:
         """Book what a constant term of `out` will receive: the sum of constant times gradient."""
-        if not out.requires_grad:  # computed under no_grad: nothing will come back
+        if not out.requires_grad:  # computed under no_grad: no gradient will come
             return
         if isinstance(constant, Tensor):
             constant = constant.detach()
@@ -146,21 +146,21 @@ def fetch(scalars: Sequence[Tensor]) -> list[float]:
     """Scalars as numbers, with one copy from each device they are on."""
     numbers = [0.0] * len(scalars)
     for device in {scalar.device for scalar in scalars}:
-        at = [i for i, scalar in enumerate(scalars) if scalar.device == device]
-        for i, number in zip(at, torch.stack([scalars[i] for i in at]).tolist(), strict=True):
+        index = [i for i, scalar in enumerate(scalars) if scalar.device == device]
+        for i, number in zip(index, torch.stack([scalars[i] for i in index]).tolist(), strict=True):
             numbers[i] = number
     return numbers
 
 
 def product_sum(constant: Tensor | float, gradient: Tensor) -> Tensor:
-    """Sum of constant * gradient; the constant broadcasts, infinities count nothing.
+    """Sum of constant * gradient; the constant broadcasts, infinities count as zero.
 
-    An infinite constant only ever stands where a softmax leaves no gradient.
+    An infinite constant only occurs at entries that get no gradient from a softmax.
     """
-    if not isinstance(constant, Tensor):  # no tensor is made: that would wait for the device
+    if not isinstance(constant, Tensor):  # a tensor would wait for the device
         value = float(constant)
         return gradient.real.sum().double() * (value if math.isfinite(value) else 0.0)
-    if gradient.is_complex() or constant.is_complex():  # gradients of real and imaginary part as one number
+    if gradient.is_complex() or constant.is_complex():  # both parts' gradients in one number
         return (gradient.conj() * constant).real.sum().double()
     constant = constant.to(gradient.dtype).nan_to_num(posinf=0.0, neginf=0.0)
     if constant.shape == gradient.shape:
@@ -170,15 +170,15 @@ def product_sum(constant: Tensor | float, gradient: Tensor) -> Tensor:
 
 # Relevance at a tensor: its values times their gradient under the rules.
 
-BLOCK_ROWS = {"cpu": 4096, "cuda": 65_536}  # what fits a cache, and what keeps a GPU busy
+BLOCK_ROWS = {"cpu": 4096, "cuda": 65_536}  # fits the cache; keeps a GPU busy
 
 
 class Entry(NamedTuple):
     """The output of a linear layer of the explained input, before its bias.
 
-    What reaches this output, times the output, adds up to the relevance of the instance, so the way back need
-    not go through the layer's weights. It does only for single features, or if a rule divides by numbers that
-    may be small.
+    The gradient at this output, times the output, sums to the relevance of the instance, so the backward pass
+    can stop here. It goes through the layer's weights only for single features, or if a rule divides by
+    numbers that may be small.
     """
 
     out: Tensor
@@ -189,16 +189,16 @@ class Entry(NamedTuple):
 class Flow:
     """A tensor and its gradient under the rules; their product is its relevance.
 
-    `direct` is the gradient that does not come by an entry; None if nothing does.
+    `direct` is the gradient that reaches the tensor without passing an entry, or None.
     """
 
     tensor: Tensor
     direct: Tensor | None
-    ways: Sequence[tuple[Entry, Tensor | None]] = ()
+    by_entry: Sequence[tuple[Entry, Tensor | None]] = ()
 
     @cached_property
     def gradient(self) -> Tensor | None:
-        """The full gradient; None if nothing comes back."""
+        """The full gradient; None if no gradient reaches the tensor."""
         return self._sum(lambda entry, gradient: gradient @ entry.weight, lambda gradient: gradient)
 
     @property
@@ -216,7 +216,7 @@ class Flow:
         return self.tensor.new_zeros(self.tensor.shape[:-1]) if total is None else total
 
     def against(self, baseline: Tensor) -> Tensor:
-        """What instances that equal the baseline would get in these places: baseline . gradient, (b, n)."""
+        """Relevance of the baseline in place of each instance: baseline . gradient, (b, n)."""
         total = self._sum(
             lambda entry, gradient: _scores(gradient, baseline @ entry.weight.mT),
             lambda gradient: _scores(gradient, baseline),
@@ -226,14 +226,14 @@ class Flow:
     def _sum(
         self, entered: Callable[[Entry, Tensor], Tensor], direct: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
-        """The sum over all ways by which something comes back; None if nothing does."""
-        parts = [entered(entry, gradient) for entry, gradient in self.ways if gradient is not None]
+        """The sum over all gradients that reach the tensor; None if none does."""
+        parts = [entered(entry, gradient) for entry, gradient in self.by_entry if gradient is not None]
         parts += [] if self.direct is None else [direct(self.direct)]
         return reduce(torch.add, parts) if parts else None
 
 
 def _product_rows(tensor: Tensor, gradient: Tensor) -> Tensor:
-    """Their product, summed over the last dimension."""
+    """The product summed over the last dimension."""
     block = BLOCK_ROWS.get(tensor.device.type, BLOCK_ROWS["cpu"])
     rows = zip(tensor.split(block, dim=-2), gradient.split(block, dim=-2), strict=True)
     return torch.cat([(t * g).sum(dim=-1) for t, g in rows], dim=-1)
@@ -244,40 +244,40 @@ def _scores(gradient: Tensor, baseline: Tensor) -> Tensor:
 
 
 # Activations against a reference pass. The tangent rules measure every neuron from zero. With a baseline,
-# instances are measured from an ordinary one, and so must neurons be: else one that fires for the baseline as
-# well keeps a share of it, or loses one.
+# instances are measured from an ordinary one, and neurons must be too: otherwise one that also fires for the
+# baseline keeps or loses a share of it.
 
 _NAMES = "relu leaky_relu gelu silu mish elu selu celu softplus tanh softsign tanhshrink hardswish"
 ELEMENTWISE = frozenset(_NAMES.split())
-ReferencePass = list[tuple[str, Tensor]]  # what each activation got, in order
-CLOSE = 1e-4  # x and x0 nearer than this have the tangent for a secant
+ReferencePass = list[tuple[str, Tensor]]  # name and input of each activation, in order
+CLOSE = 1e-4  # if x and x0 are closer, the tangent replaces the secant
 
 
 class Activations(ABC):
-    """What an engine asks at each activation."""
+    """Override for the engine's rules of activations."""
 
     @abstractmethod
     def __call__(self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any) -> Tensor | None:
-        """A ruled result, or None for the rule that the engine has."""
+        """Return a ruled result, or None for the engine's own rule."""
 
-    def ahead(self, k: int) -> ReferencePass | None:  # noqa: ARG002  # of the Secants
-        """The references of the next k activations, if they hold for every part of a sequence."""
+    def ahead(self, k: int) -> ReferencePass | None:  # noqa: ARG002  # used by Secants
+        """The references of the next k activations, if each applies to any part of a sequence."""
         return None
 
 
 class Recorder(Activations):
-    """Keeps what the activations of a reference pass get, in order."""
+    """Records the inputs of the activations of a reference pass, in order."""
 
     def __init__(self) -> None:
         self.inputs: ReferencePass = []
 
     def __call__(self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any) -> None:  # noqa: ARG002
-        """Keep the input; the engine's own rule applies."""
+        """Record the input; the engine's own rule applies."""
         self.inputs.append((name, args[0].detach()))
 
 
 class Secants(Activations):
-    """Plays the reference pass back: the k-th activation has the k-th reference, if their shapes agree."""
+    """Measures the k-th activation from the k-th of the reference pass, if their shapes agree."""
 
     def __init__(self, reference: ReferencePass) -> None:
         self._inputs = reference
@@ -285,17 +285,17 @@ class Secants(Activations):
 
     @property
     def matched(self) -> bool:
-        """Whether as many activations were met as recorded."""
+        """Whether the pass ran as many activations as were recorded."""
         return self._next == len(self._inputs)
 
     def ahead(self, k: int) -> ReferencePass | None:
-        """The references of the next k activations, if each is of one instance alone."""
-        following = self._inputs[self._next : self._next + k]
-        alone = all(reference.ndim == 3 and reference.shape[1] == 1 for _, reference in following)
-        return following if alone and len(following) == k else None
+        """The references of the next k activations, if each is of a single instance."""
+        references = self._inputs[self._next : self._next + k]
+        single = all(reference.ndim == 3 and reference.shape[1] == 1 for _, reference in references)
+        return references if single and len(references) == k else None
 
     def skip(self, k: int) -> None:
-        """Leave the next k activations to whoever took their references."""
+        """Skip the references of the next k activations, which the caller handles."""
         self._next += k
 
     def __call__(self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any) -> Tensor | None:
@@ -318,17 +318,17 @@ class Secants(Activations):
 
 
 def _secant(function: Any, x: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """f(x), and its slope from the reference to x; the tangent where the two are close."""
+    """f(x), and its slope from the reference to x; the tangent if the two are close."""
     out = function(x)
     step = x - reference
     slope = (out - function(reference)) / step
-    if x.device.type == "cuda":  # all tangents are sooner there than the places of a few
+    if x.device.type == "cuda":  # all tangents are faster there than an index of a few
         h = CLOSE * (1 + x.abs())
         tangent = (function(x + h) - function(x - h)) / (2 * h)
         return out, torch.where(step.abs() <= CLOSE * (1 + reference.abs()), tangent, slope)
-    close = (step.abs() <= CLOSE * (1 + reference.abs())).nonzero(as_tuple=True)  # few: x is seldom so near
+    close = (step.abs() <= CLOSE * (1 + reference.abs())).nonzero(as_tuple=True)  # few
     if len(close[0]):
-        near = x[close]
-        h = CLOSE * (1 + near.abs())
-        slope[close] = (function(near + h) - function(near - h)) / (2 * h)
+        points = x[close]
+        h = CLOSE * (1 + points.abs())
+        slope[close] = (function(points + h) - function(points - h)) / (2 * h)
     return out, slope

@@ -1,7 +1,7 @@
 """The rules, by kind of operation. Each keeps the forward value bit for bit and replaces the gradient.
 
-A rule is a function `rule(engine, function, *args, **kwargs)` called in place of `function(*args, **kwargs)`
-when one of the arguments is live, that is, depends on the input. Importing this package registers them.
+The engine calls `rule(engine, function, *args, **kwargs)` in place of `function(*args, **kwargs)` if one of
+the arguments is live, that is, depends on the input. Importing this package registers the rules.
 """
 
 from xmil.lrp.rules import activations, attention, linear, structure

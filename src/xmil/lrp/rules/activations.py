@@ -1,7 +1,7 @@
 """Activations and norms.
 
 Relevance passes each neuron unchanged, less the share of the constant f(0); logarithms are measured from
-where they are zero. LN-rule: the standard deviation is a constant, the mean is not.
+their zero. LN-rule: the standard deviation is a constant, the mean is not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARKS = {
     **dict.fromkeys(("sigmoid", "hardsigmoid", "special_expit", "erfc", "special_ndtr"), GATE),
     **dict.fromkeys(("exp", "exp2", "special_exp2", "__rpow__"), WEIGHT),
 }
-EPSILON = 1e-12  # only ever meets x = 0, where f(x) - f(0) = 0 as well
+EPSILON = 1e-12  # matters only at x = 0, where f(x) - f(0) = 0 too
 
 
 @register_rule(
@@ -39,7 +39,7 @@ EPSILON = 1e-12  # only ever meets x = 0, where f(x) - f(0) = 0 as well
 def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """f(x) = f(0) + x (f(x) - f(0)) / x: the constant keeps f(0), the rest goes to x.
 
-    In products a sigmoid is a gate, and an exponential a weight: a softmax written by hand is one.
+    In products a sigmoid is a gate, and an exponential is a weight, as in a softmax written by hand.
     """
     if input.is_complex():
         engine.refuse(function, "of complex numbers")
@@ -66,7 +66,7 @@ def _through_neuron(ledger: Ledger, x: Tensor, out: Tensor, at_zero: Tensor) -> 
 def logistic(
     engine: Engine, numerator: Any, denominator: Any, compute: Callable[[], Tensor]
 ) -> Tensor | None:
-    """c / (1 + e^u) or e^u / (1 + e^u) under the rule of the sigmoid that it is; None for other fractions."""
+    """c / (1 + e^u) or e^u / (1 + e^u) under the rule of a sigmoid; None for other fractions."""
     exponent = exponent_of(engine.marks, numerator, denominator)
     if exponent is None:
         return None
@@ -78,7 +78,7 @@ def logistic(
     return passed
 
 
-_ZEROS = {  # where f is zero, and its slope there
+_ZEROS = {  # the zero of f, and its slope there
     "log": (1.0, 1.0),
     "log2": (1.0, 1 / math.log(2)),
     "log10": (1.0, 1 / math.log(10)),
@@ -91,14 +91,14 @@ _ZEROS = {  # where f is zero, and its slope there
 def logarithm(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """f(x) = s (x - a) with f(a) = 0 and s = f(x) / (x - a): x gets s x, the constant -s a.
 
-    So exp and log, sigmoid and logit undo each other: exp keeps f(0) = 1, which is where log is zero.
+    So log undoes exp, and logit undoes sigmoid: exp keeps f(0) = 1, the zero of log.
     """
     zero, slope = _ZEROS[name_of(function)]
     with torch.no_grad():
         out = function(input, *args, **kwargs)
         step = input - zero
         secant = torch.where(step == 0, slope, out / stabilised(step, 0.0))
-        secant = torch.where(torch.isfinite(secant), secant, 0.0)  # -inf, which only a mask makes
+        secant = torch.where(torch.isfinite(secant), secant, 0.0)  # -inf comes only from masks
 
     def back(gradient: Tensor, secant: Tensor) -> Tensor:
         engine.ledger.add("bias", product_sum(secant, gradient) * -zero)
@@ -109,8 +109,8 @@ def logarithm(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs
 
 @register_rule("logsumexp", "special_logsumexp")
 def logsumexp(engine: Engine, function: Any, input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    """A soft maximum: sum(p x) + H(p) with p = softmax(x). The weights are constants, as attention's are, and
-    so is their entropy H, which is cut: how many numbers share the maximum is in no single one of them.
+    """sum(p x) + H(p) with p = softmax(x). The weights p are constants, as in attention, and so is their
+    entropy H, which is cut: no single number decides how many share the maximum.
     """
     out: Tensor = function(input, dim, keepdim)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def logsumexp(engine: Engine, function: Any, input: Tensor, dim: Any, keepdim: b
 
 @register_rule("clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "relu6")
 def clamp(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Inside the bounds the identity; outside, a constant that keeps its relevance."""
+    """The identity inside the bounds, a constant that keeps its relevance outside."""
     out: Tensor = function(input, *args, **kwargs)
     outside = torch.where(out.detach() == input.detach(), 0.0, out.detach())
     bounds = [value for value in (*args, *kwargs.values()) if engine.marks.depends(value)]
@@ -144,7 +144,7 @@ def threshold(engine: Engine, function: Any, input: Tensor, threshold: float, va
 def alpha_dropout(
     engine: Engine, function: Function, input: Tensor, p: float = 0.5, training: bool = False, **kwargs: Any
 ) -> Tensor:
-    """The identity, unless it drops."""
+    """The identity in eval mode; refused in training."""
     if training and p:
         engine.refuse(function, "in training")
     return function(input, p, training, **kwargs)
@@ -155,7 +155,7 @@ def alpha_dropout(
     "softmax", "softmin", "gumbel_softmax", "_sparse_softmax",
 )  # fmt: skip
 def constant(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """Constant between its steps, or taken as one, as the weights of a softmax are."""
+    """Constant: a step function, or weights such as a softmax."""
     with torch.no_grad():
         return function(*args, **kwargs)
 
@@ -174,7 +174,7 @@ def layer_norm(
     eps: float = 1e-5,
     *_rest: Any,
 ) -> Tensor:
-    """Centred over the features, scaled by constants."""
+    """Centred over the features and scaled by constants."""
     engine.check_constant("layer_norm", weight=weight, bias=bias)
     with torch.no_grad():  # the kernel behind every layer norm; it returns 1 / std as well
         out, _mean, scale = torch.native_layer_norm(input, list(normalized_shape), weight, bias, eps)
@@ -251,7 +251,7 @@ def instance_norm(
 
 @register_rule("normalize")
 def normalize(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """x over its norm: the norm is a constant."""
+    """x over its norm, which is a constant."""
     with torch.no_grad():
         out = function(input, *args, **kwargs)
         safe = torch.where(input == 0, torch.ones_like(input), input)

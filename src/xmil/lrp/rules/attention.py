@@ -1,4 +1,4 @@
-"""Attention and scans: their weights are constants, and the rest is linear in the values.
+"""Attention and scans: their weights are constants, and the result is linear in the values.
 
 AH-rule: Ali et al., "XAI for Transformers: Better Explanations through Conservative Propagation", ICML 2022.
 Selective scan of Mamba: Jafari et al., "MambaLRP: Explaining Selective State Space Sequence Models", NeurIPS
@@ -31,7 +31,7 @@ BLOCK_ELEMENTS = 1 << 21  # largest block of attention weights, in numbers: smal
 
 @register_rule("nystrom_factors")
 def nystrom_factors(engine: Engine, function: Any, x: Tensor, *args: Any) -> Any:
-    """Constants that depend on the input, one and all."""
+    """All factors are constants that depend on the input."""
     with torch.no_grad():
         factors = function(x, *args)
     for value in vars(factors).values():
@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Linear in the values; queries, keys and a bias only make the constant weights."""
+    """Linear in the values; queries, keys and a bias only enter the constant weights."""
     query, key = query.detach(), key.detach()
     mask = None if attn_mask is None else attn_mask.detach()
     out: Tensor
@@ -79,9 +79,9 @@ def scaled_dot_product_attention(
     def back(
         gradient: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, sums: Tensor | None
     ) -> Tensor:
-        """P^T g, in blocks that are never all kept."""
+        """P^T g in blocks, without the full matrix P."""
         passed = None
-        if sums is not None and query.device.type != "cpu":  # there blocks in the cache are as fast
+        if sums is not None and query.device.type != "cpu":  # on a CPU blocks are as fast
             passed = transposed_attention(query, key, gradient, _as_bias(mask), sums, scale=factor)
         if passed is None and query.shape[-2] >= key.shape[-2]:
             passed = _by_queries(query * factor, key, mask, gradient)
@@ -94,7 +94,7 @@ def scaled_dot_product_attention(
 
 
 def _as_bias(mask: Tensor | None) -> Tensor | None:
-    """A mask as what it adds to the scores."""
+    """The mask as a bias on the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, float("-inf"))
@@ -113,7 +113,7 @@ def _by_queries(query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tenso
 def _by_keys(
     query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor, sums: Tensor | None
 ) -> Tensor:
-    """P^T g over blocks of keys, for few queries; the normalisers come first if they are unknown."""
+    """P^T g over blocks of keys, for few queries; computes the normalisers first if `sums` is None."""
     width = query.shape[:-1].numel()
     blocks = list(row_blocks(key.shape[-2], width=width, most=BLOCK_ELEMENTS))
     masks = [None if mask is None else mask[..., block] for block in blocks]
@@ -156,7 +156,7 @@ def multi_head_attention(
     out_proj_bias: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`nn.MultiheadAttention`: its value as computed, its relevance through value and output projection."""
+    """`nn.MultiheadAttention`: relevance goes through the value and output projections."""
     if kwargs.get("training") and dropout_p:
         raise UnsupportedError(
             f"Attention dropout must be off, {engine.where()}; put the module in eval mode."
@@ -171,7 +171,7 @@ def multi_head_attention(
     bias = None if in_proj_bias is None else in_proj_bias[2 * embed_dim :]
     with engine:  # the linear layers below go through their own rules
         v = F.linear(value if value.ndim == 3 else value.unsqueeze(1), weight_v, bias)  # (s, b, e)
-        if bias_v is not None:  # as `add_zero_attn`, a token behind the others
+        if bias_v is not None:  # an extra token, as for `add_zero_attn`
             v = torch.cat([v, bias_v.repeat(1, v.shape[1], 1)])
         if add_zero_attn:
             v = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
@@ -183,8 +183,8 @@ def multi_head_attention(
     return with_gradient_of(carrier.reshape(out.shape), out), weights
 
 
-# Fused kernels of other packages, by the names of their autograd functions. Their backward gives gradients
-# for all they took; the rules pass on those of the values and stop the rest.
+# Fused kernels of other packages, by the names of their autograd functions. Their backward returns gradients
+# for all inputs; the rules pass on those of the values and stop the others.
 
 FLASH = "flash_attn.flash_attn_interface."
 
@@ -202,7 +202,9 @@ def packed_attention(engine: Engine, node: Any, gradients: Gradients, upstream: 
 
 
 @register_function(f"{FLASH}FlashAttnKVPackedFunc", f"{FLASH}FlashAttnVarlenKVPackedFunc")
-def half_packed_attention(engine: Engine, node: Any, gradients: Gradients, upstream: Gradients) -> Gradients:
+def key_value_packed_attention(
+    engine: Engine, node: Any, gradients: Gradients, upstream: Gradients
+) -> Gradients:
     """Queries, and keys and values in one tensor (..., 2, h, d)."""
     return [None, _last_of(gradients[1]), *[None] * (len(gradients) - 2)]
 
@@ -218,15 +220,15 @@ def _last_of(gradient: Tensor | None) -> Tensor | None:
 
 @register_function("mamba_ssm.ops.selective_scan_interface.SelectiveScanFn")
 def fused_scan(engine: Engine, node: Any, gradients: Gradients, upstream: Gradients) -> Gradients:
-    """u, delta, A, B, C, D, z: linear in u with the rest constant; y silu(z) in halves if z is live."""
+    """u, delta, A, B, C, D, z: linear in u, all others constant; y silu(z) in halves if z is live."""
     u, *rest = gradients
     ruled: list[Tensor | None] = [u, *[None] * len(rest)]
     z = node.saved_tensors[6] if getattr(node, "has_z", False) else None
     if z is None or not node.needs_input_grad[6] or u is None or upstream[0] is None:
         return ruled
     scanned = node.saved_tensors[-1]
-    place = 6 if node.saved_tensors[5] is not None else 5  # behind D, which may be None
-    ruled[0], ruled[place] = 0.5 * u, 0.5 * upstream[0] * scanned * torch.sigmoid(z)
+    z_index = 6 if node.saved_tensors[5] is not None else 5  # after D, which may be None
+    ruled[0], ruled[z_index] = 0.5 * u, 0.5 * upstream[0] * scanned * torch.sigmoid(z)
     return ruled
 
 
@@ -242,7 +244,7 @@ def selective_scan(
     D: Tensor,
     carry: Carry | None = None,
 ) -> Tensor:
-    """Linear in x: dt, A, B and C only make the constant decay and the weights of what comes in and out."""
+    """Linear in x: dt, A, B and C only enter the decay and the input and output weights, all constant."""
     constants = [value.detach() for value in (dt, A, B, C, D)]
     with torch.no_grad():
         out: Tensor = function(x, *constants, carry)
@@ -251,7 +253,7 @@ def selective_scan(
 
 @register_rule("gated_scans")
 def gated_scans(engine: Engine, function: Any, h: Tensor, layer: Mamba, orders: Sequence[Order]) -> Tensor:
-    """By the rules of its parts; those of a long sequence are made again, one at a time, on the way back."""
+    """By the rules of its parts; for a long sequence the backward pass recomputes them one at a time."""
     activations = engine.activations
     ahead = [] if activations is None else activations.ahead(1 + 2 * len(layer.branches))
     if ahead is None or not layer.takes_parts(h):
@@ -269,7 +271,7 @@ def gated_scans(engine: Engine, function: Any, h: Tensor, layer: Mamba, orders: 
             carry = Carry(starts[-1])
             for part, carry.state in reversed([*zip(layer.parts(h, order), starts, strict=True)]):
                 rows = part.rows(h).requires_grad_(True)
-                with torch.enable_grad(), engine.again(Secants(own) if own else None):
+                with torch.enable_grad(), engine.rerun(Secants(own) if own else None):
                     scanned = layer.scan_part(rows, branch, carry)
                 if is_live(scanned):
                     reaching = take_rows(gradient, part.places).contiguous()

@@ -1,6 +1,6 @@
 """Linear layers and products: epsilon and gamma rules, equal shares of live factors, constant normalisers.
 
-Then more that is linear, or homogeneous in all its arguments: solving, mixing, reducing, distances.
+Also other linear or jointly homogeneous operations: solving, mixing, reducing, distances.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def linear(
 
 @register_rule("addmm", "addbmm", "baddbmm", "addmv", "addr")
 def addmm(engine: Engine, function: Any, input: Tensor, *factors: Any, **kwargs: Any) -> Tensor:
-    """y = beta b + alpha x W, as some write a linear layer, and attention with its bias."""
+    """y = beta b + alpha x W: a linear layer, or attention with a bias."""
     beta, alpha = kwargs.pop("beta", 1), kwargs.pop("alpha", 1)
     first, second = (*factors, *kwargs.values())
     weight = second if is_live(first) else first
@@ -146,7 +146,7 @@ def _affine(
         return apply_affine(engine, out, out, shaped, rule, share)
     with torch.no_grad():
         out = compute(input, weight, bias)
-    # computed without the bias rather than by taking it off: denominators near zero keep their digits
+    # computed without the bias, not by subtracting it: denominators near zero keep their digits
     if rule.gamma and rule.signed:
         carrier, shaped = _agreeing(lambda x, w: compute(x, w, None), input, weight, shaped, out, rule.gamma)
         return apply_affine(engine, carrier, out, shaped, rule, share)
@@ -164,7 +164,7 @@ def _agreeing(
     out: Tensor,
     gamma: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """The terms of each result with those of its own sign strengthened: their sum, and the bias."""
+    """The sum of each result's terms, with those of its own sign strengthened, and the bias."""
     more, less = weight + gamma * weight.clamp(min=0), weight + gamma * weight.clamp(max=0)
     above = input.clamp(min=0)
     up, down = compute(above, more), compute(above, less)
@@ -185,7 +185,7 @@ def apply_affine(
     rule: AffineRule,
     share: str = "bias",
 ) -> Tensor:
-    """The output, with relevance going to the carrier as the rule says; the bias's is booked to `share`."""
+    """The output, with relevance passed to the carrier by the rule; the bias's part is booked to `share`."""
     if rule.is_gradient:
         if bias is not None:
             engine.ledger.keep(share, bias, out)
@@ -193,13 +193,13 @@ def apply_affine(
     ledger = engine.ledger
 
     def back(gradient: Tensor, inputs: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
-        """To the carrier x rho(w), in shares of the stabilised denominator."""
+        """Pass to x rho(w) its share of the stabilised denominator."""
         absorbed = bias if rule.bias == "absorb" else None
         denominator = inputs if absorbed is None else inputs + absorbed
         received = out * gradient
         passed = received / stabilised(denominator, rule.epsilon)
-        none = passed.new_zeros((), dtype=torch.float64)
-        to_bias = none if absorbed is None else product_sum(absorbed, passed)
+        zero = passed.new_zeros((), dtype=torch.float64)
+        to_bias = zero if absorbed is None else product_sum(absorbed, passed)
         ledger.add(share, to_bias)
         ledger.add("epsilon", (received - inputs * passed).sum().double() - to_bias)
         return passed
@@ -209,7 +209,7 @@ def apply_affine(
 
 @register_rule("mul")
 def mul(engine: Engine, function: Any, input: Any, other: Any) -> Tensor:
-    """By a constant: linear. Of two live tensors: a gate, or half each."""
+    """Linear for a constant factor; of two live factors, one is a gate or each gets half."""
     first, second = engine.without_gates([input, other])
     out: Tensor = function(first, second)
     return scaled_gradient(out, 0.5) if is_live(first) and is_live(second) else out
@@ -217,17 +217,17 @@ def mul(engine: Engine, function: Any, input: Any, other: Any) -> Tensor:
 
 @register_rule(*PRODUCTS)
 def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Linear in each live factor: an equal share each."""
+    """Linear in each live factor: each gets an equal share."""
     flat = [part for a in args for part in (a if isinstance(a, list | tuple) else [a])]  # lists, as in einsum
-    plain = iter(engine.without_gates([*flat, *kwargs.values()]))
-    args = tuple([next(plain) for _ in a] if isinstance(a, list | tuple) else next(plain) for a in args)
-    kwargs = dict(zip(kwargs, plain, strict=True))
-    factors = len(live_tensors(args)) + len(live_tensors(kwargs))
-    if factors > 1:
-        return scaled_gradient(function(*args, **kwargs), 1.0 / factors)
+    factors = iter(engine.without_gates([*flat, *kwargs.values()]))
+    args = tuple([next(factors) for _ in a] if isinstance(a, list | tuple) else next(factors) for a in args)
+    kwargs = dict(zip(kwargs, factors, strict=True))
+    n_live = len(live_tensors(args)) + len(live_tensors(kwargs))
+    if n_live > 1:
+        return scaled_gradient(function(*args, **kwargs), 1.0 / n_live)
     out: Tensor = function(*args, **kwargs)
     weights = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and not is_live(a)]
-    if not weights or engine.name_of_parameter(weights[0]) is None:  # weighted by constants, as attention is
+    if not weights or engine.name_of_parameter(weights[0]) is None:  # weighted by constants, like attention
         return apply_affine(engine, out, out, None, engine.composite.attention)
     weight, rule = weights[0], engine.rule_for(weights[0])  # a linear layer without a bias
     if not rule.gamma:
@@ -240,7 +240,7 @@ def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Ten
 
 @register_rule("div")
 def div(engine: Engine, function: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
-    """The denominator is a constant: it normalises. Rounded, the fraction is one between its steps."""
+    """The denominator is a constant normaliser. A rounded fraction is a step function: constant."""
     if kwargs.get("rounding_mode") is not None:
         with torch.no_grad():
             return function(input, other, **kwargs)
@@ -251,7 +251,7 @@ def div(engine: Engine, function: Function, input: Any, other: Any, **kwargs: An
 
 @register_rule("rdiv", "reciprocal", "rsqrt", "inverse", "linalg_inv", "pinverse", "linalg_pinv")
 def normaliser(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """One over a live tensor is a constant that normalises whatever it multiplies."""
+    """One over a live tensor is a constant normaliser."""
     if name_of(function) in ("rdiv", "reciprocal"):
         numerator = args[1] if len(args) > 1 else 1
         sigmoid = logistic(engine, numerator, args[0], lambda: function(*args, **kwargs))
@@ -263,16 +263,16 @@ def normaliser(engine: Engine, function: Function, *args: Any, **kwargs: Any) ->
 
 @register_rule("pow", "square", "sqrt", "float_power")
 def power(engine: Engine, function: Any, input: Any, exponent: Any = None) -> Tensor:
-    """Homogeneous of degree p: the gradient over p conserves; a negative power normalises."""
+    """Homogeneous of degree p: gradient / p conserves relevance; a negative power is a normaliser."""
     degree = {"square": 2.0, "sqrt": 0.5}.get(function.__name__, exponent)
     args = (input,) if exponent is None else (input, exponent)
     if isinstance(degree, Tensor) and not is_live(degree) and degree.numel() and is_live(input):
-        if bool((degree > 0).all()):  # such as the learned one of a generalised mean
+        if bool((degree > 0).all()):  # such as the learned exponent of a generalised mean
             out: Tensor = function(*args)
             return ruled(out, out, lambda gradient, degree: gradient / degree, degree)
         degree = -1.0 if bool((degree < 0).all()) else degree
     if not isinstance(degree, int | float) or degree == 0:
-        engine.refuse(function, "with an exponent that depends on the input or has both signs or zero")
+        engine.refuse(function, "with an exponent that depends on the input, is zero or has both signs")
     if degree < 0:
         constant: Tensor = normaliser(engine, function, *args)
         return constant
@@ -281,7 +281,7 @@ def power(engine: Engine, function: Any, input: Any, exponent: Any = None) -> Te
 
 @register_rule("var", "var_mean")
 def variance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Homogeneous of degree two; a mean returned along with it, of degree one."""
+    """Homogeneous of degree two; the mean of `var_mean` is of degree one."""
     out = function(*args, **kwargs)
     return scaled_gradient(out, 0.5) if isinstance(out, Tensor) else (scaled_gradient(out[0], 0.5), out[1])
 
@@ -297,7 +297,7 @@ def product(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: 
 def cumulative_product(
     engine: Engine, function: Any, input: Tensor, dim: int, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """An equal share for each factor that has come so far."""
+    """An equal share for each factor up to that position."""
     out: Tensor = function(input, dim, *args, **kwargs)
     shape = [1] * out.ndim
     shape[dim] = -1
@@ -307,7 +307,7 @@ def cumulative_product(
 
 @register_rule("cov", "corrcoef")
 def covariance(engine: Engine, function: Any, input: Tensor, **kwargs: Any) -> Tensor:
-    """Homogeneous of degree two; a correlation's deviations are constants."""
+    """Homogeneous of degree two; the deviations in a correlation are constants."""
     out: Tensor = function(input, **kwargs)
     if name_of(function) == "cov":
         return scaled_gradient(out, 0.5)
@@ -322,7 +322,7 @@ def log_softmax(
     engine: Engine, function: Any, input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
     """x - logsumexp(x), by the rules of its parts."""
-    dim = (0 if input.ndim in (0, 1, 3) else 1) if dim is None else dim  # as torch takes it
+    dim = (0 if input.ndim in (0, 1, 3) else 1) if dim is None else dim  # torch's default
     with torch.no_grad():
         out = function(input, dim, *args, **kwargs)
     return by_parts(
@@ -332,7 +332,7 @@ def log_softmax(
 
 @register_rule("logaddexp")
 def logaddexp(engine: Engine, function: Any, input: Tensor, other: Tensor) -> Tensor:
-    """As `logsumexp` of the two."""
+    """`logsumexp` of the two."""
     with torch.no_grad():
         out = function(input, other)
     return by_parts(
@@ -342,7 +342,7 @@ def logaddexp(engine: Engine, function: Any, input: Tensor, other: Tensor) -> Te
 
 @register_rule("grid_sample")
 def grid_sample(engine: Engine, function: Any, input: Tensor, grid: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Linear in the image; the places are constants."""
+    """Linear in the image; the sampled positions are constants."""
     return function(input, grid.detach(), *args, **kwargs)
 
 
@@ -350,7 +350,7 @@ def grid_sample(engine: Engine, function: Any, input: Tensor, grid: Tensor, *arg
 def bilinear(
     engine: Engine, function: Any, first: Tensor, second: Tensor, weight: Tensor, bias: Any = None
 ) -> Tensor:
-    """Half each, and the bias its own."""
+    """Half for each input; the bias keeps its share."""
     both = is_live(first) and is_live(second)
     out: Tensor = function(first, second, weight, bias)
     out = scaled_gradient(out, 0.5) if both else out
@@ -371,18 +371,18 @@ def glu(engine: Engine, function: Any, input: Tensor, dim: int = -1) -> Tensor:
 
 
 def by_parts(engine: Engine, out: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-    """The value `out`, with the gradient of the same computed from parts, each by its own rule."""
+    """The value `out`, with the gradient of `compute`, whose operations each follow their own rule."""
     with engine:
         carrier = compute()
     return with_gradient_of(carrier, out) if is_live(carrier) else out
 
 
-# More that is linear, or homogeneous in all its arguments.
+# Other operations that are linear, or homogeneous in all arguments.
 
 
 @register_rule("linalg_solve", "linalg_solve_triangular", "cholesky_solve")
 def solve(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """Linear in the right-hand side; the matrix is a constant, as a denominator is."""
+    """Linear in the right-hand side; the matrix is a constant, like a denominator."""
     values = {name: kwargs.pop(name) for name in ("A", "B", "L") if name in kwargs}
     matrix, right = (*args[:2], *(values[name] for name in sorted(values)))
     if function.__name__ == "cholesky_solve":
@@ -415,7 +415,7 @@ def addcmul(
 
 @register_rule("scatter_reduce", "index_reduce")
 def scatter_reduce(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Sums, means and extremes into a tensor: homogeneous in what is there and what comes."""
+    """Sums, means and extremes into a tensor: homogeneous in the target and the source together."""
     if "prod" in (*args, *kwargs.values()):
         engine.refuse(function, "with reduce='prod'")
     return jointly_homogeneous(engine, function, *args, **kwargs)
@@ -423,17 +423,17 @@ def scatter_reduce(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> 
 
 @register_rule("cdist", "dist", "pdist", "hypot", "block_diag", "cartesian_prod", "meshgrid")
 def distance(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """Homogeneous in all places together: each gets what its own slope says."""
+    """Jointly homogeneous in all points."""
     values = [v for v in (*args, *kwargs.values()) if not isinstance(v, bool)]
     if any(isinstance(v, int | float) and v == 0 for v in values):
-        with torch.no_grad():  # a number of places: constant between its steps
+        with torch.no_grad():  # p = 0 counts: a step function
             return function(*args, **kwargs)
     return jointly_homogeneous(engine, function, *args, **kwargs)
 
 
 @register_rule("norm", "vector_norm", "linalg_norm", "linalg_vector_norm")
 def norm(engine: Engine, function: Function, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Homogeneous of degree one, but for the norm of order zero, which counts."""
+    """Homogeneous of degree one, except the norm of order zero, which counts."""
     order = [kwargs[key] for key in ("ord", "p") if key in kwargs] or args[:1]
     if any(not isinstance(value, Tensor) and value == 0 for value in order):
         with torch.no_grad():
@@ -459,7 +459,7 @@ def pairwise_distance(
 
 
 def jointly_homogeneous(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """f(t x, t y) = t f(x, y): the gradient is the rule, and constants keep what their gradient gives."""
+    """f(t x, t y) = t f(x, y): the gradient is the rule, and constants keep constant times gradient."""
     anchor = (live_tensors(args) + live_tensors(kwargs))[0]
 
     def accounted(value: Any) -> Any:
@@ -498,7 +498,7 @@ def fill_diagonal(
 
 @register_rule("fill", "zero")
 def fill(engine: Engine, function: Function, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Written over with a constant; a live one goes on as itself."""
+    """Overwrite with a constant or a live value; the old values get nothing."""
     with torch.set_grad_enabled(bool(live_tensors([args, kwargs]))):
         return function(input, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Sums, joins and selections: the shares of constants are booked, equal values share alike."""
+"""Sums, joins and selections: constants keep their shares, equal values get equal shares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @register_rule("add", "sub", "rsub")
 def add(engine: Engine, function: Any, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
-    """A live term gets what it adds; a constant term's share is the bias's."""
+    """A live term gets what it adds; the share of a constant term goes to the bias."""
     extra = {} if alpha == 1 else {"alpha": alpha}
     name = function.__name__
     signs = (1.0, -alpha if name in ("sub", "subtract") else alpha)
@@ -36,7 +36,7 @@ def add(engine: Engine, function: Any, input: Any, other: Any, *, alpha: float =
 
 @register_rule("cat")
 def cat(engine: Engine, function: Any, tensors: Any, dim: int = 0, *, axis: int | None = None) -> Tensor:
-    """Constants joined to live tensors are tokens of the model's own, such as the class token."""
+    """Constants joined to live tensors are the model's own tokens, such as the class token."""
     tensors, dim = list(tensors), dim if axis is None else axis
     out: Tensor = function(tensors, dim)
     ends = torch.tensor([tensor.shape[dim] if tensor.numel() else 0 for tensor in tensors]).cumsum(0).tolist()
@@ -58,7 +58,7 @@ def cat(engine: Engine, function: Any, tensors: Any, dim: int = 0, *, axis: int 
 
 @register_rule("stack", "hstack", "vstack", "dstack", "column_stack")
 def stack(engine: Engine, function: Any, tensors: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """As `cat`."""
+    """Like `cat`."""
 
     def join(*values: Any) -> Tensor:
         joined: Tensor = function(list(values), *args, **kwargs)
@@ -70,24 +70,24 @@ def stack(engine: Engine, function: Any, tensors: Any, *args: Any, **kwargs: Any
 
 @register_rule("where")
 def where(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """A choice; if it falls on a constant, that keeps the share."""
+    """A choice between two values; a chosen constant keeps its share."""
     values = [kwargs[name] for name in ("condition", "input", "self", "other") if name in kwargs]
     condition, first, other = (*args, *values)
     if function is Tensor.where:  # x.where(condition, other)
         condition, first = first, condition
     out = torch.where(condition, first, other)
-    return engine.keep_constants(out, lambda one, two: torch.where(condition, one, two), first, other)
+    return engine.keep_constants(out, lambda a, b: torch.where(condition, a, b), first, other)
 
 
 @register_rule("max", "min", "maximum", "minimum", "fmax", "fmin")
 def extremum(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Along a dimension: ties share alike. Of two tensors: a choice, where a constant may keep the share."""
+    """Along a dimension ties share equally; of two tensors, a chosen constant keeps its share."""
     out = function(input, *args, **kwargs)
     other = args[0] if args else kwargs.get("other")
-    if not isinstance(out, Tensor):  # autograd would give a tie to one of them
+    if not isinstance(out, Tensor):  # autograd would give all to one of several equal values
         dim, extreme = dim_of(args, kwargs), torch.amax if name_of(function) == "max" else torch.amin
         values = extreme(input, dim, keepdim=out[0].ndim == input.ndim)
-        return type(out)((values.clone(), out[1]))  # a copy: autograd needs the values as they are
+        return type(out)((values.clone(), out[1]))  # a copy: autograd needs the values unchanged
     if isinstance(other, Tensor):
         with torch.no_grad():
             for term in (input, other):
@@ -114,8 +114,8 @@ def pad(
 
 @register_rule("copy_")
 def copy(engine: Engine, function: Any, target: Tensor, source: Tensor, *args: Any) -> Tensor:
-    """Writing into a tensor, or a part of one; what of a constant remains around it keeps its share."""
-    out: Tensor = _written(engine, target, source, lambda twin, value: function(twin, value, *args))
+    """Write into a tensor or a part of it; the unwritten part of a constant target keeps its share."""
+    out: Tensor = _written(engine, target, source, lambda tensor, value: function(tensor, value, *args))
     if is_live(source):
         engine.marks.follow(source, out)
     return out
@@ -123,12 +123,12 @@ def copy(engine: Engine, function: Any, target: Tensor, source: Tensor, *args: A
 
 @register_rule("__setitem__")
 def setitem(engine: Engine, function: Any, target: Tensor, index: Any, value: Any) -> None:
-    """Writing into a constant buffer makes it live; what of the buffer remains keeps its share."""
-    _written(engine, target, value, lambda twin, one: function(twin, index, one))
+    """Write into a tensor; a constant buffer becomes live, and its unwritten part keeps its share."""
+    _written(engine, target, value, lambda tensor, new: function(tensor, index, new))
 
 
 def _written(engine: Engine, target: Tensor, value: Any, write: Callable[[Tensor, Any], Any]) -> Any:
-    """Write into a tensor, or a part of one; book the constants that are left, and those written."""
+    """Write into a tensor or a part of it; book the constants that remain and those written."""
     base = target if target._base is None else target._base
     layout = (target.shape, target.stride(), target.storage_offset() - base.storage_offset())
     share = None if base.requires_grad else engine.share_of(base)
@@ -139,10 +139,10 @@ def _written(engine: Engine, target: Tensor, value: Any, write: Callable[[Tensor
     engine.marks.write(value, base, was_live=share is None)
     with torch.no_grad():
         if share is not None:
-            nothing = torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
-            rest = values.clone()
-            write(rest if base is target else rest.as_strided(*layout), nothing)
-            engine.ledger.keep(share, rest, base)
+            zero = torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
+            remaining = values.clone()
+            write(remaining if base is target else remaining.as_strided(*layout), zero)
+            engine.ledger.keep(share, remaining, base)
         if not is_live(value):
             constants = torch.zeros_like(values)
             write(constants if base is target else constants.as_strided(*layout), value)
@@ -155,23 +155,23 @@ def _written(engine: Engine, target: Tensor, value: Any, write: Callable[[Tensor
     "diagonal_scatter", "masked_scatter",
 )  # fmt: skip
 def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Writing values into a tensor: constants, in the target or written, keep their shares."""
+    """Write values into a tensor; constants in the target or among the values keep their shares."""
     if kwargs.get("reduce") is not None:
         raise UnsupportedError(
             f"No LRP rule for 'scatter' with reduce=, which torch cannot differentiate, {engine.where()}; "
             "use scatter_reduce."
         )
     names = [name for name, value in kwargs.items() if _is_value(value)]
-    places = [i for i, value in enumerate(args) if _is_value(value)]
-    values = [target, *(args[i] for i in places), *(kwargs[name] for name in names)]
+    value_indices = [i for i, value in enumerate(args) if _is_value(value)]
+    values = [target, *(args[i] for i in value_indices), *(kwargs[name] for name in names)]
 
-    def write(first: Any, *rest: Any) -> Tensor:
-        """The call with other values in their places."""
+    def write(target: Any, *values: Any) -> Tensor:
+        """Repeat the call with other values."""
         positional = list(args)
-        for i, value in zip(places, rest, strict=False):
+        for i, value in zip(value_indices, values, strict=False):
             positional[i] = value
-        named = {**kwargs, **dict(zip(names, rest[len(places) :], strict=True))}
-        written: Tensor = function(first, *positional, **named)
+        named = {**kwargs, **dict(zip(names, values[len(value_indices) :], strict=True))}
+        written: Tensor = function(target, *positional, **named)
         return written
 
     return engine.keep_constants(write(*values), write, *values)
@@ -181,28 +181,28 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-_PLACES = {"topk": 1, "kthvalue": 1}  # of `dim`, behind the tensor
+_DIM_PLACES = {"topk": 1, "kthvalue": 1}  # of `dim` among the arguments after the tensor
 
 
 @register_rule("topk", "sort", "kthvalue", "mode", "median", "nanmedian", "msort")
 def ranked(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """A selection; what the picked ones receive is the mean over all that are equal to them."""
+    """A selection; all values equal to a picked one share its relevance."""
     name = name_of(function)
     default = {"median": None, "nanmedian": None, "msort": 0}.get(name, -1)
-    dim = dim_of(args, kwargs, place=_PLACES.get(name, 0), default=default)
-    if dim is None or input.ndim == 0 or not input.numel():  # of all elements: autograd shares already
+    dim = dim_of(args, kwargs, place=_DIM_PLACES.get(name, 0), default=default)
+    if dim is None or input.ndim == 0 or not input.numel():  # over all elements autograd shares equally
         return function(input, *args, **kwargs)
     return function(ruled(input, input, partial(_mean_over_ties, dim=dim), input), *args, **kwargs)
 
 
 def _mean_over_ties(gradient: Tensor, x: Tensor, dim: int) -> Tensor:
-    """Gradients as their mean over equal values of x along a dimension."""
+    """Average gradients over equal values of x along a dimension."""
     ordered, order = x.sort(dim)
     n = x.shape[dim]
     steps = ordered.narrow(dim, 1, n - 1) != ordered.narrow(dim, 0, n - 1)
-    # each one's group of equals, in the order of the values
+    # the group of equal values that each belongs to, in sorted order
     group = torch.cat([torch.zeros_like(order.narrow(dim, 0, 1)), steps.cumsum(dim)], dim)
-    wide = torch.promote_types(x.dtype, torch.float32)  # half precision cannot count far
+    wide = torch.promote_types(x.dtype, torch.float32)  # half precision counts too few
     zeros = torch.zeros_like(x, dtype=wide)
     sums = zeros.scatter_add(dim, group, gradient.to(wide).gather(dim, order))
     counts = zeros.scatter_add(dim, group, torch.ones_like(zeros))
@@ -212,7 +212,7 @@ def _mean_over_ties(gradient: Tensor, x: Tensor, dim: int) -> Tensor:
 
 @register_rule(*[f"adaptive_max_pool{n}d{end}" for n in (1, 2, 3) for end in ("", "_with_indices")])
 def pooled(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Over all places: as `amax`. Over windows a tie goes to the first."""
+    """Over all positions like `amax`; over windows a tie goes to the first."""
     out = function(input, *args, **kwargs)
     values = out if isinstance(out, Tensor) else out[0]
     dims = tuple(range(-int(name_of(function).partition("pool")[2][0]), 0))
