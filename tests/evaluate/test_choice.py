@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import xmil
-from xmil.core.errors import InputError, XmilError
+from xmil.core.errors import InputError, UnsupportedError, XmilError
 from xmil.evaluate import choose
 
 D = 6
@@ -115,3 +115,24 @@ def test_bad_arguments() -> None:
         xmil.choose_method(model, bags(), candidates=["lrp", "lpr"])
     with pytest.raises(InputError, match="like="):
         xmil.explain(model, bags()[0], like=bags())
+
+
+def test_bags_that_say_nothing_of_any_order_do_not_count() -> None:
+    """Single patches dilute no mean and no test; if there are no others, the first candidate stays."""
+    small = [torch.ones(1, D)] * 6
+    like = [switching_bag(i) for i in range(6)]
+    alone, both = xmil.choose_method(OffSwitch(), like), xmil.choose_method(OffSwitch(), [*small, *like])
+    assert len(both.bags) == 6
+    assert both.table["srg"].tolist() == pytest.approx(alone.table["srg"].tolist())
+    kept = xmil.choose_method(OffSwitch(), small)
+    assert (kept.method, kept.bags, kept.verdict) == ("lrp", [], None)
+    e = xmil.explain(xmil.create_model("meanpool", in_dim=D, n_classes=2, seed=0), small[0], method="auto")
+    assert (e.method, e.params["chosen_on"]) == ("lrp", 0)
+
+
+def test_what_every_bag_refuses_is_no_choice() -> None:
+    with pytest.raises(UnsupportedError, match="candidates"):
+        xmil.choose_method(OffSwitch(), bags(), candidates=["attention"])
+    for names in ("lrp", []):
+        with pytest.raises(InputError, match="candidates"):
+            xmil.choose_method(OffSwitch(), bags(), candidates=names)

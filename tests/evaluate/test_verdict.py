@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.choice.verdicts import cohorts
+from torch import nn
 
 import xmil
 from xmil.core.errors import XmilError
@@ -128,3 +129,32 @@ def test_the_best_method_is_the_best_on_the_cases_that_all_have() -> None:
     verdict = judge_cohort(srgs, units=range(16))
     assert verdict.table["share"].tolist() == pytest.approx([1.0, 0.75])
     assert "100 % of the best method tried." in verdict.sentence
+
+
+def test_a_map_is_no_better_where_another_shows_that_the_order_matters() -> None:
+    """SRGs below 0.01 alone may mean a flat output; beside a method with a high one they do not."""
+    low, high = [0.004, 0.005, 0.006, 0.005] * 2, [0.1, 0.12, 0.09, 0.11] * 2
+    assert judge_cohort({"lrp": low}, units=range(8)).kind == "cannot tell"
+    both = judge_cohort({"lrp": low, "one_added": high}, units=range(8))
+    assert both.table["kind"].to_dict() == {"lrp": "no better", "one_added": "better"}
+    assert both.kind == "no better"
+    assert "one_added does better" in both.sentence
+    few = judge_cohort({"lrp": low[:4], "one_added": high[:4]}, units=range(4))
+    assert set(few.table["kind"]) == {"cannot tell"}
+
+
+def test_a_slide_whose_random_orders_are_all_alike_is_judged_by_a_map_that_is_not() -> None:
+    """Of 2,000 patches 100 matter: random orders hardly differ, the right one does."""
+
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean(dim=1)
+
+    x, scores = torch.zeros(2000, 2), np.zeros(2000)
+    x[:100, 1], scores[:100] = 1, 1
+    flips = Flips(Mean().eval(), x, target=1)
+    shuffled = np.random.default_rng(1).permutation(scores)
+    (alone,) = Judge(flips).verdicts([("shuffled", shuffled)])
+    first, second = Judge(flips).verdicts([("shuffled", shuffled), ("right", scores)])
+    assert (alone.kind, second.kind) == ("cannot tell", "better")
+    assert first.kind == "no better"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import xmil
 from xmil.cli._app import run
@@ -218,3 +219,53 @@ def test_captions_the_viewer_and_notebooks_show_the_verdict(cohort: Path, tmp_pa
     assert fact["verdict_sentence"] == done.verdict.sentence
     assert inspect_run(done.path).facts["verdict"] == done.verdict.sentence
     assert caption("s00", {}, verdict=done.verdict.brief).facts() == done.verdict.brief
+
+
+def switching() -> nn.Module:
+    """Evidence switches a unit off, so that the scores of lrp are those of the leak alone."""
+
+    class OffSwitch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            off = torch.relu(1 - 8 * x[..., :1].relu().mean(dim=1))
+            return 2 - off + 0.05 * x[..., 1:2].mean(dim=1)
+
+    return OffSwitch().eval()
+
+
+def test_a_map_that_misses_the_evidence_is_no_better_and_the_run_names_what_is(tmp_path: Path) -> None:
+    """So many patches that the output changes little with any order but the right one."""
+    (tmp_path / "features").mkdir()
+    for i in range(8):
+        x = np.random.default_rng(i).normal(size=(400, D)).astype(np.float32)
+        x[:, 0] = 0
+        x[:80, 0] = 1
+        xmil.write_bag(xmil.Bag(x), tmp_path / "features" / f"s{i}.h5")
+    verdict = xmil.explain_slides(
+        switching(), tmp_path / "features", out=tmp_path / "run", target=["1"], check="8"
+    ).verdict
+    assert verdict is not None
+    assert abs(verdict.table["srg"]["lrp"]) < 0.01
+    assert verdict.kind == "no better"
+    assert "one_added does better" in verdict.sentence
+
+
+def test_the_methods_of_a_run_are_judged_by_their_own_maps(cohort: Path, tmp_path: Path) -> None:
+    """Not by maps of the same name with other parameters, and beside no others if they are all there."""
+    own = {"params": {"one_added": {"company": 1, "draws": 1}}, "check": "8"}
+    alone = explained(cohort, tmp_path / "alone", methods=["one_added"], **own).verdict
+    both = explained(cohort, tmp_path / "both", methods=["one_added", "lrp"], **own).verdict
+    assert alone is not None
+    assert both is not None
+    assert list(both.table.index) == ["one_added", "lrp"]
+    assert both.table["srg"].to_dict() == pytest.approx(alone.table["srg"].to_dict())
+
+
+def test_auto_says_that_single_patches_cannot_be_judged(tmp_path: Path) -> None:
+    (tmp_path / "features").mkdir()
+    for i in range(10):
+        xmil.write_bag(xmil.Bag(np.full((1, D), 1.0 + i, np.float32)), tmp_path / "features" / f"s{i}.h5")
+    done = xmil.explain_slides(model(), tmp_path / "features", out=tmp_path / "run", methods=["auto"])
+    assert done.verdict is not None
+    assert done.verdict.kind == "cannot tell"
+    assert "fewer than 5 patches" in done.verdict.sentence
+    assert json.loads((done.path / "run.json").read_text())["methods"] == ["lrp"]

@@ -297,6 +297,11 @@ def test_item_06_curves_carry_the_remark(caplog: pytest.LogCaptureFixture) -> No
     assert "random in eval mode" in caplog.text
     again = xmil.flip(Dice(), features(), np.arange(12), target=1, average=3)
     np.testing.assert_array_equal(curve.values, again.values)
+    caplog.clear()
+    for times in (2, 3):  # as over the slides of a cohort: the numbers differ, the remark is the same
+        other = xmil.flip(Dice(), times * features(), np.arange(12), target=1, average=3)
+        assert other.warnings != curve.warnings
+    assert caplog.text == ""
 
 
 def test_item_06_users_generators_are_left_as_they_were() -> None:

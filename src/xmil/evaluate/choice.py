@@ -72,6 +72,9 @@ class Choice:
     @property
     def sentence(self) -> str:
         """The choice with its reason."""
+        if not self.bags:
+            need = f"bags of {FEWEST} patches or more with an output that is not zero"
+            return f"Kept {self.candidate} without a comparison, which takes {need}."
         figures = ", ".join(
             f"{row['candidate']} " + ("refused" if row["refused"] == len(self.bags) else f"{row['srg']:.2f}")
             for row in self.rows
@@ -124,18 +127,22 @@ def choose_method(
     net = as_model(model)
     read = [draw_part(as_bag(bag), seed) for bag in bags]
     names = [str(getattr(bag, "slide_id", None) or i) for i, bag in enumerate(read)]
+    cases = names if cases is None else cases
     tried = find_candidates(net, candidates, n=int(np.median([len(bag) for bag in read])), **how)
     measured = [measure_bag(net, bag, tried, target=target, seed=seed, **how) for bag in read]
-    srgs = {label: np.array([one[label] for one in measured]) for label in tried}
-    cases = names if cases is None else cases
+    rows = [i for i, own in enumerate(measured) if own]
+    names, cases = [names[i] for i in rows], [cases[i] for i in rows]
+    srgs = {label: np.array([measured[i][label] for i in rows]) for label in tried}
     choice = choose(srgs, tried, names=names, cases=cases, seed=seed)
-    return choice if len(set(map(str, cases))) < 2 else cross_fitted(choice, tried, cases)
+    return choice if choice.n_cases < 2 else cross_fitted(choice, tried, cases)
 
 
 def find_candidates(
     model: nn.Module, candidates: Sequence[str] | None, *, n: int, forward: Any = None, **_: Any
 ) -> dict[str, tuple[str, dict[str, Any]]]:
     """The candidates that can explain a model, with their methods and parameters; n patches are usual."""
+    if isinstance(candidates, str) or (candidates is not None and not len(candidates)):
+        raise bad_parameter("candidates", "choose_method", "a list of names", candidates)
     able = list_methods(model) if forward is None else list_methods()
     tried = {name: CANDIDATES.get(name, (name, {})) for name in candidates or CANDIDATES}
     unknown = [method for method, _ in tried.values() if method not in list_methods()]
@@ -159,9 +166,12 @@ def measure_bag(
     seed: int = 0,
     **how: Any,
 ) -> dict[str, float]:
-    """The SRG of each candidate on one bag, in units of the output's scale; nan where it is refused."""
+    """The SRG of each candidate on one bag, in units of the output's scale; nan where it is refused.
+
+    Empty for a bag that says nothing of any order: it has too few patches, or its output is always zero.
+    """
     flips = Flips(model, bag, target=target, **how)
-    srgs = dict.fromkeys(tried, 0.0)
+    srgs: dict[str, float] = {}
     name, judging = str(getattr(bag, "slide_id", None)), Judge(flips, seed=seed)
     if flips.n < FEWEST or not flips.scale:
         return srgs
@@ -187,11 +197,11 @@ def choose(
     """Choose by the SRGs (bags,) of the candidates; the first stays unless another is better beyond noise.
 
     A candidate that is refused on a bag (nan) is worth a random order there, and is not chosen if another is
-    refused less often.
+    refused less often. Without a bag the first stays.
     """
-    if not tried:
-        raise UnsupportedError("None of the candidates can explain this model; name others.")
     refused = {label: int(np.isnan(srgs[label]).sum()) for label in tried}
+    if not tried or (names and len(names) <= min(refused.values())):
+        raise UnsupportedError("None of the candidates can explain this model; name others.")
     measured, srgs = srgs, {label: np.nan_to_num(srgs[label]) for label in tried}
     first, *others = (label for label in tried if refused[label] == min(refused.values()))
     n_cases = len(set(map(str, cases)))
@@ -204,12 +214,12 @@ def choose(
     best, highest = first, float("-inf")
     rows: list[dict[str, Any]] = []
     for label in tried:
-        mean = float(unit_means(srgs[label], cases).mean())
+        mean = float(unit_means(srgs[label], cases).mean()) if n_cases else float("nan")
         interval = None
         if n_cases >= FEWEST_CASES:
             bounds = bootstrap_mean(srgs[label], units=cases, seed=seed)
             interval = (bounds.low, bounds.high)
-        gain = float(unit_means(gains[label], cases).mean()) if label in gains else None
+        gain = float(unit_means(gains[label], cases).mean()) if label in gains and n_cases else None
         row = {"candidate": label, "srg": mean, "interval": interval, "gain": gain, "p": p.get(label)}
         rows.append({**row, "refused": refused[label]})
         if label == first or (gain is not None and _is_better(gains[label], gain, p.get(label))):
@@ -231,7 +241,7 @@ def cross_fitted(
     half, values = np.array([unit in first for unit in units]), np.zeros(len(units))
     for rows in (np.flatnonzero(half), np.flatnonzero(~half)):
         own = {label: column[rows] for label, column in srgs.items()}
-        pick = choose(own, tried, names=[""], cases=[units[i] for i in rows], seed=choice.seed)
+        pick = choose(own, tried, names=(), cases=[units[i] for i in rows], seed=choice.seed)
         judging = np.setdiff1d(np.arange(len(units)), rows)
         values[judging] = np.nan_to_num(srgs[pick.candidate][judging])
     others = {  # lrp over sub-bags is lrp, too

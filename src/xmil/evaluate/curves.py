@@ -6,10 +6,10 @@ Beside them what keeping or dropping the top instances does, and the band of ran
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
 from os import PathLike
 from typing import Any, Unpack
 
@@ -29,6 +29,7 @@ from xmil.subsets import MODES, open_subsets
 
 logger = logging.getLogger(__name__)
 
+_SAID: set[str] = set()  # warnings of networks, without their numbers
 ORDERS = ("morf", "lerf", "abs")
 ACTIONS = ("drop", "add")
 STEPS = 100  # of a curve, unless others are given
@@ -79,10 +80,14 @@ class Curve:
         return f"Curve({kind}, {self.steps} steps, aupc={self.aupc:.6g}, flipped={self.flipped})"
 
 
-@cache
 def _warn_once(line: str) -> None:
-    """Say a line on a network the first time: a cohort opens the same one for each bag."""
-    logger.warning("%s", line)
+    """Say a line on a network the first time: a cohort opens the same one for each bag.
+
+    The numbers in it may differ from bag to bag.
+    """
+    if (words := re.sub(r"\d\S*", "", line)) not in _SAID:
+        _SAID.add(words)
+        logger.warning("%s", line)
 
 
 class Flips:

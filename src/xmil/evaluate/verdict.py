@@ -91,6 +91,16 @@ def judge(srg: float, null: Floats, *, scale: float = 1.0) -> tuple[str, float]:
     return NO_BETTER, p
 
 
+def settle(kinds: Sequence[str]) -> list[str]:
+    """Settle what "cannot tell" on the same bags: if one map is better or worse, the order matters.
+
+    >>> settle(["cannot tell", "better"]), settle(["cannot tell", "no better"])
+    (['no better', 'better'], ['cannot tell', 'no better'])
+    """
+    matters = BETTER in kinds or WORSE in kinds
+    return [NO_BETTER if matters and kind == CANNOT_TELL else kind for kind in kinds]
+
+
 class Judge:
     """Random orders of one bag and target, and verdicts on scores of its patches.
 
@@ -134,9 +144,9 @@ class Judge:
             return [Verdict(CANNOT_TELL, name, 0.0, 1.0, 0, n, reason) for name, _ in scores]
         srgs = self.srgs([values for _, values in scores])
         best = int(srgs.argmax())
-        every = []
-        for (name, _), srg in zip(scores, srgs.tolist(), strict=True):
-            kind, p = judge(srg, self.random, scale=self.flips.scale)
+        judged = [judge(srg, self.random, scale=self.flips.scale) for srg in srgs.tolist()]
+        kinds, every = settle([kind for kind, _ in judged]), []
+        for (name, _), srg, kind, (_, p) in zip(scores, srgs.tolist(), kinds, judged, strict=True):
             reason = self._flatness() if kind == CANNOT_TELL else ""
             verdict = Verdict(kind, name, srg, p, len(self.random), n, reason)
             if len(scores) > 1 and srgs[best] >= SMALLEST * self.flips.scale:
@@ -171,6 +181,9 @@ def judge_cohort(
         _judge_method(name, np.asarray(values, dtype=np.float64), units, unit, seed)
         for name, values in srgs.items()
     ]
+    measured = [row for row in rows if row["p"] is not None]  # on enough cases
+    for row, kind in zip(measured, settle([row["kind"] for row in measured]), strict=True):
+        row["kind"] = kind
     known = np.all([np.isfinite(values) for values in srgs.values()], axis=0).reshape(-1)  # by every method
     own = [each for each, is_known in zip(units, known, strict=True) if is_known]
     means = [

@@ -392,7 +392,8 @@ def check_zero_map(network: Network, x: Tensor, attribution: Attribution) -> Non
         raise ZeroMapError(
             "Every score is zero, yet the output changes when patches leave the bag: the evidence switches "
             "units of the model off, as in relu(1 - x), or passes a threshold, and relevance cannot flow "
-            "back from there. Use a method that compares outputs: shapley, single, one_removed or ig."
+            "back from there. Use a method that compares outputs: one_added, shapley, single, one_removed or "
+            "ig; method='auto' takes the best."
         )
 
 

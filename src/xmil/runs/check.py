@@ -135,9 +135,10 @@ def judge_run(
             "cannot tell", f"Whether the maps show what the model uses cannot be told: {why}.", ""
         )
     verdict = judge_cohort(measured.srgs, units=measured.units, unit=measured.unit, seed=seed)
-    if verdict.kind == "cannot tell":
+    if len(set(measured.units)) < FEWEST_CASES:
         return verdict.with_note(f"{LATE} for more") if late else verdict
-    able = find_candidates(models[0], [name for name in RIVALS if name not in measured.srgs], n=0)
+    others = [name for name in RIVALS if name not in measured.srgs]
+    able = find_candidates(models[0], others, n=0) if others else {}
     rivals: dict[str, list[float]] = {name: [] for name in able}
     for case in measured.cases if able else ():
         if is_over(GRACE):
@@ -199,7 +200,7 @@ def choose_for_run(models: Sequence[MILModel], cases: Sequence[Case], bags: Bags
     order = in_seeded_order(cases, seed)
     units = list(dict.fromkeys(case.case_id or case.name for case in order))
     choosing = set(units if len(units) < CASES else units[: min(CASES, len(units) // 2)])
-    measured = Measured()
+    measured, some_small = Measured(), False
     tried: dict[str, tuple[str, dict[str, Any]]] = {}
     for case in (case for case in order if (case.case_id or case.name) in choosing):
         try:
@@ -207,14 +208,16 @@ def choose_for_run(models: Sequence[MILModel], cases: Sequence[Case], bags: Bags
             part = draw_part(bag, seed)
             tried = tried or find_candidates(models[0], None, n=len(bag))  # the first bag's size will do
             each = [measure_bag(model, part, tried, target=target, seed=seed) for model in models]
-            measured.add(case, {label: float(np.mean([srgs[label] for srgs in each])) for label in tried})
+            if all(each):
+                measured.add(case, {label: float(np.mean([srgs[label] for srgs in each])) for label in tried})
+            some_small |= not all(each)
         except XmilError:  # the run will say what is wrong with the slide
             continue
-    if not measured.cases:
+    if not measured.cases and not some_small:
         raise InputError("No case could be used to choose a method; name one in methods=.")
-    srgs = {label: np.array(values) for label, values in measured.srgs.items()}
+    srgs = {label: np.array(measured.srgs.get(label, ())) for label in tried}
     names = [case.name for case in measured.cases]
     chosen = choose(srgs, tried, names=names, cases=measured.units, seed=seed)
-    if 1 < len(units) < CASES:
+    if len(units) < CASES and chosen.n_cases > 1:
         chosen = cross_fitted(chosen, tried, measured.units, unit=measured.unit)
-    return RunChoice(chosen, frozenset(choosing))
+    return RunChoice(chosen, frozenset(measured.units))

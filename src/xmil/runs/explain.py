@@ -517,7 +517,7 @@ class ExplainRun(ModelRun[Explained]):
                 check, self.models.models, in_seeded_order(others, request.seed), self.maps, seconds=seconds,
                 work=work, seed=request.seed,
             )  # fmt: skip
-        if verdict is not None and chosen is not None:
+        if verdict is not None and used:
             verdict = verdict.with_note(whose)
         return None if verdict is None else verdict.as_dict()
 

@@ -377,7 +377,7 @@ def save_arrays(path: StrPath, arrays: dict[str, Any], about: dict[str, Any]) ->
     write_arrays(path, {**arrays, "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)})
 
 
-def write_arrays(path: Path_, arrays: Mapping[str, Any]) -> None:
+def write_arrays(path: StrPath, arrays: Mapping[str, Any]) -> None:
     """Write arrays as one compressed NumPy file, whole or not at all."""
 
     def write(part: str) -> None:
