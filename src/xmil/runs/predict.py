@@ -35,7 +35,7 @@ from xmil.network.network import frozen
 from xmil.runs import Listener
 from xmil.runs.cohort_run import Tally
 from xmil.runs.ensemble import ModelRun, open_models
-from xmil.runs.inputs import task_cases
+from xmil.runs.inputs import join_names, task_cases
 from xmil.runs.requests import PredictRequest
 from xmil.runs.workers.pool import Stages
 from xmil.storage import Run, write_json
@@ -201,8 +201,12 @@ def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> 
     alone = ", taken as independent: no case_id" if labelled.unit == "slide" else ""
     intervals = why_no_interval(cases, labelled.unit) or f"95 % intervals over {labelled.unit}s"
     if cases >= FEWEST and any(not own.exists for own in metrics.values() if not math.isnan(own.estimate)):
-        intervals += ", none if all draws agree"
+        few = f"fewer than {FEWEST} {labelled.unit}s have, or lack, the class or the event"
+        intervals += f", none if all draws agree or {few}"
     lines.append(f"{over}{alone}; {intervals}.")
+    if one_sided := predictions.one_sided:
+        rest = "; means are over the others" if len(one_sided) < len(labelled.spec.names) else ""
+        lines.append(f"No measure compares {join_names(one_sided)}: all have that label, or none has{rest}.")
     if labelled.task.truth == "class" and len(labelled) > 1:
         guesses = set(labelled.numbers.argmax(axis=1).tolist())
         if len(guesses) == 1 and len(set(labelled.labels)) > 1:
