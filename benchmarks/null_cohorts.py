@@ -4,18 +4,22 @@ Null cohorts of 100 slides, of 100, 50 and 20 patients: outputs, biomarkers and 
 of one patient's slides go together (intra-class correlation 0.7), and nothing else does. Printed for the case
 as the unit, and for slides taken as independent, in percent of the cohorts: p < 0.05, by test; a shortcut or
 a better method called; and, with something planted, found. `--first` and `--cohorts` cut a run in slices.
+Another question, `rare`: how often the bootstrap's interval of an AUROC holds the true one, by the cases of
+a rare class.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.record import write_results
 from xmil.core.text import markdown_table
-from xmil.evaluate import Row, hazard_p, median_halves, summarise
+from xmil.evaluate import Row, hazard_p, median_halves, statistics, summarise
 from xmil.insights import Association, rank_associations, slide_associations
 
 SLIDES, ALIKE = 100, 0.7
@@ -25,8 +29,10 @@ HEADS = {
     "shortcuts": (*CAUSES, "called", "planted site found", "planted scanner found"),
     "survival": ("Cox", "log-rank", "planted hazard found, Cox", "log-rank"),
     "methods": ("t-test", "Wilcoxon", "called better", "planted better method called"),
+    "rare": ("AUROC 0.5 covered", "AUROC 0.86 covered"),
 }
-COHORTS = {"shortcuts": 200, "survival": 1000, "methods": 2000}
+COHORTS = {"shortcuts": 200, "survival": 1000, "methods": 2000, "rare": 1000}
+CASES, RARE, SHIFTS = 40, (1, 2, 3, 4, 5, 6, 8, 12, 20), (0.0, 1.5)  # cases in all, with the class; its shift
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -124,6 +130,14 @@ def count_methods(seeds: range, patients: int, *, by_case: bool) -> list[int]:
     return [*map(int, (null[:, :2] < 0.05).sum(axis=0)), int(null[:, 2].sum()), found]
 
 
+def covers(seed: int, positives: int, shift: float) -> bool:
+    """Whether the bootstrap's interval holds the true AUROC of a class that so many cases have."""
+    rng, y = np.random.default_rng(seed), np.arange(CASES) < positives
+    measure = {"auroc": partial(statistics.auroc, positive=y, scores=rng.normal(size=CASES) + shift * y)}
+    interval = statistics.bootstrap(measure, units=range(CASES), seed=seed)["auroc"]
+    return interval.low <= NormalDist().cdf(shift / 2**0.5) <= interval.high
+
+
 def main() -> None:
     """Print the table of a question."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -137,12 +151,18 @@ def main() -> None:
     cohorts = args.cohorts or COHORTS[args.question]
     counters = {"shortcuts": count_shortcuts, "survival": count_survival, "methods": count_methods}
     rows = []
-    for n in args.patients:
+    if args.question == "rare":
+        seeds = range(args.first, args.first + cohorts)
+        for k in RARE:
+            counts = [sum(covers(seed, k, shift) for seed in seeds) for shift in SHIFTS]
+            rows.append([str(k), "case", *(f"{100 * n / cohorts:.1f}" for n in counts)])
+    for n in () if rows else args.patients:
         for unit in args.units:
             seeds = range(args.first, args.first + cohorts)
             counts = counters[args.question](seeds, n, by_case=unit == "case")
             rows.append([f"{n} x {SLIDES // n}", unit, *(f"{100 * k / cohorts:.1f}" for k in counts)])
-    columns = ["patients x slides", "unit", *HEADS[args.question]]
+    first = f"cases of {CASES} with the class" if args.question == "rare" else "patients x slides"
+    columns = [first, "unit", *HEADS[args.question]]
     print(markdown_table(columns, rows))
     if args.record:
         title, question = (

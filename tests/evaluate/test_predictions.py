@@ -254,10 +254,43 @@ def test_draws_that_never_differ_claim_no_certainty() -> None:
     assert not risk_metrics(range(1, 11), np.ones(10), range(10, 0, -1), units=range(10))["c_index"].exists
 
 
+def test_the_mean_over_classes_is_of_the_same_classes_in_every_draw(rng) -> None:
+    """A rare label and a good one: a draw without the rare one is none of their mean."""
+    y = np.zeros((30, 2), dtype=int)
+    y[::2, 0] = y[:6, 1] = 1
+    p = np.stack([0.1 + 0.8 * y[:, 0], rng.random(30)], axis=1)
+    p[:6, 1] = 0.0  # always below the others: its AUROC is 0, that of the first label 1
+    found = class_metrics(y, p, units=range(30), names=["first", "rare"])
+    assert (found["auroc"].estimate, found["auroc:rare"].estimate) == (0.5, 0.0)
+    assert not found["auroc"].exists  # all draws with both labels agree
+    weights = np.ones((1, 30))
+    weights[0, :6] = 0.0
+    assert math.isnan(balanced_accuracy(weights, y[:, 1], (p[:, 1] > 0.5) == y[:, 1])[0])
+
+
+@pytest.mark.parametrize(("positives", "has_interval"), [(1, False), (7, False), (8, True), (33, False)])
+def test_few_cases_of_a_class_have_no_interval(rng, positives: int, has_interval: bool) -> None:
+    """One positive of 40: draws vary the others alone, and an interval would cover 30 % in place of 95."""
+    y = (np.arange(40) < positives).astype(int)
+    p = np.clip(0.2 * y + 0.8 * rng.random(40), 0, 1)
+    found = class_metrics(np.repeat(y, 2), np.stack([1 - p, p], axis=1).repeat(2, axis=0),
+                          units=np.repeat(range(40), 2).tolist())  # fmt: skip
+    for name in ("auroc", "auprc", "balanced_accuracy"):
+        assert found[name].exists == has_interval, name
+        assert not math.isnan(found[name].estimate)
+    assert found["accuracy"].exists
+    values = value_metrics(p, p + rng.normal(size=40), reference=float(np.sort(p)[-positives - 1]),
+                           units=range(40))  # fmt: skip
+    assert values["auroc"].exists == has_interval
+    times, risks = rng.exponential(size=40), rng.normal(size=40)
+    assert risk_metrics(times, y, risks, units=range(40))["c_index"].exists == (8 <= positives < 33)
+
+
 def test_what_cannot_be_measured_is_nan() -> None:
     one_class = class_metrics([1, 1, 1], [[0.2, 0.8], [0.4, 0.6], [0.7, 0.3]], draws=20, units=range(3))
-    assert math.isnan(one_class["auroc"].estimate)
-    assert math.isnan(one_class["specificity"].estimate)
+    for name in ("auroc", "auprc", "balanced_accuracy", "specificity"):
+        assert math.isnan(one_class[name].estimate), name
+    assert one_class["sensitivity"].estimate == pytest.approx(2 / 3)
     assert one_class["accuracy"].estimate == pytest.approx(2 / 3)
     censored = risk_metrics([1, 2, 3], [0, 0, 0], [1, 2, 3], draws=20, units=range(3))["c_index"]
     assert math.isnan(censored.estimate)

@@ -136,6 +136,18 @@ def test_what_does_not_fit_the_run_is_one_line(
     assert not (tmp_path / "i").exists()
 
 
+def test_notes_say_what_was_done(made: Path, tmp_path: Path) -> None:
+    """Without pictures none were looked at; `all` is no column."""
+    (tmp_path / "cohort.csv").write_text("slide_id,case_id,label\na,p,1\nb,p,0\nc,,1\n")
+    heard = Heard()
+    given = {"cohort": tmp_path / "cohort.csv", "concepts": 2, "listener": heard}
+    found = xmil.insight(made / "run", out=tmp_path / "i", causes=["all"], **given)
+    [about_cases] = [line for line in heard.lines if "case_id" in line]
+    assert "(c)" in about_cases
+    assert not [line for line in heard.lines if "pictures" in line]
+    assert "3 slides of 2 cases" in (found.path / "report.html").read_text()
+
+
 def test_what_is_missing_is_said_and_the_rest_goes_on(made: Path, tmp_path: Path) -> None:
     """One slide without features, one damaged, one left; columns that nothing can be asked of."""
     (tmp_path / "features").mkdir()

@@ -62,6 +62,24 @@ def test_equal_params_give_equal_scores(stored: bool) -> None:
         np.testing.assert_array_equal(found.setdefault(key, e.scores), e.scores, err_msg=str(key))
 
 
+def test_what_is_recorded_of_a_network_can_be_passed() -> None:
+    """Which softmax was shown is a sentence for the reader, and no parameter of the method."""
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.score, self.head = torch.nn.Linear(WIDTH, 1), torch.nn.Linear(WIDTH, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head((self.score(x).softmax(dim=-2) * x).sum(dim=-2))
+
+    e = xmil.explain(Own(), bag(), method="attention", target=1)
+    assert "softmax" in e.params
+    again = xmil.explain(Own(), bag(), method="attention", target=1, **e.params)
+    np.testing.assert_array_equal(again.scores, e.scores)
+
+
 def test_secants_and_tangents_have_names() -> None:
     model = model_of("attnmil", stored=True)
     default = xmil.explain(model, bag(), target=1)

@@ -62,16 +62,35 @@ class WithEmbedding(WithAttention):
         return self.head(pooled), pooled
 
 
+class WithProbabilities(Base):
+    """Written for (n, d), logits beside their softmax: (1, 1, d) of one instance runs and reads otherwise."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = self.embed(x)
+        weights = self.score(h).T.softmax(dim=1)
+        logits = self.head(weights @ h)
+        return logits, logits.softmax(dim=1), weights
+
+
 def bag(n: int) -> xmil.Bag:
     rng = np.random.default_rng(n)
     return xmil.Bag(rng.normal(size=(n, D)), coords=rng.integers(0, 4000, size=(n, 2)))
 
 
 @pytest.mark.parametrize("method", ["lrp", "one_removed"])
-@pytest.mark.parametrize("n", [2, HEADS, HIDDEN, PROTOTYPES, D, 17, 70])
 @pytest.mark.parametrize(
-    ("kind", "call"),
-    [(OnePerHead, "net(x[0])"), (Prototypes, None), (WithAttention, "net(x)['out']")],
+    ("kind", "call", "n"),
+    [
+        (kind, call, n)
+        for kind, call in (
+            (OnePerHead, "net(x[0])"),
+            (Prototypes, None),
+            (WithAttention, "net(x)['out']"),
+            (WithProbabilities, "net(x[0])[0]"),
+        )
+        for n in (2, HEADS, HIDDEN, PROTOTYPES, D, 17, 70)
+    ]
+    + [(WithProbabilities, "net(x[0])[0]", 1)],
 )
 def test_the_call_does_not_depend_on_the_size(
     kind: type[nn.Module], call: str | None, n: int, method: str

@@ -93,6 +93,17 @@ def test_cases_are_the_unit_of_tests_and_intervals(folder, by_case):
     assert "Tests and intervals are over cases" in text
 
 
+def test_one_slide_has_no_spread(folder, tmp_path):
+    (tmp_path / "features").mkdir()
+    source = min((folder / "features").glob("*.h5"))
+    (tmp_path / "features" / source.name).write_bytes(source.read_bytes())
+    words = ["evaluate", "--model", f"{folder}/out", "--features", f"{tmp_path}/features", "--steps", "5"]
+    assert run([*words, "--methods", "lrp,random", "--modes", "remove", "--out", f"{tmp_path}/told"]) == 0
+    table = (tmp_path / "told" / "summary.txt").read_text().split("remove:")[0]
+    assert "±" not in table
+    assert {row["std"] for row in rows(tmp_path / "told" / "summary.csv")} == {"nan"}
+
+
 def test_certificates_say_how_few_patches_decide(by_case):
     deciding = json.loads((by_case / "certificates" / "s9_1.json").read_text())["deciding"]
     if deciding["upper"] is None:

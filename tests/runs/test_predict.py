@@ -347,6 +347,43 @@ def test_what_does_not_fit_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_slides_without_a_case_are_named(cohort: Path, tmp_path: Path, capsys) -> None:
+    """Empty cells and those that R writes are no patient; a table without any case has no unit but slides."""
+    header, *lines = (cohort / "cohort.csv").read_text().splitlines()
+    at = header.split(",").index("case_id")
+    table, every = tmp_path / "cohort.csv", [line.split(",") for line in lines]
+    where = ["--cohort", str(table), "--features", f"{cohort}/features", "--draws", "20"]
+    model = ["predict", "--model", f"{cohort}/classes0.safetensors"]
+    for empty in ({4: "", 9: "NA", 14: "NA"}, dict.fromkeys(range(N), "")):
+        written = [[*row[:at], empty.get(i, row[at]), *row[at + 1 :]] for i, row in enumerate(every)]
+        table.write_text("\n".join([header, *(",".join(row) for row in written)]) + "\n")
+        assert run([*model, *where, "--out", str(tmp_path / str(len(empty)))]) == 0
+    report = json.loads((tmp_path / "3" / "metrics.json").read_text())
+    assert report["cases"] == N // 2 + 3
+    [warning] = [text for text in report["warnings"] if "case_id" in text]
+    assert all(name in warning for name in ("s4", "s9", "s14"))
+    report = json.loads((tmp_path / str(N) / "metrics.json").read_text())
+    assert (report["cases"], report["interval"]["drawn"], report["warnings"]) == (N, "slides", [])
+    assert "taken as independent" in capsys.readouterr().out
+
+
+def test_one_class_and_times_that_differ_are_said(cohort: Path, tmp_path: Path, capsys) -> None:
+    header, *lines = (cohort / "cohort.csv").read_text().splitlines()
+    names, every = header.split(","), [line.split(",") for line in lines]
+    for row in every:
+        row[names.index("label")] = "HPV+"
+    every[0][names.index("time")] = "77"
+    table = tmp_path / "cohort.csv"
+    table.write_text("\n".join([header, *map(",".join, every)]) + "\n")
+    said = {}
+    for model in ("classes0", "survival0"):
+        where = ["--cohort", str(table), "--features", f"{cohort}/features", "--out", str(tmp_path / model)]
+        assert run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--draws", "20"]) == 0
+        said[model] = capsys.readouterr().out
+    assert "No measure compares HPV-, HPV+" in said["classes0"]
+    assert "slides of 1 case differ in 'time'" in said["survival0"]
+
+
 def test_missing_labels_are_not_measured(cohort: Path, tmp_path: Path) -> None:
     lines = (cohort / "cohort.csv").read_text().splitlines()
     cells = lines[1].split(",")

@@ -17,7 +17,7 @@ from xmil._version import __version__
 from xmil.core.bag import Bag, FloatArray, Patches, shared_value
 from xmil.core.durable import create_hdf5, write_atomically
 from xmil.core.errors import FileError, InputError, StrPath, XmilError, check_names
-from xmil.data.cohort import CASE, PATH, Cohort
+from xmil.data.cohort import PATH, Cohort
 from xmil.data.containers import Rows, open_contents
 from xmil.data.containers.container import Index
 from xmil.data.header import Ask, Header, write_extra
@@ -169,7 +169,7 @@ def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | No
             tuple(slides[row] for row in rows),
             tuple(Path(str(paths[row])) for row in rows),
             None if labels is None else _agreed_label(name, [labels[row] for row in rows]),
-            cases[rows[0]] if CASE in cohort.columns else None,
+            cases[rows[0]] if len(cohort.without_case) < len(cohort) else None,
             tuple(rows),
             tuple(mpp[row] for row in rows) if any(mpp[row] is not None for row in rows) else (),
         )

@@ -21,6 +21,7 @@ from xmil.data.containers import sniff
 from xmil.data.containers.stores import read_csv
 
 SLIDE, CASE, SPLIT, PATH = "slide_id", "case_id", "split", "path"
+EMPTY = ("", "nan", "na", "n/a", "#n/a", "null")  # what tables write where nothing is known
 # What others call these columns, in letters and digits alone (STAMP, Slideflow, QuPath, the paper).
 _ALIASES = {
     SLIDE: (
@@ -88,8 +89,14 @@ class Cohort:
     @property
     def cases(self) -> list[str]:
         """The case of each slide; a slide without one is its own."""
-        cases = self.columns.get(CASE, self.columns[SLIDE])
+        cases = map(read_cell, self.columns.get(CASE, self.columns[SLIDE]))
         return [slide if case is None else case for case, slide in zip(cases, self.slides, strict=True)]
+
+    @property
+    def without_case(self) -> list[str]:
+        """The slides whose case is unknown: all in a table that names no case."""
+        cases = self.columns.get(CASE, (None,) * len(self))
+        return [slide for slide, case in zip(self.slides, cases, strict=True) if read_cell(case) is None]
 
     def column(self, name: str) -> Cells:
         """The cells of one column; None where empty."""
@@ -265,6 +272,15 @@ def _as_integer(cell: str) -> int | None:
     except ValueError:
         return None
     return int(number) if abs(number) < 2**53 and number.is_integer() else None
+
+
+def read_cell(cell: str | None) -> str | None:
+    """A cell, None where it says that nothing is known.
+
+    >>> read_cell(" NaN "), read_cell("north")
+    (None, 'north')
+    """
+    return None if cell is None or cell.strip().lower() in EMPTY else cell
 
 
 Cells = tuple[str | None, ...]

@@ -101,6 +101,16 @@ class Predictions:
         return [case.case_id or case.name for case in self.cases]
 
     @property
+    def one_sided(self) -> list[str]:
+        """Names of the classes that all labelled slides have, or none has: nothing compares them."""
+        labelled, names = self.labelled(), self.spec.names
+        if not self.task.decides or not len(labelled):
+            return []
+        y = np.array(labelled.labels)
+        positive = y.astype(bool) if y.ndim == 2 else y[:, None] == np.arange(len(names))
+        return [name for name, own in zip(names, positive.T, strict=True) if own.all() or not own.any()]
+
+    @property
     def unit(self) -> str:
         """What a unit is: a case, or a slide where no cohort names cases."""
         return "slide" if all(case.case_id is None for case in self.cases) else "case"
@@ -188,7 +198,8 @@ def class_metrics(
 
     `labels` (n,) are class indices. Two classes: measures of class 1, with sensitivity and specificity. More:
     means over the classes, each against the rest, and the AUROC of each by its name; calibration is that of
-    the predicted class. Labels (n, c) of 0 and 1 have chances of their own: means over the labels.
+    the predicted class. Labels (n, c) of 0 and 1 have chances of their own: means over the labels. A class
+    that all or none have is left out of means; one with few units takes their intervals away.
     `scores` (n, c) rank the predictions in place of the chances, see `Task.log_odds`. `units` (n,) are the
     cases of the predictions; `options` are those of `bootstrap`.
 
@@ -224,15 +235,18 @@ def class_metrics(
         for f in (statistics.auroc, statistics.auprc)
     )
     measures: dict[str, Statistic] = {
-        "auroc": _mean_of(areas.values()),
-        "auprc": _mean_of(precisions.values()),
+        "auroc": _mean_of(areas.values(), len(y)),
+        "auprc": _mean_of(precisions.values(), len(y)),
     }
     if len(areas) > 1:
         measures |= {f"auroc:{name}": area for name, area in areas.items()}
     decided = positive.astype(int) if several else y[:, None]
     measures["balanced_accuracy"] = _mean_of(
-        partial(balanced_accuracy, labels=own, correct=right)
-        for own, right in zip(decided.T, correct.T, strict=True)
+        [
+            partial(balanced_accuracy, labels=own, correct=right)
+            for own, right in zip(decided.T, correct.T, strict=True)
+        ],
+        len(y),
     )
     measures["accuracy"] = partial(statistics.mean, values=correct.mean(axis=1))
     squares = (p - positive) ** 2
@@ -247,12 +261,17 @@ def class_metrics(
         squared, hits, sure = squares.sum(axis=1), correct, p.max(axis=1, keepdims=True)
     measures["brier"] = partial(statistics.mean, values=squared)
     measures["ece"] = _mean_of(
-        partial(calibration_error, hits=own, chances=chance)
-        for own, chance in zip(hits.T, sure.T, strict=True)
+        [
+            partial(calibration_error, hits=own, chances=chance)
+            for own, chance in zip(hits.T, sure.T, strict=True)
+        ],
+        len(y),
     )
     every = np.ones(len(y), dtype=bool)
     shares = {"accuracy": every, "sensitivity": y == 1, "specificity": y == 0} if not several else {}
-    return _with_intervals(measures, shares, units=units, **options)
+    sides = {f"auroc:{name}": positive[:, [c]] for name, c in zip(areas, classes, strict=True)}
+    sides |= dict.fromkeys(("auroc", "auprc", "balanced_accuracy"), positive[:, classes])
+    return _with_intervals(measures, shares, sides, units=units, **options)
 
 
 def value_metrics(
@@ -288,7 +307,8 @@ def value_metrics(
     measures["medape"] = lambda weights: statistics.median(weights * some, percent)
     if reference is not None:
         measures["auroc"] = partial(statistics.auroc, positive=y > reference, scores=v)
-    return _with_intervals(measures, {}, units=units, **options)
+    sides = {} if reference is None else {"auroc": (y > reference)[:, None]}
+    return _with_intervals(measures, {}, sides, units=units, **options)
 
 
 def risk_metrics(
@@ -300,20 +320,29 @@ def risk_metrics(
         raise InputError(f"Times {t.shape}, events {e.shape} and risks {r.shape} must be of one length.")
     _check_finite("times and risks", t, r)
     measures: dict[str, Statistic] = {"c_index": partial(concordance, times=t, events=e, risks=r)}
-    return _with_intervals(measures, {}, units=units, **options)
+    return _with_intervals(measures, {}, {"c_index": e[:, None]}, units=units, **options)
 
 
 def _with_intervals(
-    measures: Mapping[str, Statistic], shares: Mapping[str, Bools], *, units: Sequence[Any], **options: Any
+    measures: Mapping[str, Statistic],
+    shares: Mapping[str, Bools],
+    sides: Mapping[str, Bools],
+    *,
+    units: Sequence[Any],
+    **options: Any,
 ) -> dict[str, Interval]:
     """Bootstrap measures over units. Draws that never differ say nothing of how sure a measure is: 11 of 11.
 
     A share of 0 or 1 then has Clopper and Pearson's interval of as many draws as there are units among its
-    rows, any other measure none.
+    rows, any other measure none. Nor has a measure that compares the `sides` (n, k) of rows with the rest if
+    one has few units: draws hardly vary it, see docs/studies/null-cohorts.md.
     """
     estimates, codes = bootstrap(measures, units=units, **options), unit_codes(units, len(units))
     for name, own in estimates.items():
-        if own.exists and own.high - own.low < 1e-12:
+        columns = sides[name].T if name in sides else ()
+        sizes = [len(np.unique(codes[rows])) for column in columns for rows in (column, ~column)]
+        is_few = any(0 < size < FEWEST for size in sizes)
+        if own.exists and (is_few or own.high - own.low < 1e-12):
             estimates[name] = Interval(own.estimate, float("nan"), float("nan"))
             if name in shares and own.estimate in (0.0, 1.0):
                 n, level = len(np.unique(codes[shares[name]])), options.get("level", 0.95)
@@ -332,11 +361,12 @@ def c_index(times: npt.ArrayLike, events: npt.ArrayLike, risks: npt.ArrayLike) -
 
 
 def balanced_accuracy(weights: Floats, labels: npt.NDArray[np.int64], correct: Bools) -> Floats:
-    """The mean over the classes that were drawn of the share of their slides that are right."""
+    """The mean over the classes of the share of their slides that are right; nan if one is not drawn."""
     classes = np.unique(labels)
-    return statistics.nan_mean(
-        [statistics.mean(weights * (labels == c), correct.astype(float)) for c in classes]
-    )
+    if len(classes) < 2:
+        return np.full(len(weights), np.nan)
+    each = [statistics.mean(weights * (labels == c), correct.astype(float)) for c in classes]
+    return np.asarray(np.mean(each, axis=0))
 
 
 def calibration_error(weights: Floats, hits: Bools, chances: Floats) -> Floats:
@@ -541,7 +571,9 @@ def _finish(figure: Figure, axis: Axes, path: Path, *, upper: bool = False) -> N
     write_figure(figure, path)
 
 
-def _mean_of(parts: Iterable[Statistic]) -> Statistic:
-    """Average statistics over those that a draw determines."""
-    every = list(parts)
-    return lambda weights: statistics.nan_mean([part(weights) for part in every])
+def _mean_of(parts: Iterable[Statistic], n: int) -> Statistic:
+    """Average the statistics that all n values determine; nan for draws that leave one of them open."""
+    known = [part for part in parts if np.isfinite(part(np.ones((1, n)))[0])]
+    if not known:
+        return lambda weights: np.full(len(weights), np.nan)
+    return lambda weights: np.asarray(np.mean([part(weights) for part in known], axis=0))

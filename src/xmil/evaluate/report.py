@@ -356,7 +356,7 @@ def _cells(
                 if len(rows):
                     values, own = column[rows], [units[i] for i in rows]
                     mean = bootstrap_mean(values, units=own, seed=seed)
-                    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+                    spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
                     cell = FaithfulnessCell(len(rows), len(set(own)), mean, spread)
                     cells[method, mode, measure] = cell
     return cells
@@ -397,7 +397,8 @@ def _rows(summary: Summary, start: str = "", end: str = "") -> list[list[str]]:
         rows.append([method])
         for mode, measure in columns:
             cell, best = summary.cells.get((method, mode, measure)), summary.best.get(mode)
-            text = "-" if cell is None else f"{cell.mean.estimate:.3f} ± {cell.std:.3f}"
+            text = "-" if cell is None else f"{cell.mean.estimate:.3f}"
+            text += "" if cell is None or np.isnan(cell.std) else f" ± {cell.std:.3f}"
             if cell is not None and measure in ("flips", "flipped_at_zero", "pointing"):
                 text = f"{100 * cell.mean.estimate:.0f} %"
             if measure == "aupc" and best is not None and best.better and best.method == method:

@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 Statistic = Callable[[Floats], Floats]  # weights (draws, n) -> values (draws,)
 ALPHA = 0.05
 EXACT = 12  # units whose 2^12 flips of signs are all counted
-FEWEST = 8  # units that an interval needs
+FEWEST = 8  # units that an interval needs; of each class, if it compares classes
 SMALLEST = 0.01  # difference below which nothing is called better
 NORMAL = NormalDist()
 BLOCK = 1 << 22  # weights, or shuffled values, that are drawn at once
@@ -79,7 +79,7 @@ def auroc(weights: Floats, positive: Bools, scores: Floats) -> Floats:
 
 
 def auprc(weights: Floats, positive: Bools, scores: Floats) -> Floats:
-    """Average precision: the mean over positives of the precision at their score.
+    """Average precision: the mean over positives of the precision at their score; nan without negatives.
 
     >>> auprc(np.ones((1, 3)), np.array([True, False, True]), np.array([0.9, 0.5, 0.1])).round(4)
     array([0.8333])
@@ -87,7 +87,7 @@ def auprc(weights: Floats, positive: Bools, scores: Floats) -> Floats:
     hits, misses = (part[:, ::-1] for part in _by_score(weights, positive, scores))
     right = np.cumsum(hits, axis=1)
     precision = ratio(right, right + np.cumsum(misses, axis=1))
-    return ratio(np.nansum(hits * precision, axis=1), hits.sum(axis=1))
+    return ratio(np.nansum(hits * precision, axis=1), hits.sum(axis=1) * (misses.sum(axis=1) > 0))
 
 
 def mean(weights: Floats, values: Floats) -> Floats:

@@ -368,7 +368,8 @@ def _unit(findings: Findings) -> str:
     if findings.cases is None:
         return "Slides are taken as independent: no case_id says which are of one patient."
     slides = len(findings.slides)
-    return f"{slides} slides of {findings.cases} cases: a patient counts once, however many slides."
+    of = counted(findings.cases, "case")
+    return f"{counted(slides, 'slide')} of {of}: a patient counts once, however many slides."
 
 
 def _figures(a: Association) -> tuple[str, str, str, str]:

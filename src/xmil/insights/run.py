@@ -34,6 +34,7 @@ from xmil.core.explanation import Explanation
 from xmil.core.request import takes
 from xmil.core.text import counted, parse_json, shorten
 from xmil.data import feature_files, open_bag, read_bag, read_cohort
+from xmil.data.cohort import read_cell
 from xmil.data.header import slide_name
 from xmil.heatmaps import cut_patch, place_on
 from xmil.insights.biomarkers import (
@@ -68,7 +69,7 @@ from xmil.network import open_network
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally
 from xmil.runs.ensemble import BACKGROUND, Ensemble, load_models, recorded_features, recorded_model
-from xmil.runs.inputs import named_slides
+from xmil.runs.inputs import caseless_warning, named_slides
 from xmil.runs.requests import InsightRequest
 from xmil.runs.workers.pool import MakeWorker
 from xmil.slides import open_slide
@@ -87,7 +88,6 @@ from xmil.storage import (
 LOOKED_FOR = ("method", "target", "concepts", "dictionary", "seed")
 CASE, LABEL = "case_id", "label"
 NOT_CAUSES = ("slide_id", CASE, "split", "fold", "path", "patient", *OUTCOMES)
-EMPTY = ("", "nan", "na", "n/a", "#n/a", "null")  # what tables write where nothing is known
 Column = Mapping[str, Any]
 VIEWED = 96  # patches of a slide whose pictures are read, evenly by score
 PIXELS = 64  # of such a picture
@@ -366,6 +366,7 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
         for name in table.columns
         if name != "slide_id"
     }
+    causes = () if causes == ("all",) and "all" not in columns else causes
     for name in [*causes, *([] if label == LABEL else [label])]:
         if name not in columns:
             raise InputError(f"{cohort}: has no column {name!r}; found {', '.join(columns)}.")
@@ -375,7 +376,8 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
     outcomes, unfit = _read_outcomes(columns, cases)
     notes = [*label_notes, *_missing_cells(Path(cohort).name, slides, columns, labels, label, cases), *unfit]
     if not tested:
-        notes.append(f"{cohort}: has no column of a site or scanner; shortcuts were looked for in pictures.")
+        where = "; shortcuts were looked for in pictures" if request.slides else ""
+        notes.append(f"{cohort}: has no column of a site or scanner{where}.")
     has_labels = any(labels.get(slide) is not None for slide in slides)
     return CohortColumns(
         labels if has_labels else {}, {name: columns[name] for name in tested}, outcomes, tuple(notes), cases
@@ -400,15 +402,6 @@ def _find_labels(columns: Mapping[str, Column], label: str, explained: Run) -> t
     return label, {}, []
 
 
-def read_cell(cell: str | None) -> str | None:
-    """A cell, None where it says that nothing is known.
-
-    >>> read_cell(" NaN "), read_cell("north")
-    (None, 'north')
-    """
-    return None if cell is None or cell.strip().lower() in EMPTY else cell
-
-
 def _missing_cells(
     table: str,
     slides: Sequence[str],
@@ -424,7 +417,10 @@ def _missing_cells(
         notes.append(f"{table}: has no row for {_count(absent, ' of the run')}.")
     unlabelled = [slide for slide in slides if labels.get(slide) is None]
     if len(unlabelled) == len(slides):
-        notes.append(f"No slide has a {label!r}: shortcuts are tested over all slides together.")
+        notes.append(
+            f"No slide has a {label!r}: shortcuts are tested over all slides together, so what goes with the "
+            "truth looks like one. Name the column of the truth with label=."
+        )
     elif unlabelled:
         who = _count(unlabelled, f" without a {label!r}")
         notes.append(f"Shortcuts in columns and light are tested without {who}.")
@@ -433,8 +429,8 @@ def _missing_cells(
             f"{table}: has no case_id, so slides are taken as independent; if patients have several slides, "
             "p-values and intervals claim too much."
         )
-    elif alone := [slide for slide in slides if slide not in cases]:
-        notes.append(f"{_count(alone, ' without a case_id')}: each is its own case.")
+    elif alone := caseless_warning([slide for slide in slides if slide not in cases]):
+        notes.append(alone)
     return notes
 
 

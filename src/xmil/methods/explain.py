@@ -45,7 +45,7 @@ from xmil.network import (
 PREDICTED = "predicted"  # the target of that name, as None is
 PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
 # in `e.params`; they change nothing when passed
-RECORDED = ("call", "company_from", "baseline_digest", "chosen_by", "chosen_on", "verdict")
+RECORDED = ("call", "company_from", "baseline_digest", "chosen_by", "chosen_on", "verdict", "softmax")
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 
 

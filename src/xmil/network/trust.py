@@ -167,6 +167,7 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
         is_last = not tries  # no other style runs: a module may take one size alone
         style, following = put_off.pop(0) if is_last else tries.popleft()
         network.call_style, watch, probe = style, ProbabilityWatch(), x.clone()
+        other = None
         try:
             with watch:
                 raw = _raw_with_hooks(network, probe)
@@ -179,9 +180,11 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
                 put_off.append((style, following))
                 widths.add(logits.shape[1])
                 continue
-        except (AmbiguousError, torch.OutOfMemoryError, MemoryError):
+        except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whatever a user's module raises
+            if isinstance(error, AmbiguousError) and (other is not None or following is None or is_last):
+                raise  # else it runs for bags of this size alone, and another style may not be ambiguous
             failures.append((style, error))
             continue
         if widths - {logits.shape[1]} and not is_last:  # another reading, not the same bag

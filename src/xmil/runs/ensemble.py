@@ -41,7 +41,13 @@ from xmil.models.checkpoints.files import IN_FOLDER, checkpoint_files, in_folder
 from xmil.network import declared_names, declared_references, find_device, first_line, open_network
 from xmil.network.network import frozen
 from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
-from xmil.runs.inputs import Missing, Say, features_mismatch_warning, training_overlap_warning
+from xmil.runs.inputs import (
+    Missing,
+    Say,
+    caseless_warning,
+    features_mismatch_warning,
+    training_overlap_warning,
+)
 from xmil.runs.requests import CohortRequest, EvaluateRequest, ExplainRequest
 from xmil.runs.workers.pool import MakeWorker, Worker
 from xmil.storage import Run
@@ -186,7 +192,8 @@ class ModelRun(CohortRun[Case, Result]):
             training_overlap_warning(models.paths, done),
             bins_warning(models.specs) if self.uses_bins else None,
             ensemble_warning(models.specs, models.paths),
-            self.missing.warning(),
+            self.missing.incomplete_warning(),
+            caseless_warning(self.missing.without_case),
         )
         return [warning for warning in every if warning is not None]
 

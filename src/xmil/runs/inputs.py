@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -127,7 +128,9 @@ def task_cases(
     lacking: dict[str, list[str]] = {case.name: [] for case in cases if request.by == "case"}
     for slide, owner in gone.items():
         lacking.get(owner, []).append(slide)
-    return cases, Missing(tuple(gone), {name: tuple(slides) for name, slides in lacking.items() if slides})
+    incomplete = {name: tuple(slides) for name, slides in lacking.items() if slides}
+    alone = joined.without_case
+    return cases, Missing(tuple(gone), incomplete, tuple(alone) if len(alone) < len(joined) else ())
 
 
 def decided_labels(
@@ -159,7 +162,7 @@ def task_labels(
             raise InputError(f"A survival model needs two columns in label=, time and event. Got {columns}.")
         if not columns and trained and not set(default) <= set(cohort.columns):
             columns = trained
-        return _survival_labels(cohort, *(columns or default))
+        return _survival_labels(cohort, *(columns or default), say=say)
     columns = tuple(columns) or trained
     if truth == "class":
         if len(columns) > 1:
@@ -191,15 +194,22 @@ def task_labels(
     return [None if None in row else row for row in rows]
 
 
-def _survival_labels(cohort: Cohort, time: str, event: str) -> list[tuple[float, bool] | None]:
+def _survival_labels(cohort: Cohort, time: str, event: str, *, say: Say) -> list[tuple[float, bool] | None]:
     if (time, event) == ("time", "event") and not {time, event} & set(cohort.columns):
         return [None] * len(cohort)
     times, events = cohort.survival(time, event)
     missing = [cell is None for cell in cohort.column(event)]
-    return [
+    labels = [
         None if gone or t != t else (float(t), bool(e))
         for t, e, gone in zip(times, events, missing, strict=True)
     ]
+    known = {(case, label) for case, label in zip(cohort.cases, labels, strict=True) if label is not None}
+    if several := sorted(case for case, n in Counter(case for case, _ in known).items() if n > 1):
+        say(
+            f"The slides of {counted(len(several), 'case')} differ in {time!r} or {event!r} "
+            f"({shorten(several, 5)}): each slide counts with its own, survival curves take a case's first."
+        )
+    return labels
 
 
 def class_index(text: str, model: MILModel) -> int:
@@ -258,19 +268,23 @@ LOOKING = 16  # threads that read headers: they wait for the disk
 
 @dataclass(frozen=True)
 class Missing:
-    """Slides of the cohort without features; by case, the cases taken without some of their slides."""
+    """What a cohort names and does not have.
+
+    Slides without features; by case, the cases taken without some of their slides; slides without a case.
+    """
 
     slides: tuple[str, ...] = ()
     incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    without_case: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """What run.json says of them."""
         return {"without_features": list(self.slides), "incomplete_cases": dict(self.incomplete)}
 
-    def warning(self) -> str | None:
+    def incomplete_warning(self) -> str | None:
         """One sentence that names the incomplete cases.
 
-        >>> Missing(("a2",), {"a": ("a2",)}).warning()
+        >>> Missing(("a2",), {"a": ("a2",)}).incomplete_warning()
         '1 case has slides without features; only its other slides are used: a (without a2). See run.json.'
         """
         if not self.incomplete:
@@ -279,6 +293,20 @@ class Missing:
         n, named = len(each), shorten(each, NAMED)
         who, whose = ("1 case has", "its") if n == 1 else (f"{n} cases have", "their")
         return f"{who} slides without features; only {whose} other slides are used: {named}. See run.json."
+
+
+def caseless_warning(slides: Sequence[str]) -> str | None:
+    """One sentence that names slides without a case, among others that have one; None without such slides.
+
+    >>> caseless_warning(["s3"])
+    '1 slide without a case_id (s3): each is its own case, so slides of one patient may count as independent.'
+    """
+    if not slides:
+        return None
+    return (
+        f"{counted(len(slides), 'slide')} without a case_id ({shorten(list(slides), 5)}): each is its own "
+        "case, so slides of one patient may count as independent."
+    )
 
 
 HELD_OUT = "test"

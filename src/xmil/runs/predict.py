@@ -23,7 +23,7 @@ from xmil.core.bag import Bag
 from xmil.core.durable import identity, remove_file
 from xmil.core.request import takes
 from xmil.core.task import with_reference
-from xmil.core.text import counted, text_table
+from xmil.core.text import counted, shorten, text_table
 from xmil.data.bags import Case, read_case
 from xmil.evaluate import Answer, Predictions, draw_figures, write_predictions
 from xmil.evaluate.statistics import FEWEST, Interval, count_units, why_no_interval
@@ -192,8 +192,12 @@ def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> 
     alone = ", taken as independent: no case_id" if labelled.unit == "slide" else ""
     intervals = why_no_interval(cases, labelled.unit) or f"95 % intervals over {labelled.unit}s"
     if cases >= FEWEST and any(not own.exists for own in metrics.values() if not math.isnan(own.estimate)):
-        intervals += ", none if all draws agree"
+        few = f"fewer than {FEWEST} {labelled.unit}s have, or lack, the class or the event"
+        intervals += f", none if all draws agree or {few}"
     lines.append(f"{over}{alone}; {intervals}.")
+    if one_sided := predictions.one_sided:
+        rest = "; means are over the others" if len(one_sided) < len(labelled.spec.names) else ""
+        lines.append(f"No measure compares {shorten(one_sided, 5)}: all have that label, or none has{rest}.")
     if labelled.task.truth == "class" and len(labelled) > 1:
         guesses = set(labelled.numbers.argmax(axis=1).tolist())
         if len(guesses) == 1 and len(set(labelled.labels)) > 1:
