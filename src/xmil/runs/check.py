@@ -203,7 +203,7 @@ def choose_for_run(
     order = in_seeded_order(cases, seed)
     units = list(dict.fromkeys(case.case_id or case.name for case in order))
     choosing = set(units if len(units) < CASES else units[: min(CASES, len(units) // 2)])
-    measured, some_small = Measured(), False
+    measured, why = Measured(), ""
     tried: dict[str, tuple[str, dict[str, Any]]] = {}
     for case in (case for case in order if (case.case_id or case.name) in choosing):
         try:
@@ -213,11 +213,10 @@ def choose_for_run(
             each = [measure_bag(model, part, tried, target=target, seed=seed) for model in models]
             if all(each):
                 measured.add(case, {label: float(np.mean([srgs[label] for srgs in each])) for label in tried})
-            some_small |= not all(each)
-        except XmilError:  # the run will say what is wrong with the slide
-            continue
-    if not measured.cases and not some_small:
-        raise InputError("No case could be used to choose a method; name one in methods=.")
+        except XmilError as error:  # the run will say what is wrong with the slide
+            why = str(error).rstrip(".")
+    if not measured.cases and why:
+        raise InputError(f"No case could be used to choose a method ({why}); name one in methods=.")
     srgs = {label: np.array(measured.srgs.get(label, ())) for label in tried}
     names = [case.name for case in measured.cases]
     chosen = choose(srgs, tried, names=names, cases=measured.units, seed=seed)
