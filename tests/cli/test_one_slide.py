@@ -62,6 +62,20 @@ def test_the_command_that_keeps_the_scores_can_be_pasted(
     assert f"tumour: patches {pair[0]} and {pair[1]} (" in out
 
 
+def test_the_method_that_one_slide_chose_is_named_with_its_figures(
+    here: Path,  # noqa: F811
+    model: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bag = p.trident(here.parent)
+    words = ("explain", "--model", model, "--features", bag, "--methods", "auto")
+    code, out, err = run(*words, capsys=capsys)
+    assert code == 0, err
+    told = json.loads(run(*words, "--json", capsys=capsys)[1])
+    assert told["choice"] in out
+    assert told["explanations"][0]["method"] in told["choice"]
+
+
 def test_pairs_are_lines_in_the_picture(
     here: Path,  # noqa: F811
     model: Path,  # noqa: F811

@@ -136,3 +136,26 @@ def test_what_every_bag_refuses_is_no_choice() -> None:
     for names in ("lrp", []):
         with pytest.raises(InputError, match="candidates"):
             xmil.choose_method(OffSwitch(), bags(), candidates=names)
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 8])
+def test_a_clear_gain_wins_whatever_the_number_of_cases(n: int) -> None:
+    """Five cases have no p below 0.05 for two rivals after Holm's correction, however clear the gain."""
+    tried = {name: (name, {}) for name in ("lrp", "gxi", "one_added")}
+    base = np.linspace(0.2, 0.4, n)
+    srgs = {"lrp": base, "gxi": base - 0.1, "one_added": base + 0.3}
+    names = list(map(str, range(n)))
+    assert choose(srgs, tried, names=names, cases=names).method == "one_added"
+
+
+def test_candidates_are_compared_with_the_parameters_they_will_have() -> None:
+    """Another company, other figures; what a candidate does not have is for the others."""
+    like = [switching_bag(i) for i in range(6)]
+    far, near = ({"one_added": {"company": 1, "draws": 1, "background": like[0][4:]}}, {})
+    srgs = [xmil.choose_method(OffSwitch(), like, params=p).table["srg"] for p in (far, near)]
+    assert srgs[0]["one_added"] != srgs[1]["one_added"]
+    assert srgs[0]["lrp"] == srgs[1]["lrp"]
+    e = xmil.explain(OffSwitch(), like[0], method="auto", target=1, like=like, company=2, epsilon=1e-5)
+    assert (e.method, e.params["company"], "epsilon" in e.params) == ("one_added", 2, False)
+    with pytest.raises(XmilError, match="compony"):
+        xmil.explain(OffSwitch(), like[0], method="auto", target=1, like=like, compony=2)

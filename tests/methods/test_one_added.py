@@ -138,3 +138,21 @@ def test_places_travel(background: np.ndarray | None, rng: np.random.Generator) 
 def test_bad_input(wrong: dict[str, object], named: str, rng: np.random.Generator) -> None:
     with pytest.raises(XmilError, match=named):
         xmil.explain(model_of("meanpool"), rng.normal(size=(12, D)), method="one_added", **wrong)
+
+
+def test_a_model_that_needs_more_patches_gets_a_larger_company(rng: np.random.Generator) -> None:
+    """A top-k of four or more cannot run on the usual company of three."""
+
+    class TopFive(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[..., :2].topk(5, dim=1).values.mean(dim=1)
+
+    bag = rng.normal(size=(20, D))
+    e = xmil.explain(TopFive(), bag, method="one_added", target=1)
+    assert e.params["company"] == 5
+    named = xmil.explain(TopFive(), bag, method="one_added", target=1, company=5)
+    np.testing.assert_array_equal(e.scores, named.scores)
+    with pytest.raises(XmilError, match="at least 5 patches"):
+        xmil.explain(TopFive(), bag, method="one_added", target=1, company=4)
+    with pytest.raises(XmilError, match="not on 3"):  # it runs on no part of this bag
+        xmil.explain(TopFive(), bag[:5], method="one_added", target=1)

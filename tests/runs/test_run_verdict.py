@@ -260,6 +260,17 @@ def test_the_methods_of_a_run_are_judged_by_their_own_maps(cohort: Path, tmp_pat
     assert both.table["srg"].to_dict() == pytest.approx(alone.table["srg"].to_dict())
 
 
+def test_auto_with_few_cases_judges_the_maps_of_the_run(cohort: Path, tmp_path: Path) -> None:
+    """Those with the run's parameters: here one patch in one draw is the company."""
+    own = {"params": {"one_added": {"company": 1, "draws": 1}, "lrp": {"preset": "paper"}}, "check": "all"}
+    auto = explained(cohort, tmp_path / "auto", methods=["auto"], **own).verdict
+    named = explained(cohort, tmp_path / "named", methods=["lrp", "one_added"], **own).verdict
+    assert auto is not None
+    assert named is not None
+    for method in ("lrp", "one_added"):
+        assert auto.table["srg"][method] == pytest.approx(named.table["srg"][method], abs=1e-6)
+
+
 def test_auto_says_that_single_patches_cannot_be_judged(tmp_path: Path) -> None:
     (tmp_path / "features").mkdir()
     for i in range(10):

@@ -80,7 +80,7 @@ SHOWN = 5  # patches of each sign
 PAIRS = 3
 APART = {  # what a report holds beside the model's numbers
     *("slide", "n", "picture", "beyond_scale", "explanations", "interactions", "warnings", "predicted"),
-    *("verdict", "measured"),
+    *("verdict", "choice", "measured"),
 }
 WORKERS = ("engine", "workers")  # options that say nothing of the results
 
@@ -88,6 +88,7 @@ WORKERS = ("engine", "workers")  # options that say nothing of the results
 def explain_one(options: ExplainRequest, screen: Screen) -> int:
     """Explain one file or slide, print what was found, and leave a picture in the current folder."""
     from xmil.core.interactions import Interactions
+    from xmil.evaluate import Choice
     from xmil.heatmaps import Look, beyond_scale, why_one_colour
     from xmil.runs.explain import explain_run
     from xmil.storage import read_explanations
@@ -107,6 +108,8 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
         notes = dict.fromkeys([*run.warnings, *(line for e in explanations for line in e.warnings)])
         notes |= dict.fromkeys(filter(None, (why_one_colour(e, run.task) for e in explanations)))
         report |= {"explanations": [_facts(e) for e in explanations], "warnings": list(notes)}
+        chosen = run.about.get("choice")
+        report["choice"] = None if chosen is None else Choice.from_dict(chosen).sentence
         report["verdict"] = None if run.verdict is None else run.verdict.as_dict()
         report["beyond_scale"] = max(
             Look().scale(e.scores, signed=e.signed).share_beyond(e.scores) for e in explanations
@@ -294,6 +297,8 @@ def _print(report: dict[str, Any], explanations: Sequence[Explanation]) -> None:
     print(f"{report['slide']}: {_verdict(report)}")
     if report.get("measured"):
         print(f"  {report['measured']}")
+    if report["choice"]:
+        print(f"  {report['choice']}")
     for e, facts in zip(explanations, report["explanations"], strict=True):
         print(f"\n{title(e)} {subtitle(e)}: output {e.output:.4g}")
         print(f"  audit: {_audit(facts['audit'])}")

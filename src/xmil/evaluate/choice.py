@@ -22,14 +22,15 @@ from xmil.core.verdict import RunVerdict
 from xmil.evaluate.curves import Bags, Flips
 from xmil.evaluate.statistics import Floats, bootstrap_mean, holm, sign_flip_p, unit_means
 from xmil.evaluate.verdict import FEWEST, FEWEST_CASES, MOST, SMALLEST, Judge, judge_cohort
+from xmil.methods import METHODS, explain_targets, list_methods, seeds
 from xmil.methods import explain as explain_by
-from xmil.methods import explain_targets, list_methods, seeds
 from xmil.network import ForwardFunction, as_bag, as_model
 
 if TYPE_CHECKING:
     import pandas as pd
 
 AUTO, ALL = "auto", "all"
+Parameters = Mapping[str, Mapping[str, Any]]
 CONTEXTS = {"contexts": 24, "keep": None}  # sub-bags of all sizes
 AFFORDABLE = 1024  # patches of the median bag up to which sub-bags are a candidate
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {  # the first stays unless another is better
@@ -37,8 +38,7 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {  # the first stays unless 
     "lrp over sub-bags": ("lrp", CONTEXTS),
     "one_added": ("one_added", {}),
 }
-LEVEL, FEW = 0.05, 5  # of the paired test, and the cases that it needs
-FEW_BETTER = 0.05  # the gain that fewer cases need
+LEVEL, FEW_BETTER = 0.05, 0.05  # of the paired test, and the gain that too few cases for it need
 LITTLE = "one bag is little to choose by; pass like=, some bags of the same kind"
 
 
@@ -104,15 +104,17 @@ def choose_method(
     *,
     cases: Sequence[Any] | None = None,
     target: Any = None,
+    params: Parameters | None = None,
     **how: Any,
 ) -> Choice:
     """Choose the method whose order of patches the model confirms best, by SRG on some bags.
 
     `candidates` are names of `CANDIDATES` or of methods; the first stays unless another is better in a paired
-    test over `cases` (of each bag; each its own by default) by 0.01 or more. With fewer than five cases no
-    test can say so: then the other must be better in each, by 0.05 in the mean. Of bags with more than 2,048
-    patches as many are drawn. A candidate that is refused on more bags than another is not chosen. `how` are
-    `forward`, `returns` and `average`, as for `explain`.
+    test over `cases` (of each bag; each its own by default) by 0.01 or more. With too few cases for the test
+    to say so, fewer than six for three candidates, the other must be better in each, by 0.05 in the mean. Of
+    bags with more than 2,048 patches as many are drawn. A candidate that is refused on more bags than another
+    is not chosen. `params` has parameters of methods, by name; `how` are `forward`, `returns` and `average`,
+    as for `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=1, seed=0)
@@ -128,7 +130,8 @@ def choose_method(
     read = [draw_part(as_bag(bag), seed) for bag in bags]
     names = [str(getattr(bag, "slide_id", None) or i) for i, bag in enumerate(read)]
     cases = names if cases is None else cases
-    tried = find_candidates(net, candidates, n=int(np.median([len(bag) for bag in read])), **how)
+    n = int(np.median([len(bag) for bag in read]))
+    tried = find_candidates(net, candidates, n=n, params=params, **how)
     measured = [measure_bag(net, bag, tried, target=target, seed=seed, **how) for bag in read]
     rows = [i for i, own in enumerate(measured) if own]
     names, cases = [names[i] for i in rows], [cases[i] for i in rows]
@@ -138,7 +141,13 @@ def choose_method(
 
 
 def find_candidates(
-    model: nn.Module, candidates: Sequence[str] | None, *, n: int, forward: Any = None, **_: Any
+    model: nn.Module,
+    candidates: Sequence[str] | None,
+    *,
+    n: int,
+    params: Parameters | None = None,
+    forward: Any = None,
+    **_: Any,
 ) -> dict[str, tuple[str, dict[str, Any]]]:
     """The candidates that can explain a model, with their methods and parameters; n patches are usual."""
     if isinstance(candidates, str) or (candidates is not None and not len(candidates)):
@@ -151,9 +160,9 @@ def find_candidates(
         raise InputError(f"Unknown candidate {unknown[0]!r}. Known: {known}.")
     affordable = n <= AFFORDABLE or candidates is not None
     return {
-        label: (method, params)
-        for label, (method, params) in tried.items()
-        if method in able and (affordable or not params)
+        label: (method, {**own, **(params or {}).get(method, {})})
+        for label, (method, own) in tried.items()
+        if method in able and (affordable or not own)
     }
 
 
@@ -207,7 +216,7 @@ def choose(
     n_cases = len(set(map(str, cases)))
     gains = {label: srgs[label] - srgs[first] for label in others}
     p: dict[str, float] = {}
-    if n_cases >= FEW and others:
+    if others and len(others) * 0.5**n_cases <= LEVEL:  # the smallest p there can be, after Holm
         rng = np.random.default_rng(seed)
         each = [sign_flip_p(gain, units=cases, rng=rng, two_sided=False) for gain in gains.values()]
         p = dict(zip(others, holm(each).tolist(), strict=True))
@@ -294,7 +303,7 @@ def explain(
     the explained number: "logit", "contrastive", "log_odds" or "probability" of a class, "value" (minus its
     reference) of a regression, "risk" of a survival model; each method has its own default. `params` are the
     method's own. `method="auto"` takes the method that `choose_method` chooses on the bags `like`, without
-    them on the bag itself.
+    them on the bag itself; each candidate gets those `params` that it has.
 
     Model and bag may be paths. A trial call settles how to call a module of your own and records it in
     `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
@@ -320,8 +329,13 @@ def explain(
         return explanations if targets is None else explanations[0]
     model, bag = as_model(model), as_bag(bag)
     own = target if like is None and targets is not None else None
-    choice = choose_method(model, [bag] if like is None else like, target=own, **how)
-    options |= {**choice.params, **params}
+    theirs = {
+        method: {name: value for name, value in params.items() if name in METHODS[method].parameters}
+        for method, _ in CANDIDATES.values()
+    }
+    choice = choose_method(model, [bag] if like is None else like, target=own, params=theirs, **how)
+    known = {name for each in theirs.values() for name in each}
+    options |= {**choice.params, **{name: params[name] for name in params.keys() - known}}  # to be refused
     notes = (f"{choice.sentence[:-1]}; {LITTLE}.",) if like is None else ()
     verdict = None if choice.verdict is None else choice.verdict.kind
     about = {"chosen_by": AUTO, "chosen_on": len(choice.bags), "verdict": verdict}

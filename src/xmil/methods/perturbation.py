@@ -31,7 +31,7 @@ from xmil.methods.method import (
     stored_background,
 )
 from xmil.methods.shapley import sure_signs
-from xmil.network import Network
+from xmil.network import Network, fewest_instances
 from xmil.subsets import open_subsets
 
 OUTPUTS = ("probability", "logit", "log_odds", "contrastive")
@@ -141,7 +141,7 @@ def one_added(
     x: Tensor,
     question: Question,
     *,
-    company: int = COMPANY,
+    company: int | None = None,
     draws: int = DRAWS,
     background: Any = None,
     seed: int | Sequence[int] = 0,
@@ -151,8 +151,10 @@ def one_added(
     The company are `company` patches of the `background` (a Bag, an array (k, d), a Background or a path),
     by default the model's own; if it has none, or with "bag", other instances of the bag. Instances of a bag
     bring their coordinates and the like; patches of a background stand at the places of instances drawn from
-    the bag. `e.params["company_from"]` says whose they are.
+    the bag. `e.params["company_from"]` says whose they are. By default they are three, or as many as the
+    model needs.
     """
+    company = fewest_instances(network, x, COMPANY) if company is None else company
     for name, value in {"company": company, "draws": draws}.items():
         check_count(name, value, owner="one_added")
     ordinary = find_background(background, network=network, x=x, method="one_added")

@@ -17,7 +17,7 @@ from xmil.network.network import (
 )
 from xmil.network.prediction import Prediction, predict
 from xmil.network.reading import Watch
-from xmil.network.trust import attempt, first_line
+from xmil.network.trust import attempt, fewest_instances, first_line
 
 __all__ = [
     "CallOptions",
@@ -32,6 +32,7 @@ __all__ = [
     "check_same_bag",
     "declared_names",
     "declared_references",
+    "fewest_instances",
     "find_device",
     "first_line",
     "frozen",

@@ -593,17 +593,28 @@ def _too_few_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> 
     return None
 
 
+def fewest_instances(network: Network, x: Tensor, least: int) -> int:
+    """The smallest number of instances of a bag (1, n, d) that a module runs on, from `least` on.
+
+    It is `least` if the module runs on no part of the bag.
+    """
+    n = x.shape[1]
+
+    def runs(k: int) -> bool:
+        rows = torch.arange(k, device=x.device)
+        return _runs(lambda: network.logits(x[:, :k], rows.unsqueeze(0)))
+
+    if least >= n - 1 or runs(least) or not runs(n - 1):
+        return least
+    return _fewest(runs, least, n - 1)
+
+
 def sub_bag_error(network: Network, m: int, error: Exception) -> XmilError:
     """The error for a module that runs on the full bag, but not on a bag of m of its instances."""
     bag = network.trial_bag
     n = m + 1 if bag is None else bag.shape[1]
-
-    def runs(k: int) -> bool:
-        rows = torch.arange(k, device=None if bag is None else bag.device)
-        return bag is not None and _runs(lambda: network.logits(bag[:, :k], rows.unsqueeze(0)))
-
-    if m < n - 1 and runs(n - 1):
-        least = _fewest(runs, m, n - 1)
+    least = m if bag is None else fewest_instances(network, bag, m)
+    if least > m:
         return UnsupportedError(
             f"{network.name} needs at least {least} patches, and here it was to run on {m}; use what keeps "
             "the bag whole: the methods lrp, ig and gxi, and mode='mask' in flip."

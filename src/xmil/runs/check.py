@@ -20,7 +20,7 @@ from xmil.core.task import Target
 from xmil.core.verdict import RunVerdict
 from xmil.data.bags import Case
 from xmil.evaluate import Choice, Flips, Judge, choose, judge_cohort, measure_bag
-from xmil.evaluate.choice import cross_fitted, draw_part, find_candidates
+from xmil.evaluate.choice import Parameters, cross_fitted, draw_part, find_candidates
 from xmil.evaluate.verdict import FEWEST, FEWEST_CASES
 from xmil.models import MILModel
 
@@ -192,29 +192,31 @@ class RunChoice:
         return cls(Choice.from_dict(stored), frozenset(stored.get("cases", ())))
 
 
-def choose_for_run(models: Sequence[MILModel], cases: Sequence[Case], bags: Bags, *, seed: int) -> RunChoice:
+def choose_for_run(
+    models: Sequence[MILModel], cases: Sequence[Case], bags: Bags, *, params: Parameters, seed: int
+) -> RunChoice:
     """Choose the method of a run on up to 16 of its cases, at most half of them where there are 16 or more.
 
     With fewer, all cases choose; the verdict is then that of a method chosen on one half on the other half.
+    `params` has the run's own parameters of methods, so that the maps compared are those it would write.
     """
     order = in_seeded_order(cases, seed)
     units = list(dict.fromkeys(case.case_id or case.name for case in order))
     choosing = set(units if len(units) < CASES else units[: min(CASES, len(units) // 2)])
-    measured, some_small = Measured(), False
+    measured, why = Measured(), ""
     tried: dict[str, tuple[str, dict[str, Any]]] = {}
     for case in (case for case in order if (case.case_id or case.name) in choosing):
         try:
             bag, target = bags(case)
             part = draw_part(bag, seed)
-            tried = tried or find_candidates(models[0], None, n=len(bag))  # the first bag's size will do
+            tried = tried or find_candidates(models[0], None, n=len(bag), params=params)  # as the first bag's
             each = [measure_bag(model, part, tried, target=target, seed=seed) for model in models]
             if all(each):
                 measured.add(case, {label: float(np.mean([srgs[label] for srgs in each])) for label in tried})
-            some_small |= not all(each)
-        except XmilError:  # the run will say what is wrong with the slide
-            continue
-    if not measured.cases and not some_small:
-        raise InputError("No case could be used to choose a method; name one in methods=.")
+        except XmilError as error:  # the run will say what is wrong with the slide
+            why = str(error).rstrip(".")
+    if not measured.cases and why:
+        raise InputError(f"No case could be used to choose a method ({why}); name one in methods=.")
     srgs = {label: np.array(measured.srgs.get(label, ())) for label in tried}
     names = [case.name for case in measured.cases]
     chosen = choose(srgs, tried, names=names, cases=measured.units, seed=seed)

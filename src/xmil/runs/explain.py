@@ -186,7 +186,8 @@ def chosen_method(
         return bag, case_targets(request, case, models.spec, predicted)[0]
 
     with memory_budget(request.memory):
-        return choose_for_run(models.models, cases, bag_of, seed=request.seed)
+        params = method_parameters(request)
+        return choose_for_run(models.models, cases, bag_of, params=params, seed=request.seed)
 
 
 def with_method(request: ExplainRequest, choice: Choice) -> ExplainRequest:
