@@ -143,8 +143,7 @@ class Predictions:
         truth, numbers = labelled.truth(), labelled.numbers
         if self.task.truth == "time":
             return risk_metrics(truth[:, 0], truth[:, 1], numbers[:, 0], **options)
-        reference = getattr(self.spec, "reference", None)
-        k = truth.shape[1]
+        reference, k = self.spec.reference, truth.shape[1]
         parts = [None] * k if reference is None else references(reference, k)
         each = [value_metrics(truth[:, c], numbers[:, c], reference=parts[c], **options) for c in range(k)]
         if k == 1:
