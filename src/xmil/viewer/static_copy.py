@@ -134,10 +134,10 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
     about = collection.describe(key)
     place = folder / "api" / "slides" / str(key)
     error: str | None = about["error"]
+    layers = {"pairs": collection.pairs, "concepts": collection.concepts, "inside": collection.inside}
     for entry in about["sets"]:
         run = entry["run"]
         _put(place / f"evidence-{run}.bin", collection.scores(key, run))
-        layers = {"pairs": collection.pairs, "concepts": collection.concepts, "inside": collection.inside}
         for name, layer in layers.items():
             if entry[name]:
                 _put(place / f"{name}-{run}.json", to_json(layer(key, run)))

@@ -290,14 +290,8 @@ def _time(findings: Findings) -> Iterator[Html]:
             cells: list[object] = []
             for question in questions:
                 value = findings.find(f"answer {question.id}", arm.name, stage)
-                yes = question.kind == "yes-no"
-                cells.append(
-                    NO_VALUE
-                    if value is None
-                    else _share(value)
-                    if yes
-                    else value.value.text(".1f", otherwise="")
-                )
+                scale = NO_VALUE if value is None else value.value.text(".1f", otherwise="")
+                cells.append(_share(value) if question.kind == "yes-no" else scale)
             rows.append([_place(study, arm.name, stage), seconds.value.text(".1f", otherwise=""), *cells])
     yield tag("h2", "Time and further answers")
     yield small("Median seconds at each stage of the case; mean of scales, share of yes.")
