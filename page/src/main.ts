@@ -6,6 +6,7 @@ import { takeNames } from "./words";
 import { Cohort } from "./cohort/list";
 import { WallView } from "./cohort/wall";
 import { CompareView } from "./compare/compare";
+import { messages, say } from "./messages";
 import { UnreachableError, getRun, type Run, type SlideRow } from "./server/api";
 import { compareKey, helpDialog, slideKey } from "./slide/keys";
 import { SlideView } from "./slide/slide";
@@ -16,7 +17,6 @@ import { applyTheme, isDark, setTheme } from "./state/settings";
 const app = document.getElementById("app")!;
 const bar = el("header", { class: "top" });
 const content = el("div", { class: "content" });
-const messages = el("div", { class: "messages", role: "status", ariaLive: "polite" });
 const help = helpDialog();
 
 const CHOOSING = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End", "Enter", " ", "Escape"]; // keys of a control
@@ -46,16 +46,6 @@ declare global {
   }
 }
 window.xmil = handle;
-
-/** Tells something for a while; what is told already stays longer. */
-function say(text: string, problem = false): void {
-  const existing = [...messages.children].find((each) => each.textContent === text);
-  const line = existing ?? el("div", { class: problem ? "message problem" : "message", role: problem ? "alert" : "status" }, text);
-  if (!existing) messages.append(line);
-  clearTimeout(leaving.get(line));
-  leaving.set(line, window.setTimeout(() => line.remove(), problem ? 12_000 : 5_000));
-}
-const leaving = new WeakMap<Element, number>();
 
 function drawBar(): void {
   const dark = isDark();

@@ -80,12 +80,20 @@ export class WhatIfPanel {
     this.problem = ranges.length ? null : "No patch would remain: select fewer patches.";
     if (this.problem) return this.refresh();
     const selectionBefore = view.store.state.selection;
-    this.asking.add(run);
-    this.refresh();
-    try {
+    await this.wait(run, async () => {
       const answer = await postWhatIf(view.info.key, run, ranges);
       this.show(run, [...before, { name, removed, answer }]); // the answer belongs to the run that was asked
       if (view.store.state.selection === selectionBefore) view.store.set({ selection: null });
+    });
+  }
+
+  /** Shows that a run's model is at work until an answer or a problem is there. */
+  private async wait(run: number, work: () => Promise<void>): Promise<void> {
+    this.asking.add(run);
+    this.problem = null;
+    this.refresh();
+    try {
+      await work();
     } catch (error) {
       this.problem = (error as Error).message;
     }
@@ -182,19 +190,12 @@ export class WhatIfPanel {
     const { view, run } = this;
     const set = view.scores.get(run)?.set;
     if (!set) return;
-    this.asking.add(run);
-    this.problem = null;
-    this.refresh();
-    try {
+    await this.wait(run, async () => {
       const deciding = await getDeciding(view.info.key, run);
       set.deciding = deciding;
       view.say(deciding.sentence);
       if (deciding.instances && this.run === run) view.select(deciding.instances);
-    } catch (error) {
-      this.problem = (error as Error).message;
-    }
-    this.asking.delete(run);
-    this.refresh();
+    });
   }
 
   private comparison(step: Step): HTMLElement {

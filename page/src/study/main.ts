@@ -1,6 +1,7 @@
 /** The page of a reading study: a code opens a reader's worklist, and its cases come one by one. */
 
 import { button, el, openDialog, put } from "../dom";
+import { messages, say } from "../messages";
 import { applyTheme, isDark, setTheme } from "../state/settings";
 import { CaseView } from "./case";
 import { enter, getState, postEntry, StaleError, type Entry, type StudyState } from "./server";
@@ -15,7 +16,6 @@ const KEYS: [string, string][] = [
 const app = document.getElementById("app")!;
 const bar = el("header", { class: "top" });
 const content = el("div", { class: "content" });
-const messages = el("div", { class: "messages", role: "status", ariaLive: "polite" });
 
 let state: StudyState | null = null;
 let view: CaseView | null = null;
@@ -40,13 +40,6 @@ declare global {
   }
 }
 window.study = handle;
-
-function say(text: string, problem = false): void {
-  if ([...messages.children].some((each) => each.textContent === text)) return;
-  const line = el("div", { class: problem ? "message problem" : "message", role: problem ? "alert" : "status" }, text);
-  messages.append(line);
-  setTimeout(() => line.remove(), problem ? 12_000 : 5_000);
-}
 
 function drawBar(): void {
   const lines = state?.reader ? state.worklist : [];

@@ -20,7 +20,7 @@ from xmil.bench.tables import AUROC, ResultTable, column_title, title_of
 from xmil.bench.verdicts import base_of
 from xmil.evaluate import auprc2
 from xmil.evaluate.statistics import Floats
-from xmil.heatmaps import Scale, method_colour
+from xmil.heatmaps import Scale, method_colour, new_figure
 from xmil.methods import METHODS
 from xmil.models import MILModel
 
@@ -54,14 +54,11 @@ def draw_all(
 
 def draw_bars(table: ResultTable, path: Path) -> None:
     """Draw AUPRC-2 of every method (mean, deviation, repetitions) in a panel for each task and model."""
-    from matplotlib.figure import Figure
-
     wide = min(PANELS_IN_A_ROW, len(table.columns))
     high = -(-len(table.columns) // wide)
     size = (4.2 * wide + 0.6, (0.26 * len(table.methods) + 0.9) * high + 0.6)
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
-    axes = figure.subplots(high, wide, squeeze=False, sharex=True).ravel()
-    for axis, column in zip(axes, table.columns, strict=False):
+    figure, axes = new_figure(size, high, wide, dpi=150, squeeze=False, sharex=True)
+    for axis, column in zip(axes.flat, table.columns, strict=False):
         methods = [method for method in table.methods if table.cell(method, column) is not None]
         for place, method in enumerate(methods):
             cell, base = table.cells[(*column, method)], base_of(method)
@@ -78,7 +75,7 @@ def draw_bars(table: ResultTable, path: Path) -> None:
         axis.tick_params(axis="x", labelbottom=True, labelsize=8)
         axis.set_title(column_title(*column), fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
-    for axis in axes[len(table.columns) :]:
+    for axis in axes.flat[len(table.columns) :]:
         axis.set_visible(False)
     cells = [cell for (*_, method), cell in table.cells.items() if method != AUROC]
     has_paper = any(cell.paper is not None for cell in cells)
@@ -136,15 +133,12 @@ class TilePanel:
 
 def draw_grid(panels: Mapping[tuple[str, str], TilePanel], path: Path, *, title: Sequence[str]) -> None:
     """A picture of panels by row and column; rows carry their names, phrases of the title stand on top."""
-    from matplotlib.figure import Figure
-
     rows, columns = (list(dict.fromkeys(key[side] for key in panels)) for side in (0, 1))
     lines = len(title) if len(columns) < NARROW else 1
     deep = max(-(-len(panel.scores) // COLUMNS) for panel in panels.values())
     size = (3.1 * len(columns) + 0.3, (0.3 * deep + 0.3) * len(rows) + 0.2 * lines + 0.25)
-    figure = Figure(figsize=size, dpi=150)
+    figure, axes = new_figure(size, len(rows), len(columns), dpi=150, squeeze=False)
     figure.set_layout_engine("constrained", w_pad=0.08)
-    axes = figure.subplots(len(rows), len(columns), squeeze=False)
     for i, row in enumerate(rows):
         for axis, column in zip(axes[i], columns, strict=True):
             axis.set(xticks=[], yticks=[])

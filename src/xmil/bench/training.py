@@ -73,12 +73,12 @@ class Stacked:
         self.template = template
         self.flat = flat
         self.buffers = buffers
-        self.parameters: dict[str, Tensor] = {}  # leaves (R, ...) that share the flat tensor's memory
-        start = 0
-        for name, parameter in template.named_parameters():
-            part = flat[:, start : start + parameter.numel()].view(len(flat), *parameter.shape)
-            self.parameters[name] = part.detach().requires_grad_(True)
-            start += parameter.numel()
+        named = dict(template.named_parameters())
+        parts = flat.split([parameter.numel() for parameter in named.values()], dim=1)
+        self.parameters = {  # leaves (R, ...) that share the flat tensor's memory
+            name: part.view(len(flat), *parameter.shape).detach().requires_grad_(True)
+            for (name, parameter), part in zip(named.items(), parts, strict=True)
+        }
         self._forward = vmap(
             lambda parameters, buffers, x: functional_call(template, (parameters, buffers), (x,)),
             in_dims=(0, 0, 0),

@@ -36,7 +36,7 @@ from xmil.evaluate.statistics import (
     unit_codes,
 )
 from xmil.evaluate.survival import concordance, median_halves
-from xmil.heatmaps import write_figure
+from xmil.heatmaps import new_figure, write_figure
 from xmil.models.base import ModelSpec
 from xmil.storage import write_table
 
@@ -51,6 +51,7 @@ GREY = "#7F7F7F"
 BINS = 10
 DRAWS = 200  # of the band of a ROC curve
 Z = 1.959963984540054  # 95 % of a normal
+SIZE = (5.2, 5.6)  # inches
 EDGE = 1e-6  # by which rounding may carry a probability out of its range
 
 
@@ -153,8 +154,7 @@ class Predictions:
         truth, numbers = labelled.truth(), labelled.numbers
         if self.task.truth == "time":
             return risk_metrics(truth[:, 0], truth[:, 1], numbers[:, 0], **options)
-        reference = getattr(self.spec, "reference", None)
-        k = truth.shape[1]
+        reference, k = self.spec.reference, truth.shape[1]
         parts = [None] * k if reference is None else references(reference, k)
         each = [value_metrics(truth[:, c], numbers[:, c], reference=parts[c], **options) for c in range(k)]
         if k == 1:
@@ -428,7 +428,7 @@ def draw_roc(
     """
     from sklearn.metrics import roc_curve
 
-    figure, axis = _square()
+    figure, axis = new_figure(SIZE)
     axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="chance")
     for i, (name, (positive, scores)) in enumerate(curves.items()):
         if not 0 < positive.sum() < len(positive):
@@ -461,10 +461,7 @@ def draw_calibration(
 
     The bars are as wide as the number of cases in a bin says: slides of one patient are not independent.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2, 6.4), layout="constrained")
-    axis, below = figure.subplots(2, 1, height_ratios=(4, 1), sharex=True)
+    figure, (axis, below) = new_figure((5.2, 6.4), 2, 1, height_ratios=(4, 1), sharex=True)
     axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="perfect")
     points = np.array(calibration_bins(hits, chances, units))
     errors = np.abs(points[:, 2:4].T - points[:, 1])
@@ -491,7 +488,7 @@ def draw_values(
     units: Sequence[Any],
 ) -> None:
     """Draw predicted against true values, with the line on which both agree."""
-    figure, axis = _square()
+    figure, axis = new_figure(SIZE)
     low, high = float(min(truth.min(), values.min())), float(max(truth.max(), values.max()))
     axis.plot([low, high], [low, high], color=GREY, lw=1, ls=":", label="equal")
     axis.scatter(truth, values, s=18, color=COLOURS[0], alpha=0.6, lw=0)
@@ -508,7 +505,7 @@ def draw_survival(
 
     A case counts once, with the mean risk of its rows: patients are compared, not slides.
     """
-    figure, axis = _square()
+    figure, axis = new_figure(SIZE)
     curves, p = median_halves(risks, times, events, units=units)
     for curve in curves:
         i, name = (0, "higher risk") if curve.group.startswith("above") else (1, "lower risk")
@@ -556,13 +553,6 @@ def _check_finite(what: str, *arrays: Floats) -> None:
 def _counted(n: int, units: Sequence[Any]) -> str:
     different = count_units(units)
     return f"{n} predictions" if different == n else f"{n} predictions of {different} cases"
-
-
-def _square() -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2, 5.6), layout="constrained")
-    return figure, figure.subplots()
 
 
 def _finish(figure: Figure, axis: Axes, path: Path, *, upper: bool = False) -> None:

@@ -29,7 +29,7 @@ from xmil.evaluate.statistics import (
     unit_means,
     why_no_interval,
 )
-from xmil.heatmaps import method_colour, write_figure
+from xmil.heatmaps import method_colour, new_figure, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -200,11 +200,8 @@ FORMATS = {"txt": as_text, "csv": as_csv, "md": as_markdown, "tex": as_latex}
 
 def draw_summary(rows: Sequence[Row], summary: Summary, path: Path) -> None:
     """Draw mean curves with standard errors over cases, and AUPC box plots below, a column for each mode."""
-    from matplotlib.figure import Figure
-
     columns = len(summary.modes)
-    figure = Figure(figsize=(1.4 + 4.6 * columns, 7.4), layout="constrained")
-    axes = figure.subplots(2, columns, squeeze=False)
+    figure, axes = new_figure((1.4 + 4.6 * columns, 7.4), 2, columns, squeeze=False)
     measured = [row for row in rows if row["slide_id"] in summary.units]
     for i, mode in enumerate(summary.modes):
         groups = {m: [r for r in measured if (r["method"], r["mode"]) == (m, mode)] for m in summary.methods}
@@ -219,10 +216,7 @@ def draw_summary(rows: Sequence[Row], summary: Summary, path: Path) -> None:
 
 def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
     """Draw a slide's curves against the random band, where each audited output went, and the verdicts."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 6.0), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure, (left, right) = new_figure((10.5, 6.0), 1, 2, width_ratios=(3, 2))
     percent = np.linspace(0, 100, len(result.band.mean))
     band, grey = result.band, {"color": GREY, "alpha": 0.3, "lw": 0}
     orders = f"{len(band.aupcs)} random orders"  # of few there is no 95 %

@@ -52,10 +52,19 @@ class Interval:
         """Whether the estimate is at least this large, and surely above zero."""
         return bool(self.estimate >= smallest and self.low > 0)
 
+    def text(
+        self, form: str = ".3f", *, scale: float = 1, unit: str = "", otherwise: str = " [no interval]"
+    ) -> str:
+        """The estimate with its bounds, or with what stands for them if there are none.
+
+        >>> Interval(0.25, 0.2, 0.3).text(".0f", scale=100, unit=" %")
+        '25 % [20, 30]'
+        """
+        estimate, low, high = (format(scale * v, form) for v in (self.estimate, self.low, self.high))
+        return f"{estimate}{unit}" + (f" [{low}, {high}]" if self.exists else otherwise)
+
     def __str__(self) -> str:
-        return f"{self.estimate:.3f} " + (
-            f"[{self.low:.3f}, {self.high:.3f}]" if self.exists else "[no interval]"
-        )
+        return self.text()
 
 
 def why_no_interval(units: int, unit: str = "case") -> str | None:

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         families,
         letter_figure,
         method_colour,
+        new_figure,
         spelt_out,
         write_figure,
     )
@@ -95,23 +96,22 @@ _NAMES = {
     "panel": "Picture cut_patch extremes",
     "pyramids": "Pyramid write_colours write_scores",
     "style": "BEYOND BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS Scale clip_limits drawable families "
-    "letter_figure method_colour spelt_out write_figure",
+    "letter_figure method_colour new_figure spelt_out write_figure",
     "words": "Caption beyond_scale caption ends number subtitle title why_one_colour without_repeats",
 }
 _HOME = {name: f"xmil.heatmaps.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "BEYOND", "BLUE", "EXPORTS", "HATCH", "LIGHT_BLUE", "LIGHT_RED", "NEED_SLIDE", "RED", "SIGNED", "STEPS",
-    "Canvas", "Caption", "Cells", "DrawingJob", "Drawn", "Export", "Exported", "Html", "Look", "Order",
-    "Picture", "Pyramid", "Scale", "View", "beyond_scale", "blend", "bullets", "caption", "check_fit",
-    "clip_limits", "cohort_scales", "cut_patch", "draw_between", "draw_inside", "drawable", "ends",
-    "explanation_html", "extremes", "families", "figure", "half_level", "heatmap", "image", "join",
-    "lay_over", "letter_figure", "make_drawer", "method_colour", "number", "opened", "page", "pair_lines",
-    "picture_box", "place_on", "plot", "read_asap", "read_geojson", "run_html", "small", "spelt_out",
-    "subtitle",
-    "table", "tag", "title", "to_anndata", "why_one_colour", "with_targets", "without_repeats",
-    "write_colours", "write_figure", "write_geojson", "write_inside_geojson", "write_inside_tiff",
-    "write_pairs", "write_scores",
+    "BEYOND", "BLUE", "EXPORTS", "HATCH", "LIGHT_BLUE", "LIGHT_RED", "NEED_SLIDE", "RED", "SIGNED",
+    "STEPS", "Canvas", "Caption", "Cells", "DrawingJob", "Drawn", "Export", "Exported", "Html", "Look",
+    "Order", "Picture", "Pyramid", "Scale", "View", "beyond_scale", "blend", "bullets", "caption",
+    "check_fit", "clip_limits", "cohort_scales", "cut_patch", "draw_between", "draw_inside", "drawable",
+    "ends", "explanation_html", "extremes", "families", "figure", "half_level", "heatmap", "image",
+    "join", "lay_over", "letter_figure", "make_drawer", "method_colour", "new_figure", "number", "opened",
+    "page", "pair_lines", "picture_box", "place_on", "plot", "read_asap", "read_geojson", "run_html",
+    "small", "spelt_out", "subtitle", "table", "tag", "title", "to_anndata", "why_one_colour",
+    "with_targets", "without_repeats", "write_colours", "write_figure", "write_geojson",
+    "write_inside_geojson", "write_inside_tiff", "write_pairs", "write_scores",
 ]  # fmt: skip
 
 

@@ -289,6 +289,10 @@ PADDING = float(np.finfo(np.float32).min)  # where there is no patch
 CODING, MAKER = "99XMIL", "xmil"
 NO_UNIT = ("1", "no units", "UCUM")
 _WSI = "1.2.840.10008.5.1.4.1.1.77.1.6"
+UNKNOWN = (  # of the slide's patient and study, which DICOM wants to have said
+    "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate",
+    "StudyTime", "PositionReferenceIndicator",
+)  # fmt: skip
 
 
 def write_parametric_map(path: Path, request: Exported) -> None:
@@ -390,47 +394,58 @@ def _step(request: Exported) -> int:
 def _slide_header(request: Exported, canvas: Canvas, step: int) -> Any:
     """Make a whole-slide image's header in place of the slide: its size, its pixels and where they begin."""
     from pydicom.dataset import Dataset
-    from pydicom.sequence import Sequence
 
-    e = request.explanations[0]
-    if request.mpp is None:
+    def dataset(**values: Any) -> Dataset:
+        filled = Dataset()
+        for name, value in values.items():
+            setattr(filled, name, value)
+        return filled
+
+    e, mpp = request.explanations[0], request.mpp
+    if mpp is None:
         raise InputError(
             f"The slide {e.bag or ''} has no known mpp, which DICOM needs; pass mpp=, or slides= that store "
             "it."
         )
-    spacing = request.mpp * step / 1000  # mm
-    slide = Dataset()
-    slide.SOPClassUID, slide.SOPInstanceUID = _WSI, _uid(e, "slide")
-    for name in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"):
-        setattr(slide, name, _uid(e, name))
-    for name in ("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID"):
-        setattr(slide, name, "")
-    slide.StudyDate = slide.StudyTime = slide.PositionReferenceIndicator = ""
-    slide.Modality, slide.ContainerIdentifier = "SM", (e.bag or "slide")[:64]
-    slide.ImageType = ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"]
-    slide.SamplesPerPixel, slide.NumberOfFrames = 3, 1
-    slide.Columns, slide.Rows = (min(edge, 65_535) for edge in canvas.size)
-    slide.TotalPixelMatrixColumns, slide.TotalPixelMatrixRows = canvas.size
-    slide.TotalPixelMatrixFocalPlanes = 1
-    slide.DimensionOrganizationType = "TILED_FULL"
-    slide.ImageOrientationSlide = [1, 0, 0, 0, 1, 0]  # columns and rows run as the slide's
-    slide.ImagedVolumeWidth, slide.ImagedVolumeHeight = (edge * spacing for edge in canvas.size)
-    slide.ImagedVolumeDepth = 0.001
-    origin = Dataset()
-    origin.XOffsetInSlideCoordinateSystem = canvas.box[0] * request.mpp / 1000
-    origin.YOffsetInSlideCoordinateSystem = canvas.box[1] * request.mpp / 1000
-    slide.TotalPixelMatrixOriginSequence = Sequence([origin])
-    measures, shared, specimen = Dataset(), Dataset(), Dataset()
-    measures.PixelSpacing, measures.SliceThickness = [spacing, spacing], 0.001
-    shared.PixelMeasuresSequence = Sequence([measures])
-    slide.SharedFunctionalGroupsSequence = Sequence([shared])
-    specimen.SpecimenIdentifier, specimen.SpecimenUID = (e.bag or "slide")[:64], _uid(e, "specimen")
-    specimen.IssuerOfTheSpecimenIdentifierSequence = Sequence()
-    specimen.SpecimenPreparationSequence = Sequence()
-    slide.SpecimenDescriptionSequence = Sequence([specimen])
-    slide.IssuerOfTheContainerIdentifierSequence = Sequence()
-    slide.ContainerTypeCodeSequence = Sequence([_code("slide", "Microscope slide")])
-    return slide
+    name, spacing = (e.bag or "slide")[:64], mpp * step / 1000  # mm
+    width, height = canvas.size
+    x, y, _, _ = canvas.box
+    origin = dataset(
+        XOffsetInSlideCoordinateSystem=x * mpp / 1000, YOffsetInSlideCoordinateSystem=y * mpp / 1000
+    )
+    measures = dataset(PixelSpacing=[spacing, spacing], SliceThickness=0.001)
+    specimen = dataset(
+        SpecimenIdentifier=name,
+        SpecimenUID=_uid(e, "specimen"),
+        IssuerOfTheSpecimenIdentifierSequence=[],
+        SpecimenPreparationSequence=[],
+    )
+    return dataset(
+        **dict.fromkeys(UNKNOWN, ""),
+        **{uid: _uid(e, uid) for uid in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")},
+        SOPClassUID=_WSI,
+        SOPInstanceUID=_uid(e, "slide"),
+        Modality="SM",
+        ImageType=["ORIGINAL", "PRIMARY", "VOLUME", "NONE"],
+        SamplesPerPixel=3,
+        NumberOfFrames=1,
+        Columns=min(width, 65_535),
+        Rows=min(height, 65_535),
+        TotalPixelMatrixColumns=width,
+        TotalPixelMatrixRows=height,
+        TotalPixelMatrixFocalPlanes=1,
+        DimensionOrganizationType="TILED_FULL",
+        ImageOrientationSlide=[1, 0, 0, 0, 1, 0],  # columns and rows run as the slide's
+        ImagedVolumeWidth=width * spacing,
+        ImagedVolumeHeight=height * spacing,
+        ImagedVolumeDepth=0.001,
+        TotalPixelMatrixOriginSequence=[origin],
+        SharedFunctionalGroupsSequence=[dataset(PixelMeasuresSequence=[measures])],
+        SpecimenDescriptionSequence=[specimen],
+        ContainerIdentifier=name,
+        IssuerOfTheContainerIdentifierSequence=[],
+        ContainerTypeCodeSequence=[_code("slide", "Microscope slide")],
+    )
 
 
 def _identity(e: Explanation, kind: str) -> dict[str, Any]:

@@ -253,12 +253,11 @@ class Sheet:
         colours = scale.paint(np.linspace(scale.low, scale.high, STEPS))[None]
         axes.imshow(colours, aspect="auto", interpolation="nearest")
         digits, ticks = digits_for(scale.low, scale.high), self.y + round(1.35 * u)
-        low, high = number(scale.low, digits), number(scale.high, digits)
-        self.text(f"≤ {low}" if scale.cut[0] else low, 0.85, x, ticks, width=wide / 3)
+        low = "≤ " * scale.cut[0] + number(scale.low, digits)
         middle = number((scale.low + scale.high) / 2, digits)
-        self.text(middle, 0.85, x + wide / 2, ticks, width=wide / 3, ha="center")
-        high = f"≥ {high}" if scale.cut[1] else high
-        self.text(high, 0.85, x + wide, ticks, width=wide / 3, ha="right")
+        high = "≥ " * scale.cut[1] + number(scale.high, digits)
+        for place, (value, side) in enumerate(((low, "left"), (middle, "center"), (high, "right"))):
+            self.text(value, 0.85, x + place * wide / 2, ticks, width=wide / 3, ha=side)
         left, right = (BLUE, RED) if scale.signed else (GREY, INK)
         words = self.y + round(2.65 * u)
         self.text(column.ends[0], 0.85, x, words, width=wide * 0.55, color=left)

@@ -249,11 +249,11 @@ def write_spatialdata(path: Path, request: Exported) -> None:
     """
 
     def fill(folder: Path) -> None:
-        root = load_optional("zarr", "zarr").create_group(str(folder), zarr_format=3)
+        zarr, first = load_optional("zarr", "zarr"), request.explanations[0]
         software = {"version": CONTAINER, "spatialdata_software_version": f"xmil {__version__}"}
-        first = request.explanations[0]
         about = {"version": __version__, "slide": first.bag, "task": request.task}
-        root.attrs.update({"spatialdata_attrs": software, "xmil": about})
+        attributes = {"spatialdata_attrs": software, "xmil": about}
+        root = zarr.create_group(str(folder), zarr_format=3, attributes=attributes)
         if request.mpp is not None and first.patch_size is not None:  # as LazySlide describes tiles
             spec = {"mpp": request.mpp, "ops_level": 0, "ops_downsample": 1.0, "base_level": 0,
                     "base_downsample": 1.0, "tissue_name": "tissues"}  # fmt: skip
@@ -333,15 +333,14 @@ def _write_table(group: Any, request: Exported, boxes: IntArray) -> None:
     columns = (np.arange(n), *boxes.T)
     for name, values in zip((INSTANCE, "x0", "y0", "x1", "y1"), columns, strict=True):
         _put(obs, name, values.astype(np.int64))
-    region = obs.create_group(REGION)  # one category for all rows
-    region.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
+    category = {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False}
+    region = obs.create_group(REGION, attributes=category)  # one for all rows
     _put(region, "codes", np.zeros(n, dtype=np.int8))
     _put(region, "categories", np.array([TILES], dtype=object))
     _frame(group, "var", [e.column for e in request.explanations], ())
-    folders = {}
-    for name in ("obsm", "varm", "obsp", "varp", "layers", "uns", "uns/spatialdata_attrs"):
-        folders[name] = group.create_group(name)
-        folders[name].attrs.update({"encoding-type": "dict", "encoding-version": "0.1.0"})
+    folder = {"encoding-type": "dict", "encoding-version": "0.1.0"}
+    names = ("obsm", "varm", "obsp", "varp", "layers", "uns", "uns/spatialdata_attrs")
+    folders = {name: group.create_group(name, attributes=folder) for name in names}
     _put(folders["obsm"], "spatial", (boxes[:, :2] + boxes[:, 2:]) / 2)
     string = {"encoding-type": "string", "encoding-version": "0.2.0"}
     for name, text in keys.items():
@@ -350,15 +349,8 @@ def _write_table(group: Any, request: Exported, boxes: IntArray) -> None:
 
 
 def _frame(group: Any, name: str, index: Sequence[str], columns: Sequence[str]) -> Any:
-    frame = group.create_group(name)
-    frame.attrs.update(
-        {
-            "encoding-type": "dataframe",
-            "encoding-version": "0.2.0",
-            "_index": "_index",
-            "column-order": list(columns),
-        }
-    )
+    about = {"encoding-type": "dataframe", "encoding-version": "0.2.0", "_index": "_index"}
+    frame = group.create_group(name, attributes={**about, "column-order": list(columns)})
     _put(frame, "_index", np.array(list(index), dtype=object))
     return frame
 

@@ -227,6 +227,16 @@ def families(text: str) -> list[str]:
     return list(dict.fromkeys([OWN, *(family for family in needed if family)]))
 
 
+def new_figure(
+    size: tuple[float, float], rows: int = 1, columns: int = 1, *, dpi: float | None = None, **options: Any
+) -> tuple[Figure, Any]:
+    """Make a figure of so many inches, and its axes; `options` are those of matplotlib's `subplots`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
 def letter_figure(figure: Figure) -> Figure:
     """Draw every text of a figure by fonts that have its letters."""
     from matplotlib.text import Text

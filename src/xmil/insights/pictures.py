@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xmil.core.durable import write_atomically
-from xmil.core.errors import InputError, XmilError
+from xmil.core.errors import XmilError, refuse_damage
 from xmil.core.explanation import Explanation
+from xmil.core.text import parse_json
 from xmil.heatmaps import (
     Look,
     Scale,
@@ -188,14 +188,12 @@ def _image(figure: Any, place: tuple[float, float, float, float], pixels: Any, w
 
 def _certificate_text(evaluated: Run | None, slide: str, e: Explanation) -> str:
     """What `xmil evaluate` certified of the slide; else the account, and how to get a certificate."""
-    path = None if evaluated is None else evaluated.path / "certificates" / f"{slide}.json"
-    if path is not None and path.is_file():
-        try:
-            certificate = json.loads(path.read_text(encoding="utf-8"))
+    path = None if evaluated is None else evaluated.find("certificate", slide)
+    if path is not None:
+        with refuse_damage(f"{path}: not a certificate", way="evaluate the slide again"):
+            certificate = parse_json(path.read_text(encoding="utf-8"))
             own = [m for m in certificate.get("methods", ()) if m.get("method") == e.method]
             sentence = (own or [certificate.get("headline", {})])[0].get("sentence", "")
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise InputError(f"{path}: not a certificate ({error}); evaluate the slide again.") from None
         return fill(f"Certificate ({path.name}): {sentence}", LETTERS)
     account = ""
     if e.audit is not None:

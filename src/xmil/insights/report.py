@@ -17,7 +17,7 @@ from xmil.core.explanation import PARTS
 from xmil.core.text import counted
 from xmil.evaluate import SurvivalCurve
 from xmil.evaluate.statistics import FEWEST
-from xmil.heatmaps import Html, bullets, image, join, letter_figure, page, small, table, tag
+from xmil.heatmaps import Html, bullets, image, join, letter_figure, new_figure, page, small, table, tag
 from xmil.insights.concepts import SEEDS, STABLE, Strategies, recommend_size
 from xmil.insights.shortcuts import Association
 
@@ -442,10 +442,7 @@ def _glossary(
 
 def _strategy_figure(s: Strategies, slides: Sequence[str]) -> Html:
     """Slides in the plane of their profiles, coloured by strategy; a ring marks the typical slide of each."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = new_figure((6.4, 3.8))
     for k in range(s.count):
         own, colour = s.labels == k, GROUPS[k % len(GROUPS)]
         x, y = s.embedding[own].T
@@ -464,13 +461,10 @@ def _strategy_figure(s: Strategies, slides: Sequence[str]) -> Html:
 
 def _survival(curves: Mapping[str, Sequence[SurvivalCurve]]) -> Html:
     """Kaplan-Meier curves with their bands, a panel for each biomarker; empty without any."""
-    from matplotlib.figure import Figure
-
     if not curves:
         return Html()
-    figure = Figure(figsize=(4.6 * len(curves), 3.8), layout="constrained")
-    panels = figure.subplots(1, len(curves), squeeze=False)[0]
-    for axis, (name, groups) in zip(panels, curves.items(), strict=True):
+    figure, panels = new_figure((4.6 * len(curves), 3.8), 1, len(curves), squeeze=False)
+    for axis, (name, groups) in zip(panels[0], curves.items(), strict=True):
         for colour, curve in zip(GROUPS, groups, strict=False):
             patients = "" if curve.n == curve.slides else f"{curve.n} cases, "
             words = f"{curve.group} ({patients}{curve.slides} slides)"

@@ -32,7 +32,7 @@ from xmil.core.durable import identity, unchanged, write_text
 from xmil.core.errors import InputError, UnknownNameError, XmilError
 from xmil.core.explanation import Explanation
 from xmil.core.request import takes
-from xmil.core.text import counted, parse_json, shorten
+from xmil.core.text import counted, shorten
 from xmil.data import feature_files, open_bag, read_bag, read_cohort
 from xmil.data.cohort import read_cell
 from xmil.data.header import slide_name
@@ -80,6 +80,7 @@ from xmil.storage import (
     open_run,
     pick_explanation,
     read_explanations,
+    read_json,
     read_provenance,
     write_explanations,
     write_table,
@@ -249,12 +250,11 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     def find_result(self, item: str) -> dict[str, Any] | None:
         """What a slide gave earlier under these settings."""
         try:
-            result = parse_json((self.out / "slides" / f"{item}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            result = read_json(self.out / "slides" / f"{item}.json")
+        except XmilError:
             return None
-        if not isinstance(result, dict) or result.get("fingerprint") != self.folder.fingerprint:
-            return None
-        return result if result.get("source") == self.identity_of(item) else None
+        is_same = result.get("fingerprint") == self.folder.fingerprint
+        return result if is_same and result.get("source") == self.identity_of(item) else None
 
     def outputs(self, items: Sequence[str]) -> list[Path]:
         """What a restart removes."""

@@ -64,14 +64,11 @@ def appearance(patch: Pixels) -> dict[str, float]:
     >>> numbers["blue ink"], numbers["green ink"], round(numbers["brightness"], 2)
     (1.0, 0.0, 0.37)
     """
+    from matplotlib.colors import rgb_to_hsv
+
     x = np.asarray(patch, dtype=np.float64) / 255
-    high, low = x.max(axis=2), x.min(axis=2)
-    chroma = high - low
-    saturation = np.where(high > 0, chroma / np.maximum(high, 1e-9), 0.0)
-    r, g, b = (x[..., i] for i in range(3))
-    safe = np.maximum(chroma, 1e-9)
-    hue = np.where(high == r, (g - b) / safe % 6, np.where(high == g, (b - r) / safe + 2, (r - g) / safe + 4))
-    hue = np.where(chroma > 0, 60 * hue, 0.0)
+    turn, saturation, high = np.moveaxis(rgb_to_hsv(x), 2, 0)
+    hue, chroma = 360 * turn, high - x.min(axis=2)
     numbers = {
         "brightness": float(x.mean()),
         "saturation": float(saturation.mean()),

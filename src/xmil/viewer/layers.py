@@ -208,7 +208,7 @@ def read_layer(path: Path) -> dict[str, Any]:
                 "box": [int(value) for value in inside.boxes[i]],
                 "values": [float(value) for value in maps[i].ravel()],
                 "limit": float(np.abs(maps[i]).max(initial=0.0)),
-                **{name: float(getattr(inside.audit, name)[i]) for name in vars(inside.audit)},
+                **{name: float(values[i]) for name, values in vars(inside.audit).items()},
             }
             for i in range(len(inside))
         ],

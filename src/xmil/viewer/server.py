@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import h11
 import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -232,17 +232,15 @@ class Guard:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self.rules.knows(token.strip()):
             return True
-        if any(key == "token" and self.rules.knows(value) for key, value in _query(scope)):
+        connection = HTTPConnection(scope)
+        if any(map(self.rules.knows, connection.query_params.getlist("token"))):
             return True
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
-        except CookieError:
-            return False
-        return cookie is not None and hmac.compare_digest(cookie.value.encode(), self.rules.cookie.encode())
+        cookie = connection.cookies.get(_cookie_name(scope), "")
+        return hmac.compare_digest(cookie.encode(), self.rules.cookie.encode())
 
     def _without_token(self, scope: Scope) -> str | None:
         """The address to go on to when the page was opened with the token: it leaves the address bar."""
-        query = _query(scope)
+        query = HTTPConnection(scope).query_params.multi_items()
         rest = [(key, value) for key, value in query if key != "token"]
         if scope["method"] != "GET" or rest == query or scope["path"] not in ("/", "/index.html"):
             return None
@@ -307,13 +305,6 @@ def _is_foreign(scope: Scope, headers: Headers) -> bool:
     site = headers.get("sec-fetch-site", "none")
     opened = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
     return site not in ("none", "same-origin") and not opened
-
-
-def _query(scope: Scope) -> list[tuple[str, str]]:
-    try:
-        return parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=16)
-    except ValueError:
-        return []
 
 
 def _cookie_name(scope: Scope) -> str:

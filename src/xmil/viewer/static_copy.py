@@ -134,17 +134,15 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
     about = collection.describe(key)
     place = folder / "api" / "slides" / str(key)
     error: str | None = about["error"]
+    layers = {"pairs": collection.pairs, "concepts": collection.concepts, "inside": collection.inside}
     for entry in about["sets"]:
         run = entry["run"]
         _put(place / f"evidence-{run}.bin", collection.scores(key, run))
-        if entry["pairs"]:
-            _put(place / f"pairs-{run}.json", to_json(collection.pairs(key, run)))
-        if entry["concepts"]:
-            _put(place / f"concepts-{run}.json", to_json(collection.concepts(key, run)))
-            for k in range(collection.concept_maps(key, run).values.shape[1]):
-                _put(place / f"concept-{run}-{k}.bin", collection.concept(key, run, k))
-        if entry["inside"]:
-            _put(place / f"inside-{run}.json", to_json(collection.inside(key, run)))
+        for name, layer in layers.items():
+            if entry[name]:
+                _put(place / f"{name}-{run}.json", to_json(layer(key, run)))
+        for k in range(collection.concept_maps(key, run).values.shape[1] if entry["concepts"] else 0):
+            _put(place / f"concept-{run}-{k}.bin", collection.concept(key, run, k))
     if (image := about["image"]) is not None:
         edge, full = max(image["width"], image["height"]), image["levels"] - 1
         while longest is not None and image["finest"] and -(-edge >> (full - image["finest"])) > longest:

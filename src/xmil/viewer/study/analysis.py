@@ -311,28 +311,29 @@ def measure_regions(study: Study, rows: Sequence[Row]) -> Iterator[Row]:
         drawn = [r for r in rows if r["slide"] == case.slide and r["stage"] == BEFORE and r["drawn"]]
         for run, evidence, columns in _evidence(study, case) if drawn else ():
             for row in drawn:
-                for measured in _measure_region(row, case, run, evidence, columns):
-                    target = measured["target"]
-                    about = target if target in study.classes else case.answers[run].predicted
-                    yield {**measured, "counted": int(row[DIAGNOSIS] == about)}
+                yield from _measure_region(study, row, case, run, evidence, columns)
 
 
 def _measure_region(
-    row: Row, case: Case, run: str, evidence: Evidence, columns: dict[str, int]
+    study: Study, row: Row, case: Case, run: str, evidence: Evidence, columns: dict[str, int]
 ) -> Iterator[Row]:
     if evidence.coords is None or evidence.patch_size is None:
         return
     with refuse_damage(f"readers/{row['reader']}.json: a region is damaged"):
         polygons = parse_polygons([feature["geometry"] for feature in row["drawn"]])
     marked = covered_by_polygons(polygons, evidence.coords.astype(np.float64), evidence.patch_size) >= SHARE
+    about = {key: row[key] for key in ("reader", "slide", "patient", "label", "arm", DIAGNOSIS, "right")}
+    answer = case.answers[run]
     for method, column in columns.items():
-        about = {key: row[key] for key in ("reader", "slide", "patient", "label", "arm", DIAGNOSIS, "right")}
+        target = evidence.columns[column]["target"]
+        explained = target if target in study.classes else answer.predicted
         yield {
             **about,
-            "model_right": int(case.answers[run].is_right(case.label)),
+            "model_right": int(answer.is_right(case.label)),
             "run": run,
             "method": method,
-            "target": evidence.columns[column]["target"],
+            "target": target,
+            "counted": int(row[DIAGNOSIS] == explained),
             "patches": evidence.n,
             "marked": int(marked.sum()),
             **score_regions(marked, evidence.scores[column]),

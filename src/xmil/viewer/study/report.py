@@ -145,10 +145,9 @@ def _judged(test: Test) -> str:
     if not np.isfinite(test.p_holm):
         return "too few patients to test"
     sure = test.p_holm < ALPHA and abs(test.difference.estimate) >= SMALLEST
-    gap = test.difference
-    points = Interval(100 * gap.estimate, 100 * gap.low, 100 * gap.high)
     change = "a change" if sure else "no clear change"
-    return f"{change}: {_signed(points)} percentage points, p = {_p(test.p_holm)}"
+    points = test.difference.text("+.3g", scale=100)
+    return f"{change}: {points} percentage points, p = {_p(test.p_holm)}"
 
 
 def _beside_chance(test: Test) -> str:
@@ -163,12 +162,6 @@ def _in_words(estimate: Estimate, *, plain: bool = False) -> str:
     """An estimate with its interval, or why there is none."""
     few = why_no_interval(estimate.patients, "patient") or "no interval: the patients are all alike"
     return _interval(estimate.value, plain=plain).replace("[no interval]", f"({few})")
-
-
-def _signed(value: Interval) -> str:
-    """A difference with its sign and its interval."""
-    ends = f"[{value.low:+.3g}, {value.high:+.3g}]" if value.exists else "[no interval]"
-    return f"{value.estimate:+.3g} {ends}"
 
 
 def _accuracy(findings: Findings) -> Iterator[Html]:
@@ -297,9 +290,9 @@ def _time(findings: Findings) -> Iterator[Html]:
             cells: list[object] = []
             for question in questions:
                 value = findings.find(f"answer {question.id}", arm.name, stage)
-                yes = question.kind == "yes-no"
-                cells.append(NO_VALUE if value is None else _share(value) if yes else _number(value.value))
-            rows.append([_place(study, arm.name, stage), _number(seconds.value), *cells])
+                scale = NO_VALUE if value is None else value.value.text(".1f", otherwise="")
+                cells.append(_share(value) if question.kind == "yes-no" else scale)
+            rows.append([_place(study, arm.name, stage), seconds.value.text(".1f", otherwise=""), *cells])
     yield tag("h2", "Time and further answers")
     yield small("Median seconds at each stage of the case; mean of scales, share of yes.")
     yield table(rows, head=["arm", "seconds", *(question.text for question in questions)])
@@ -320,7 +313,7 @@ def _tests(findings: Findings) -> Iterator[Html]:
     for t in findings.tests:
         comparison = f"{_title(t.first)} minus {_title(t.second)}"
         measure = "seconds, all stages together" if t.measure == "seconds" else t.measure
-        rows.append([measure, comparison, _signed(t.difference), _p(t.p), _p(t.p_holm), t.patients])
+        rows.append([measure, comparison, t.difference.text("+.3g"), _p(t.p), _p(t.p_holm), t.patients])
     yield table(rows, head=["measure", "comparison", "difference", "p", "p (Holm)", "patients"])
 
 
@@ -362,23 +355,13 @@ def _percent(share: float) -> str:
 
 def _interval(value: Interval, *, plain: bool = False) -> str:
     """An estimate with its bounds, in percent unless plain."""
-    scale, digits = (1, 2) if plain else (100, 0)
     if not np.isfinite(value.estimate):
         return NO_VALUE
-    unit = "" if plain else " %"
-    middle = f"{scale * value.estimate:.{digits}f}{unit}"
-    if not value.exists:
-        return f"{middle} [no interval]"
-    return f"{middle} [{scale * value.low:.{digits}f}, {scale * value.high:.{digits}f}]"
+    return value.text(".2f") if plain else value.text(".0f", scale=100, unit=" %")
 
 
 def _share(estimate: Estimate | None) -> str:
     return NO_VALUE if estimate is None else _interval(estimate.value)
-
-
-def _number(value: Interval) -> str:
-    ends = f" [{value.low:.1f}, {value.high:.1f}]" if value.exists else ""
-    return f"{value.estimate:.1f}{ends}"
 
 
 def _p(p: float) -> str:
