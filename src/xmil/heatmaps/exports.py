@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import IntArray
-from xmil.core.durable import write_atomically, write_text
+from xmil.core.durable import write_atomically, write_bytes, write_text
 from xmil.core.errors import FileError, InputError, absent
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
@@ -122,11 +122,7 @@ def write_geojson(
     data = _collection(features, bag, origin).encode()
     if Path(path).suffix == ".gz":
         data = gzip.compress(data, mtime=0)  # the same bytes for the same scores
-
-    def write(part: str) -> None:
-        Path(part).write_bytes(data)
-
-    write_atomically(path, write)
+    write_bytes(path, data)
 
 
 def _classifications(explanations: Sequence[Explanation], task: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil._version import __version__
-from xmil.core.durable import write_atomically, write_text
+from xmil.core.durable import write_bytes, write_text
 from xmil.core.errors import InputError, XmilError, not_made
 from xmil.core.text import parse_json
 from xmil.viewer.cache import to_json
@@ -185,11 +185,7 @@ def tile_numbers(image: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
 
 def _put(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(part: str) -> None:
-        Path(part).write_bytes(content)
-
-    write_atomically(path, write)
+    write_bytes(path, content)
 
 
 def page_files(folder: Path = STATIC) -> dict[str, Path]:

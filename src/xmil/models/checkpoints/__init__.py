@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from xmil._version import __version__
-from xmil.core.durable import write_atomically, write_text
+from xmil.core.durable import write_bytes, write_text
 from xmil.core.errors import CheckpointError, XmilError, bad_parameter, not_made
 from xmil.core.text import markdown_table, shorten
 from xmil.models.base import MODELS, MILModel, ModelSpec, build
@@ -89,10 +89,7 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
         header[BACKGROUND_KEY] = json.dumps({"n": model.background.n})
     content = save(state, metadata=header)  # bytes first: a full disk is then an OSError, told in one line
 
-    def write(temporary: str) -> None:
-        Path(temporary).write_bytes(content)
-
-    write_atomically(path, write)
+    write_bytes(path, content)
 
 
 def describe_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
