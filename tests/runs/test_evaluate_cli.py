@@ -182,7 +182,7 @@ def test_bad_slides_are_recorded_and_tried_again(tmp_path, capsys):
     ("more", "words"),
     [
         (["--methods", "lpr"], "Did you mean 'lrp'"),
-        (["--methods", "logits"], "cannot explain this model"),
+        (["--methods", "logits"], "cannot explain attnmil"),
         (["--modes", "drop"], "Unknown mode 'drop'"),
         (["--orders", "1"], "orders"),
         (["--label", "grade"], "Unknown column 'grade'"),

@@ -148,7 +148,7 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
 def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
     """The request with its one feature file; that of a slide is made, in a folder of its own."""
     from xmil.data import feature_files
-    from xmil.data.files import folder_advice
+    from xmil.data.files import check_feature_files
     from xmil.runs.explain import check_output, features_of_slides
     from xmil.runs.slide_features import listed_slides
 
@@ -165,9 +165,7 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
         OneSlide().failures(made.refused)
         return replace(made.request, features=cast(Path, made.request.features) / f"{names[0]}.h5")
     files = feature_files(request.features)[0]
-    if not files:
-        advice = folder_advice(request.features)
-        raise InputError(f"{request.features}: no feature files in this folder; {advice}.")
+    check_feature_files(files, request.features)
     if files != [request.features]:
         raise InputError(
             f"{request.features}: holds {len(files)} feature files; give out=, the folder for their "

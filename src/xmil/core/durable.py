@@ -182,6 +182,14 @@ def note_as_it_is(path: StrPath) -> None:
     note_done(run, target)
 
 
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path lies in a folder once links are followed."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # links in a circle
+        return False
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder last; nothing where the system cannot."""
     if syncs() and os.name == "posix":
@@ -240,7 +248,7 @@ def file_digest(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         for file in _files(path):
-            _add(digest, file)
+            add_file(digest, file)
     except OSError as error:
         raise FileError(unreadable(path, error)) from None
     return digest.hexdigest()
@@ -265,7 +273,7 @@ def identity(path: StrPath, *, full: bool | None = None, times: bool = False) ->
             name, stat = "" if file == place else file.relative_to(place).as_posix(), file.stat()
             if full:
                 digest.update(f"{name}|{stat.st_size}|".encode())
-                _add(digest, file)
+                add_file(digest, file)
                 continue
             is_read = i in sampled and stat.st_size <= WHOLE
             time = stat.st_mtime_ns if times and not is_read else ""
@@ -298,7 +306,8 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _add(digest: hashlib._Hash, file: Path) -> None:
+def add_file(digest: hashlib._Hash, file: Path) -> None:
+    """Take every byte of a file into a digest."""
     with file.open("rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)

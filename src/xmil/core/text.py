@@ -149,17 +149,17 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def shorten(names: Sequence[str], most: int) -> str:
+def shorten(names: Sequence[str], most: int, *, comma: str = ",") -> str:
     r"""The first of many names in a sentence, and how many more there are; always one line.
 
-    >>> shorten(["a", "b", "c"], 2), shorten(["a"], 2)
-    ('a, b and 1 more', 'a')
+    >>> shorten(["a", "b", "c"], 2), shorten(["a"], 2), shorten(["a, b", "c"], 1, comma=";")
+    ('a, b and 1 more', 'a', 'a, b; and 1 more')
     >>> shorten(["a\nb"], 2)
     'a\\nb'
     """
     shown = [name if name.isprintable() else repr(name)[1:-1] for name in names[:most]]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(shown)}{more}"
+    more = f"{comma.strip(',')} and {len(names) - most} more" if len(names) > most else ""
+    return f"{f'{comma} '.join(shown)}{more}"
 
 
 def text_table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:

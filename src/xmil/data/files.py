@@ -15,12 +15,13 @@ import numpy as np
 
 from xmil.core.background import KEPT, Background, background_of
 from xmil.core.bag import Bag
+from xmil.core.durable import is_inside
 from xmil.core.errors import FileError, InputError, StrPath, XmilError, absent
 from xmil.core.text import bare_name, counted, is_plain, shorten
 from xmil.data.bags import open_bag, read_bag
 from xmil.data.cohort import PATH, Cohort
 from xmil.data.containers.stores import is_bag_folder
-from xmil.data.header import FEATURE_SUFFIXES, Header, inside, slide_name
+from xmil.data.header import FEATURE_SUFFIXES, Header, slide_name
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def feature_files(folder: StrPath, *, follow_links: bool = True) -> tuple[list[P
     if not root.is_dir():
         raise FileError(absent(root, "folder or file of features"))
     files = sorted(path for path in root.iterdir() if _is_feature_file(path))
-    usable = [path for path in files if not _to_device(path) and (follow_links or inside(path, root))]
+    usable = [path for path in files if not _to_device(path) and (follow_links or is_inside(path, root))]
     return usable, sorted(set(files) - set(usable))
 
 
@@ -95,9 +96,7 @@ def join_features(
         doubled=tuple(slide for slide, path in pairs if path and len(by_name.get(bare_name(slide), ())) > 1),
         not_followed=tuple(path.name for path in links),
     )
-    if not files:
-        unread = f" ({len(links)} links not followed; see follow_links=)" if links else ""
-        raise InputError(f"{folder}: no feature files in this folder{unread}; {folder_advice(Path(folder))}.")
+    check_feature_files(files, folder, links)
     if not len(cohort):
         raise InputError(f"{cohort.path or 'The cohort'}: has no rows; it must name slides.")
     if not rows:
@@ -110,7 +109,7 @@ def _named(cell: str, folder: Path, *, follow_links: bool) -> Path | None:
     if "\0" in cell or ".." in path.parts:
         raise InputError(f"The path {cell!r} in the cohort must not lead out of the folder by '..'.")
     full = path if path.is_absolute() else folder / path
-    if not follow_links and not path.is_absolute() and full.exists() and not inside(full, folder):
+    if not follow_links and not path.is_absolute() and full.exists() and not is_inside(full, folder):
         raise InputError(
             f"The path {cell!r} in the cohort is a link out of {folder}; name the file itself, or pass "
             "follow_links=True."
@@ -177,6 +176,13 @@ def only_folder(path: Path) -> Path | None:
     # CLAM has each slide twice: h5_files know the places, pt_files take them from there
     candidates = [each for each in placed or featured if each.path.name != "pt_files"] or placed or featured
     return candidates[0].path if len(candidates) == 1 else None
+
+
+def check_feature_files(files: Sequence[Path], folder: StrPath, links: Sequence[Path] = ()) -> None:
+    """Refuse a folder without feature files, with the one that may be meant."""
+    if not files:
+        unread = f" ({len(links)} links not followed; see follow_links=)" if links else ""
+        raise InputError(f"{folder}: no feature files in this folder{unread}; {folder_advice(Path(folder))}.")
 
 
 def folder_advice(path: Path) -> str:

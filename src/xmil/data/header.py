@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import Bag, IntArray, Patches, Placed, Places, StoredBag, merged, select_extras
+from xmil.core.durable import is_inside
 from xmil.core.errors import FileError, InputError, bad_parameter
 from xmil.core.text import parse_json
 from xmil.data.containers import Contents, Rows
@@ -253,15 +254,7 @@ def find_beside(path: Path, candidates: Sequence[str], *, levels: int) -> Path |
     """The first existing relative candidate in the folder of `path` or up to `levels` folders above."""
     folders = list(path.absolute().parents)[: levels + 1]
     places = ((folder / relative, folder) for folder in folders for relative in candidates)
-    return next((place for place, folder in places if place.exists() and inside(place, folder)), None)
-
-
-def inside(path: Path, folder: Path) -> bool:
-    """Whether a path, links followed, lies in a folder."""
-    try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):  # loops of links
-        return False
+    return next((place for place, folder in places if place.exists() and is_inside(place, folder)), None)
 
 
 def index_beside(path: Path) -> Path | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import fuse_conv_bn_weights
 
 from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.registry import Registry
@@ -473,12 +474,9 @@ def _fold(module: nn.Module, layer: nn.Module, norm: _BatchNorm) -> None:
     """Take a norm into its layer; an identity replaces it, or a scale of one if it has an activation."""
     assert isinstance(layer, nn.Conv2d | nn.Linear)  # noqa: S101  # as found by _pairs
     assert norm.running_mean is not None and norm.running_var is not None  # noqa: S101, PT018
-    scale = torch.rsqrt(norm.running_var + norm.eps)
-    scale = scale if norm.weight is None else scale * norm.weight
-    shift = -norm.running_mean * scale if norm.bias is None else norm.bias - norm.running_mean * scale
-    bias = shift if layer.bias is None else layer.bias * scale + shift
-    layer.weight = nn.Parameter(layer.weight * scale.view(-1, *[1] * (layer.weight.ndim - 1)))
-    layer.bias = nn.Parameter(bias.clone())
+    layer.weight, layer.bias = fuse_conv_bn_weights(  # a linear layer's weights fuse in the same way
+        layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
     if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         for parent in list(module.modules()):
             for name, child in parent.named_children():

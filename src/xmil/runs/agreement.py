@@ -17,7 +17,7 @@ import numpy as np
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError, XmilError, absent
 from xmil.core.explanation import card_of
-from xmil.core.text import counted, csv_text, text_table
+from xmil.core.text import counted, csv_text, shorten, text_table
 from xmil.evaluate.marks import covered_by_polygons, read_regions, score_regions
 from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_means
 from xmil.heatmaps import opened
@@ -87,10 +87,8 @@ def compare_annotations(
         left_out += [{"slide_id": slide, "file": str(drawn[1]), "error": fault} for fault in faults]
     if left_out:
         reasons = [row["error"].removesuffix(".") for row in left_out]
-        more = len(reasons) - SHOWN
-        listed = "; ".join(reasons[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
         some = counted(len({row["file"] for row in left_out}), "file")
-        say(f"{some} left out, as a whole or in part: {listed}.")
+        say(f"{some} left out, as a whole or in part: {shorten(reasons, SHOWN, comma=';')}.")
     return Agreement(rows, summarise(rows), left_out)
 
 

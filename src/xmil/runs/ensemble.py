@@ -28,9 +28,9 @@ from xmil.core.task import TASKS
 from xmil.data.bags import Case, open_bag
 from xmil.data.files import (
     background_of_files,
+    check_feature_files,
     differing,
     feature_files,
-    folder_advice,
     is_features,
     same_encoder,
 )
@@ -578,9 +578,7 @@ def _sizes(own: nn.Module, name: str, ensemble: Ensemble) -> tuple[int, int]:
     if ensemble.features is None:
         raise InputError(f"The model {name!r} needs features to be tried out on; give features=.")
     bags = feature_files(ensemble.features)[0]
-    if not bags:
-        where = folder_advice(ensemble.features)
-        raise InputError(f"{ensemble.features}: no feature files to try the model {name!r} out on; {where}.")
+    check_feature_files(bags, ensemble.features)
     faults: dict[int, XmilError] = {}  # by width, 0 where no network could use the file
     for path in bags:
         width = 0

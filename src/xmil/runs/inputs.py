@@ -17,10 +17,10 @@ from xmil.data.bags import Case, group_cases, open_bag
 from xmil.data.cohort import SPLIT, Cohort, read_cohort
 from xmil.data.files import (
     UNTRAINED,
+    check_feature_files,
     feature_facts,
     feature_files,
     features_warning,
-    folder_advice,
     is_untrained,
     join_features,
 )
@@ -250,9 +250,7 @@ def _every_file(request: CohortRequest, say: Say) -> list[Case]:
     if links:
         names = shorten([path.name for path in links], NAMED)
         say(f"{request.features}: {len(links)} links not followed: {names}.")
-    if not files:
-        advice = folder_advice(request.features)
-        raise InputError(f"{request.features}: no feature files in this folder; {advice}.")
+    check_feature_files(files, request.features)
     by_name: dict[str, Path] = {}
     for path in files:
         by_name.setdefault(slide_name(path), path)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
-from xmil.core.durable import remove_file, sync_folder
+from xmil.core.durable import add_file, remove_file, sync_folder
 from xmil.core.explanation import Explanation
 from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Outcome, Workers, process
@@ -196,9 +196,8 @@ def _made_of(files: Sequence[Path]) -> dict[str, Any]:
     digest = sha256()
     for path in files:
         digest.update(f"{path.name}|".encode())
-        with suppress(OSError), path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+        with suppress(OSError):
+            add_file(digest, path)
     return {"version": __version__, "slides": len(files), "files": digest.hexdigest()}
 
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from xmil._version import __version__
 from xmil.core.budget import check_csv, check_regular, csv_rows, parquet_rows
-from xmil.core.durable import FULL, remove_file, sync_folder, write_text
+from xmil.core.durable import FULL, is_inside, remove_file, sync_folder, write_text
 from xmil.core.errors import FileError, InputError, WriteError, XmilError, absent, not_made, unknown_name
 from xmil.core.interactions import Interactions
 from xmil.core.journal import MANIFEST, is_manifest, owning_run
@@ -278,7 +278,7 @@ class Run:
             return path
         if not path.is_file():
             return None
-        if not self.follow_links and not _resolves_into(path, self.path):
+        if not self.follow_links and not is_inside(path, self.path):
             raise FileError(
                 f"{path.name}: a link out of its folder, not followed; follow_links=True follows it."
             )
@@ -454,16 +454,8 @@ def read_curves(path: Path) -> dict[tuple[str, str], dict[str, list[float]]]:
 def check_inside(path: Path) -> None:
     """Refuse what is not a file of the run: a pipe, or a link that leads out of the folder."""
     check_regular(path)
-    if path.is_symlink() and not _resolves_into(path, path.parent):
+    if path.is_symlink() and not is_inside(path, path.parent):
         raise FileError(f"{path}: a link out of the run's folder, which is not followed; copy the file in.")
-
-
-def _resolves_into(path: Path, folder: Path) -> bool:
-    """Whether a path lies in a folder once links are followed."""
-    try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):  # links in a circle
-        return False
 
 
 @dataclass(frozen=True)

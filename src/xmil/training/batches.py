@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from xmil.core.errors import InputError, XmilError
-from xmil.core.text import counted
+from xmil.core.text import counted, shorten
 from xmil.data.dataset import BagDataset, Draw, EpochSampler
 from xmil.training.loop import padded
 from xmil.training.training_set import Rows
@@ -232,6 +232,4 @@ def _check_classes(counts: Mapping[str, Counter[str]], alone: Sequence[str]) -> 
 
 def _count_sites(counts: Mapping[str, Counter[str]]) -> str:
     cells = {site: ", ".join(f"{name} {own[name]}" for name in sorted(own)) for site, own in counts.items()}
-    listing = [f"{site}: {cell}" for site, cell in cells.items()]
-    more = f"; and {len(listing) - SHOWN} more" if len(listing) > SHOWN else ""
-    return "; ".join(listing[:SHOWN]) + more
+    return shorten([f"{site}: {cell}" for site, cell in cells.items()], SHOWN, comma=";")

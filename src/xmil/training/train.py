@@ -23,6 +23,7 @@ from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.task import TASKS, Floats
 from xmil.core.text import parse_json, shorten
 from xmil.evaluate import prediction_columns
+from xmil.network import find_device
 from xmil.storage import (
     RUN,
     RunFolder,
@@ -423,15 +424,7 @@ def preload_bytes(settings: Train) -> int:
 
 
 def _devices(settings: Train) -> tuple[str, int | list[int]]:
-    name = settings.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"Unknown device {settings.device!r}; use auto, cpu, cuda or cuda:N.") from None
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"The device {settings.device!r} is not available; use cpu.")
+    device = torch.device(find_device(settings.device))
     if device.index is not None and settings.devices == 1:
         return device.type, [device.index]
     return device.type, settings.devices

@@ -97,8 +97,7 @@ def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
         return _training_set(cohort, config)
     usable = cohort.take(i for i, path in enumerate(cohort.column("path")) if str(path) not in broken)
     if config.data.missing == "refuse" or not len(usable):
-        reasons = "; ".join([reason.rstrip(".") for reason in broken.values()][:FILES])
-        reasons += f"; and {len(broken) - FILES} more" if len(broken) > FILES else ""
+        reasons = shorten([reason.rstrip(".") for reason in broken.values()], FILES, comma=";")
         raise InputError(
             f"{config.data.cohort}: the feature files of {len(broken)} of {len(cohort)} slides cannot be "
             f"used: {reasons}. Repair them, or set data.missing to 'skip'."

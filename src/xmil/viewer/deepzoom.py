@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xmil.core.durable import is_inside
 from xmil.core.errors import FileError, XmilError
 from xmil.core.text import bare_name, is_plain
-from xmil.data.header import inside
 from xmil.viewer.cache import Cache, Stamp, attempt, stamp
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class Pictures:
         if self.folder is None or not is_plain(slide_id):
             return None
         path = self.listed().get(bare_name(slide_id))
-        if path is not None and not self.follow_links and not inside(path, self.folder):
+        if path is not None and not self.follow_links and not is_inside(path, self.folder):
             raise FileError(
                 f"{path.name}: a link out of the slides' folder, not followed; follow_links=True follows it."
             )
