@@ -242,7 +242,11 @@ def test_inspect_names_one_reason_for_a_torch_file(
     torch.save({"a": slice(3)}, tmp_path / "objects.pt")
     torch.save(torch.zeros(768), tmp_path / "vector.pt")
     torch.save({"layer.weight": torch.zeros(3, 3)}, tmp_path / "other.pt")
-    reasons = {"objects": "could run code", "vector": "slide-level embedding", "other": "of no known family"}
+    reasons = {
+        "objects": "could run code",
+        "vector": "slide-level embedding",
+        "other": "of an unknown family",
+    }
     for name, reason in reasons.items():
         code, _, err = run("inspect", tmp_path / f"{name}.pt", capsys=capsys)
         assert (code, err.count(str(tmp_path))) == (2, 1), err
