@@ -53,7 +53,9 @@ def test_what_is_no_model_is_named_by_every_command(
     os.mkfifo(tmp_path / "full" / "never read")
     (tmp_path / "loop").symlink_to("loop")
     xmil.write_bag(xmil.Bag([[1.0, 2.0]]), tmp_path / "s.h5")
-    words = {"loop": "a link that leads back to itself"}.get(what, "has none of model.safetensors")
+    words = {"loop": "a link that leads back to itself"}.get(
+        what, "this folder has none of model.safetensors"
+    )
     for name in ("explain", "predict", "evaluate"):
         paths = ["--model", str(tmp_path / what), "--features", str(tmp_path / "s.h5")]
         assert run([name, *paths, "--out", str(tmp_path / "out")]) == 2

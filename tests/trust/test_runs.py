@@ -586,7 +586,7 @@ def test_item_23_an_ome_tiff_of_files_elsewhere_is_refused(tmp_path: Path) -> No
         start, end = text.index("<TiffData"), text.index("</Pixels>")
         about = (text[:start] + part + text[end:]).encode()
         tifffile.imwrite(path, pixels, photometric="rgb", description=about, metadata=None)
-        with pytest.raises(FileError, match="outside its folder, which is not opened"):
+        with pytest.raises(FileError, match="outside its folder"):
             xmil.open_slide(path)
 
 
