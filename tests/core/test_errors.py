@@ -54,7 +54,7 @@ def test_what_is_no_model_is_named_by_every_command(
     (tmp_path / "loop").symlink_to("loop")
     xmil.write_bag(xmil.Bag([[1.0, 2.0]]), tmp_path / "s.h5")
     words = {"loop": "a link that leads back to itself"}.get(
-        what, "a folder without any of model.safetensors"
+        what, "this folder has none of model.safetensors"
     )
     for name in ("explain", "predict", "evaluate"):
         paths = ["--model", str(tmp_path / what), "--features", str(tmp_path / "s.h5")]

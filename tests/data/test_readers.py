@@ -182,7 +182,7 @@ def test_slide2vec_files_that_do_not_fit(tmp_path: Path) -> None:
     path = p.slide2vec(tmp_path, container="npz")
     corners = tmp_path / "tiles" / "s1.coordinates.npz"
     np.savez(corners, tile_index=np.arange(2), x=np.zeros(2, int), y=np.zeros(2, int))
-    with pytest.raises(FileError, match=r"lacks the tile 2, which s1\.npz has features of"):
+    with pytest.raises(FileError, match=r"lacks the tile 2.*s1\.npz"):
         xmil.read_bag(path)
     np.savez(corners, corners=np.zeros((2, 2)))
     with pytest.raises(FileError, match="holds no 'x' and 'y'"):
@@ -300,7 +300,9 @@ def test_plain_arrays_with_coordinates(tmp_path: Path, container: str) -> None:
 def test_given_values_win_and_are_said(tmp_path: Path) -> None:
     bag = xmil.read_bag(p.trident(tmp_path), patch_size=300, mpp=0.4)
     assert (bag.patch_size, bag.mpp) == (300, 0.4)
-    assert bag.inferred == ("patch edge 300 as given; the file says 512",)
+    [note] = bag.inferred
+    assert "300" in note
+    assert "512" in note
 
 
 def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:

@@ -123,7 +123,9 @@ def test_encoders_that_return_more() -> None:
     )
     np.testing.assert_allclose(xmil.explain(picked, bags()[0]).scores, plain, atol=1e-6)
     wide = xmil.chain(SlideEncoder(), nn.Linear(E + 1, 2))
-    with pytest.raises(InputError, match=r"SlideEncoder gave no vector of the width 6 .*it gave \(1, 5\)"):
+    with pytest.raises(
+        InputError, match=r"SlideEncoder returned no vector of the width 6 .*output was \(1, 5\)"
+    ):
         xmil.explain(wide, bags()[0])
 
 
@@ -172,10 +174,10 @@ def test_cox_models() -> None:
     ("make", "words"),
     [
         (lambda h, y: LogisticRegression(), "has no coefficients: fit it first"),
-        (lambda h, y: RidgeClassifier().fit(h, y), "gives no probabilities"),
-        (lambda h, y: make_pipeline(Normalizer(), Ridge()).fit(h, y), "step Normalizer is not known"),
+        (lambda h, y: RidgeClassifier().fit(h, y), "no probabilities"),
+        (lambda h, y: make_pipeline(Normalizer(), Ridge()).fit(h, y), "step Normalizer"),
         (lambda h, y: make_pipeline(MinMaxScaler(clip=True), Ridge()).fit(h, y), "clips"),
-        (lambda h, y: np.ones(E), "may mean anything"),
+        (lambda h, y: np.ones(E), "Bare coefficients"),
     ],
 )
 def test_probes_that_cannot_be_one(make: object, words: str) -> None:

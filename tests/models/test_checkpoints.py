@@ -251,7 +251,8 @@ def test_foreign_keys_beside_a_prefix_are_dropped_and_named(prefix: str, tmp_pat
     torch.save({"state_dict": state | {"loss.weight": torch.ones(2)}}, tmp_path / "m.ckpt")
     assert torch.equal(xmil.load_model(tmp_path / "m.ckpt").classifier[0].weight, model.classifier[0].weight)
     [note] = describe_checkpoint(tmp_path / "m.ckpt")["notes"]
-    assert note.startswith(f"dropped loss.weight: not under '{prefix.split('.')[0]}.")
+    assert note.startswith("dropped loss.weight")
+    assert f"'{prefix.split('.')[0]}." in note
 
 
 def test_a_lightning_transmil_with_a_loss_of_its_own(tmp_path: Path) -> None:
@@ -260,7 +261,9 @@ def test_a_lightning_transmil_with_a_loss_of_its_own(tmp_path: Path) -> None:
     torch.save({"state_dict": state | {"model.loss.weight": torch.ones(2)}}, tmp_path / "m.ckpt")
     found = describe_checkpoint(tmp_path / "m.ckpt")
     assert found["family"] == "transmil"
-    assert found["notes"] == ["dropped model.loss.weight: not under 'model.model.', where the model is"]
+    [note] = found["notes"]
+    assert note.startswith("dropped model.loss.weight")
+    assert "'model.model.'" in note
 
 
 def test_a_prefix_alone_drops_nothing(tmp_path: Path) -> None:
@@ -272,7 +275,7 @@ def test_a_prefix_alone_drops_nothing(tmp_path: Path) -> None:
 
 def test_a_stranger_under_a_prefix_is_named_by_its_own_keys(tmp_path: Path) -> None:
     torch.save({"model.conv.weight": torch.zeros(1), "loss.weight": torch.zeros(1)}, tmp_path / "m.pt")
-    with pytest.raises(CheckpointError, match=r"no known family\. Keys: model\.conv\.weight, loss\.weight"):
+    with pytest.raises(CheckpointError, match=r"unknown family\. Keys: model\.conv\.weight, loss\.weight"):
         xmil.load_model(tmp_path / "m.pt")
 
 
@@ -325,7 +328,7 @@ def test_what_shapes_cannot_say_comes_from_the_settings(settings: dict[str, obje
     loaded = xmil.load_model(tmp_path)  # the folder will do
     x = torch.randn(1, 10, 6)
     assert torch.equal(loaded(x), model(x))
-    assert "thrown away" in describe_checkpoint(tmp_path)["notes"][0]
+    assert "mlp_layers.0.0.weight" in describe_checkpoint(tmp_path)["notes"][0]
 
 
 @pytest.mark.parametrize("name", xmil.list_models())
@@ -459,17 +462,17 @@ def broken_files(folder: Path) -> dict[str, Path]:
 MESSAGES = {
     "missing.pt": "no such file",
     "empty.pt": r"is empty \(0 bytes\); download or copy it again",
-    "text.pt": r"not a checkpoint \(it begins with 'hello'\); download or copy it again",
-    "page.pt": r"not a checkpoint \(it begins with '<!DOCTYPE html>'\); download",
-    "noise.pt": r"not a checkpoint \(it does not begin like one\); download",
-    "renamed.pt": r"holds safetensors; rename it so that it ends in \.safetensors",
+    "text.pt": r"not a checkpoint \(it starts with 'hello'\); download or copy it again",
+    "page.pt": r"not a checkpoint \(it starts with '<!DOCTYPE html>'\); download",
+    "noise.pt": r"not a checkpoint \(.*signature\); download",
+    "renamed.pt": r"holds safetensors; rename it to end in \.safetensors",
     "cut.pt": r"truncated or not a checkpoint \(.*\); download or copy it again",
     "cut.safetensors": r"not a readable safetensors file \(.*\); download or copy it again",
     "features.pt": "read_bag",
     "lacks.pt": r"missing: attention\.V\.bias",
-    "extra.pt": "not expected: surprise",
+    "extra.pt": "unexpected: surprise",
     "shape.pt": r"wrong shape: classifier\.weight \(2, 9\), expected \(2, 8\)",
-    "stranger.pt": r"of no known family\. Keys: conv\.weight\. Tried: clam lacks",
+    "stranger.pt": r"of an unknown family\. Keys: conv\.weight\. Tried: clam lacks",
     "nothing.pt": "holds no tensors; keys: epoch",
     "headless.pt": "without a head",
     "spec.safetensors": "in_dim",

@@ -130,7 +130,7 @@ def test_networks_that_are_not_rebuilt_are_named_with_the_way_to_explain_them(
     build: str, tmp_path: Path
 ) -> None:
     torch.save({key: torch.zeros(2, 2) for key in ADVICE[build]}, tmp_path / "m.pt")
-    with pytest.raises(xmil.XmilError, match="not rebuilt here") as caught:
+    with pytest.raises(xmil.XmilError, match="does not rebuild") as caught:
         xmil.load_model(tmp_path / "m.pt")
     told = str(caught.value)
     assert f"{build}(...), fill it with net.load_state_dict(...)" in told
@@ -144,5 +144,5 @@ def test_other_models_of_stamp_are_named(tmp_path: Path) -> None:
         "hyper_parameters": {"model_name": "mlp", "stamp_version": "2.5.0"},
     }
     torch.save(content, tmp_path / "m.ckpt")
-    with pytest.raises(xmil.XmilError, match="of STAMP's model 'mlp', which is not rebuilt here"):
+    with pytest.raises(xmil.XmilError, match="of STAMP's model 'mlp'"):
         xmil.load_model(tmp_path / "m.ckpt")

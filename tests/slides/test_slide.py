@@ -193,7 +193,7 @@ def broken(folder: Path, data: bytes | None) -> dict[str, str]:
     if data is not None:
         for share in (0.02, 0.5, 0.98):
             (folder / f"cut-{share}.svs").write_bytes(data[: int(len(data) * share)])
-            said[f"cut-{share}.svs"] = "damaged or cut off"
+            said[f"cut-{share}.svs"] = "damaged or truncated"
     return said
 
 
@@ -220,7 +220,7 @@ def test_damage_inside_shows_when_it_is_read(data_dir: Path, tmp_path: Path) -> 
     (tmp_path / "scrambled.svs").write_bytes(scrambled)
     with (
         open_slide(tmp_path / "scrambled.svs") as slide,
-        pytest.raises(FileError, match="damaged, level 0 at"),
+        pytest.raises(FileError, match="damaged, cannot read level 0 at"),
     ):
         slide.thumbnail(100)
 
@@ -254,7 +254,7 @@ def test_slides_of_a_folder(tmp_path: Path) -> None:
         "scan": "scan",
     }
     (tmp_path / "below" / "a.tif").write_bytes(b"x")
-    with pytest.raises(FileError, match="'a' is at"):
+    with pytest.raises(FileError, match="'a' is also at"):
         find_slides(tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_from_embeddings_to_patches(tmp_path: Path) -> None:
 
 def test_patch_features_are_no_embeddings(tmp_path: Path) -> None:
     np.save(tmp_path / "s.npy", np.zeros((4, 3), np.float32))
-    with pytest.raises(FileError, match=r"shape \(4, 3\), not that of one vector for the slide"):
+    with pytest.raises(FileError, match=r"shape \(4, 3\)"):
         xmil.read_bag(tmp_path / "s.npy", format="embedding")
     np.savez(tmp_path / "t.npz", other=np.zeros(3, np.float32))
     with pytest.raises(FileError, match=r"holds no slide embedding; it holds other \(3,\)"):

@@ -178,7 +178,7 @@ def test_item_09_outputs_that_are_no_rows_of_a_layer_cannot_be_picked(tmp_path: 
 
 def test_item_09_unknown_settings_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, 2, learning_rate=0.1, twist="left", turns=3)
-    assert xmil.load_model(path).notes == ("args.json has settings of unknown meaning: turns, twist",)
+    assert xmil.load_model(path).notes == ("args.json has unknown settings: turns, twist",)
     with pytest.raises(CheckpointError, match="num_encoders 40, an encoder for each patch"):
         xmil.load_model(write(tmp_path, 2, num_encoders=40))
 
@@ -189,7 +189,7 @@ def test_item_09_what_lies_beside_the_weights_is_named(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "m.pt")
     notes = xmil.load_model(tmp_path / "m.pt", task="classification").notes
     assert notes == (
-        "left out ema: other weights beside 'model_state_dict', which was taken",
+        "left out ema: other weights than 'model_state_dict'",
         "left out version: not tensors",
     )
 

@@ -87,7 +87,7 @@ def embedded(folder: Path, name: str, *, encoder: str, weights: str | None, **mo
         ({"encoder": "uni", "weights": "b" * 16}, "an encoder with the weights bbbb"),
         ({"encoder": "conch", "weights": None}, "those of 'conch'"),
         ({"encoder": "uni", "weights": "a" * 16, "stain_norm": True}, "stain normalisation on"),
-        ({"encoder": "uni", "weights": "a" * 16, "precision": "float16"}, "may differ a little"),
+        ({"encoder": "uni", "weights": "a" * 16, "precision": "float16"}, "may differ"),
     ],
 )
 def test_item_13_features_of_other_weights_or_making(
@@ -586,7 +586,7 @@ def test_item_23_an_ome_tiff_of_files_elsewhere_is_refused(tmp_path: Path) -> No
         start, end = text.index("<TiffData"), text.index("</Pixels>")
         about = (text[:start] + part + text[end:]).encode()
         tifffile.imwrite(path, pixels, photometric="rgb", description=about, metadata=None)
-        with pytest.raises(FileError, match="outside its folder, which is not opened"):
+        with pytest.raises(FileError, match="outside its folder"):
             xmil.open_slide(path)
 
 

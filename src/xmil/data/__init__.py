@@ -1,4 +1,4 @@
-"""Bags from files: readers for every layout the field writes, cohorts, splits, datasets.
+"""Read bags from files in every layout of the field; cohorts, splits, datasets.
 
 Datasets need torch and live in `xmil.data.dataset`; nothing here imports it.
 """

@@ -33,10 +33,10 @@ def read_bag(
     patch_size: int | None = None,
     rows: npt.ArrayLike | None = None,
 ) -> Bag:
-    """Read the features of one slide, in any known layout, with level-0 boxes where they can be known.
+    """Read the features of one slide, in any known layout, with level-0 boxes if the file allows.
 
-    `mpp` (of the slide) and `patch_size` (level-0 pixels) settle what a file leaves open; `rows` reads only
-    some instances, in that order. What was worked out rather than read is listed in `bag.inferred`.
+    `mpp` (of the slide) and `patch_size` (level-0 pixels) supply what a file does not store; `rows` reads
+    only some instances, in that order. `bag.inferred` lists what was inferred rather than read.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,8 +54,8 @@ def open_bag(
     mpp: float | None = None,
     patch_size: int | None = None,
 ) -> Header:
-    """Everything about a stored bag but its features, which `read` brings on demand."""
-    ask = Ask(mpp, patch_size)  # refused before anything is opened
+    """Open a stored bag; `read` then reads its features on demand."""
+    ask = Ask(mpp, patch_size)  # checked before opening anything
     contents = open_contents(Path(path))
     try:
         return find_reader(contents, format).read(contents, ask)
@@ -70,16 +70,16 @@ def open_bag(
         MemoryError,
         RecursionError,
     ) as error:
-        # a reader met something it did not foresee in a damaged file
+        # a damaged file can raise almost any error in a reader
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise FileError(
-            f"{path}: damaged or of another layout ({reason}); copy or extract it again, or name its layout "
-            "with format=."
+            f"{path}: damaged or in another layout ({reason}); copy or extract it again, or name its "
+            "layout with format=."
         ) from error
 
 
 def write_bag(bag: Bag, path: StrPath) -> None:
-    """Write a bag in TRIDENT's layout, with mpp added, whole or not at all.
+    """Write a bag atomically in TRIDENT's layout, with mpp added.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -94,10 +94,10 @@ def write_bag(bag: Bag, path: StrPath) -> None:
 def _write(bag: Bag, temporary: str, path: Path) -> None:
     shared = {"name": bag.slide_id or path.stem, "savetodir": path.parent.name}
     with create_hdf5(temporary) as (file, _):
-        carried = {
+        stored = {
             key: getattr(bag, key) for key in ("slide_id", "mpp", "inferred", "unit", "raw_edge", "extra")
         }
-        file.attrs[OURS] = json.dumps({"version": __version__, "from": bag.format, **carried}, default=str)
+        file.attrs[OURS] = json.dumps({"version": __version__, "from": bag.format, **stored}, default=str)
         _set(file.create_dataset("features", data=bag.features), {**shared, "encoder": bag.encoder})
         if bag.coords is not None:
             attrs = {
@@ -128,10 +128,11 @@ MPP = "mpp"  # the column of a cohort with µm per level-0 pixel
 
 @dataclass(frozen=True)
 class Case:
-    """What is one bag: its name, its slides with their feature files, and its label, where it is known.
+    """One bag: its name, its slides with their feature files, and its label, if known.
 
-    `case_id` is the patient's, None where no cohort names it; by slide, `name` is the slide's. `rows` are the
-    rows of the cohort. `mpp` is that of each slide where the cohort has such a column, None in empty cells.
+    `case_id` is the patient's, None without a cohort; with one bag per slide, `name` is the slide's. `rows`
+    are the rows of the cohort. `mpp` has the value of each slide, if the cohort has such a column, and None
+    for empty cells.
     """
 
     name: str
@@ -142,16 +143,16 @@ class Case:
     rows: tuple[int, ...] = ()
     mpp: tuple[float | None, ...] = ()
 
-    def reading(self, place: int, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of `read_bag` for a slide: the cohort's mpp comes before the one for all."""
-        own = self.mpp[place] if self.mpp else None
+    def reading(self, i: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of `read_bag` for slide i: the cohort's mpp overrides the shared one."""
+        own = self.mpp[i] if self.mpp else None
         return dict(options) if own is None else {**options, "mpp": own}
 
 
 def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | None = None) -> list[Case]:
-    """The cases of a cohort whose column `path` names the feature files, in the table's order.
+    """Group a cohort, whose column `path` names the feature files, into cases, in the table's order.
 
-    `labels` has one for each row, None where it is not known. By case, its slides must agree on it.
+    `labels` has one entry per row, None if unknown; the slides of a case must agree.
 
     >>> table = {"slide_id": ("a", "b", "c"), "case_id": ("1", "1", "2"), "path": ("a.h5", "b.h5", "c.h5")}
     >>> [(case.name, case.slides) for case in group_cases(Cohort(table), by="case")]
@@ -193,21 +194,21 @@ def _agreed_label(name: str, labels: Sequence[Any]) -> Any:
     distinct = list(dict.fromkeys(label for label in labels if label is not None))
     if len(distinct) > 1:
         raise InputError(
-            f"The slides of case {name!r} have several labels ({distinct}); a case has one. Mend "
-            "the table, or take slides one by one with by='slide'."
+            f"The slides of case {name!r} have several labels ({distinct}), but a case has one. Correct "
+            "the table, or use one bag per slide with by='slide'."
         )
     return distinct[0] if distinct else None
 
 
 def read_case(case: Case, **options: Any) -> tuple[Bag, list[slice]]:
-    """The slides of a case as one bag, and the rows of each slide in it; `options` are `read_bag`'s."""
+    """Read the slides of a case as one bag, with the rows of each slide; `options` go to `read_bag`."""
     pairs = zip(case.slides, case.paths, strict=True)
     bags = [named(read_bag(path, **case.reading(i, options)), slide) for i, (slide, path) in enumerate(pairs)]
     return join_bags(bags, name=case.name)
 
 
 def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
-    """Bags one after another as one bag, and the rows of each.
+    """Concatenate bags into one, and return the rows of each.
 
     >>> bag, rows = join_bags([Bag(np.zeros((2, 4))), Bag(np.ones((3, 4)))], name="case 1")
     >>> bag, rows
@@ -218,15 +219,15 @@ def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
     for bag in bags:
         if not len(bag):
             raise InputError(
-                f"Case {name!r}: {bag.called} has no patches; extract its features again, or take the "
-                "slide out of the cohort."
+                f"Case {name!r}: {bag.called} has no patches; extract its features again, or remove the "
+                "slide from the cohort."
             )
         if not np.isfinite(bag.features.sum(dtype=np.float64)):
             rows = np.flatnonzero(~np.isfinite(bag.features).all(axis=1))
             raise InputError(
                 f"Case {name!r}: features of {bag.called} are not finite (NaN or inf) in {len(rows)} of "
-                f"{len(bag)} rows, the first is row {rows[0]}; extract them again, drop those rows, or take "
-                "the slide out of the cohort."
+                f"{len(bag)} rows, first in row {rows[0]}; extract them again, drop those rows, or remove "
+                "the slide from the cohort."
             )
         if bag.dim != bags[0].dim:
             raise InputError(
@@ -247,16 +248,16 @@ def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
 
 
 def named(bag: Bag, name: str) -> Bag:
-    """The bag under a slide's name in the cohort."""
+    """The bag under another name."""
     if bag.slide_id == name:
         return bag
-    other = copy(bag)  # features that are still as stored stay so
+    other = copy(bag)  # a copy, so that stored features stay in their type
     object.__setattr__(other, "slide_id", name)
     return other
 
 
 class JoinedRows(Rows):
-    """The instances of stored bags one after the other."""
+    """The concatenated instances of stored bags."""
 
     def __init__(self, parts: Sequence[Header]) -> None:
         self.parts, self.dtype = parts, np.dtype(np.float32)
@@ -277,16 +278,17 @@ class JoinedRows(Rows):
 
 
 class JoinedHeader(Header):
-    """The stored bags of one case as one, without coordinates; they must be of one width."""
+    """The stored bags of one case as one, without coordinates; all need the same width."""
 
     parts: tuple[Header, ...]
 
     def __init__(self, parts: Sequence[Header]) -> None:
         widths = {header.dim: header.path for header in parts if len(header)}
         if len(widths) > 1:
-            (one, first), (two, second), *_ = widths.items()
+            (first_width, first), (width, path), *_ = widths.items()
             raise InputError(
-                f"{second}: has width {two} but {first} has {one}; features of a case come from one encoder."
+                f"{path}: has width {width} but {first} has {first_width}; the slides of a case need one "
+                "encoder."
             )
         shared = set.intersection(*(set(part.columns) for part in parts))
         super().__init__(

@@ -1,4 +1,4 @@
-"""A cohort: one row for each slide, with its case, labels and whatever else the table holds."""
+"""A cohort: one row per slide, with its case, labels and other columns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from xmil.data.containers import sniff
 from xmil.data.containers.stores import read_csv
 
 SLIDE, CASE, SPLIT, PATH = "slide_id", "case_id", "split", "path"
-EMPTY = ("", "nan", "na", "n/a", "#n/a", "null")  # what tables write where nothing is known
-# What others call these columns, in letters and digits alone (STAMP, Slideflow, QuPath, the paper).
+EMPTY = ("", "nan", "na", "n/a", "#n/a", "null")  # what tables write for an unknown value
+# Other tools' names of these columns, in letters and digits alone (STAMP, Slideflow, QuPath, the paper).
 _ALIASES = {
     SLIDE: (
         "slideid",
@@ -43,7 +43,7 @@ _ALIASES = {
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Slides by row. Cells are text, as written; `labels` and `numbers` give them a type.
+    """Slides by row. Cells are text as written; `labels` and `numbers` convert them.
 
     >>> cohort = Cohort({"slide_id": ("a", "b"), "case_id": ("1", "1"), "label": ("HPV+", "HPV-")})
     >>> cohort.classes("label"), cohort.labels("label").tolist()
@@ -53,19 +53,16 @@ class Cohort:
     columns: Mapping[str, Cells]
     path: Path | None = None
     inferred: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)  # of columns in the file, where they have others
+    names: Mapping[str, str] = field(default_factory=dict)  # our name of a column: its name in the file
 
     def __post_init__(self) -> None:
         slides = self.column(SLIDE)
         if any(name is None for name in slides):
-            raise InputError(
-                f"{self._name}: row {slides.index(None) + 2} has no slide_id; give one to each row."
-            )
+            raise InputError(f"{self._name}: row {slides.index(None) + 2} has no slide_id; fill it in.")
         if len(set(slides)) != len(slides):
-            doubled = sorted(str(name) for name, count in Counter(slides).items() if count > 1)
-            verb = "stands" if len(doubled) == 1 else "stand"
+            repeated = sorted(str(name) for name, count in Counter(slides).items() if count > 1)
             raise InputError(
-                f"{self._name}: {', '.join(doubled[:5])} {verb} in several rows; one row per slide."
+                f"{self._name}: needs one row per slide. Found several for {', '.join(repeated[:5])}."
             )
 
     def __len__(self) -> int:
@@ -83,12 +80,12 @@ class Cohort:
 
     @property
     def taken(self) -> str:
-        """Which columns were taken for those used here; empty where they have our names."""
+        """The columns that were renamed to our names, in words; empty if there are none."""
         return ", ".join(_taken(self.names))
 
     @property
     def cases(self) -> list[str]:
-        """The case of each slide; a slide without one is its own."""
+        """The case of each slide; a slide without one is its own case."""
         cases = map(read_cell, self.columns.get(CASE, self.columns[SLIDE]))
         return [slide if case is None else case for case, slide in zip(cases, self.slides, strict=True)]
 
@@ -106,9 +103,9 @@ class Cohort:
         return self.columns[name]
 
     def classes(self, name: str) -> list[str]:
-        """The labels of a column: whole numbers in order, names by the alphabet.
+        """The labels of a column: whole numbers in order, names in alphabetical order.
 
-        Whole numbers from 0 keep their value as class index, so classes missing here stay in the list.
+        Whole numbers from 0 keep their value as class index, so the list includes absent classes.
         """
         texts = {cell for cell in self.column(name) if cell is not None}
         numbers = [n for cell in texts if (n := _as_integer(cell)) is not None]
@@ -119,15 +116,15 @@ class Cohort:
         return [str(number) for number in sorted(set(numbers))]
 
     def labels(self, name: str) -> IntArray:
-        """Class indices (n,), -1 where the cell is empty."""
+        """Class indices (n,), -1 for empty cells."""
         index = {text: i for i, text in enumerate(self.classes(name))}
-        cells = [  # 01 and 1.0 are class 1, unless other cells are no numbers
+        cells = [  # 01 and 1.0 are class 1, if all cells are numbers
             cell if cell is None or cell in index else str(_as_integer(cell)) for cell in self.column(name)
         ]
         return np.array([-1 if cell is None else index[cell] for cell in cells], dtype=np.int64)
 
     def numbers(self, name: str) -> npt.NDArray[np.float64]:
-        """A column as numbers (n,), NaN where the cell is empty."""
+        """A column as numbers (n,), NaN for empty cells."""
         numbers = np.full(len(self), np.nan)
         for row, cell in enumerate(self.column(name)):
             try:
@@ -139,7 +136,7 @@ class Cohort:
         return numbers
 
     def survival(self, time: str, event: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Times (n,) and whether the event was seen (n,); times must be positive, events 0 or 1."""
+        """Times (n,) and whether the event was observed (n,); times must not be negative, events 0 or 1."""
         times, events = self.numbers(time), self.numbers(event)
         complete = ~np.isnan(times) & ~np.isnan(events)
         if np.any(times[complete] < 0) or not np.all(np.isin(events[complete], (0, 1))):
@@ -147,21 +144,21 @@ class Cohort:
         return times, np.nan_to_num(events).astype(bool)
 
     def take(self, rows: Iterable[int]) -> Cohort:
-        """The cohort of the given rows."""
-        picked = list(rows)
+        """Select rows."""
+        index = list(rows)
         return replace(
-            self, columns={key: tuple(cells[i] for i in picked) for key, cells in self.columns.items()}
+            self, columns={key: tuple(cells[i] for i in index) for key, cells in self.columns.items()}
         )
 
     def subset(self, *names: str, column: str = SPLIT) -> Cohort:
-        """The slides whose split is among the names; refused where a case lies in two splits."""
+        """Select the slides of the named splits; refuse a column that puts a case in two splits."""
         cells, selected = self.column(column), {str(name) for name in names}
         check_names("split", selected, {cell for cell in cells if cell is not None})
         self.check_split(column)
         return self.take(i for i, cell in enumerate(cells) if cell in selected)
 
     def check_split(self, column: str = SPLIT) -> None:
-        """Refuse a split that puts one case on two sides."""
+        """Refuse a column that puts a case in two splits."""
         if leaks := self.leaking_cases(column):
             raise InputError(
                 f"{self._name}: {len(leaks)} cases lie in two splits of {column!r} ({', '.join(leaks[:5])}); "
@@ -174,18 +171,18 @@ class Cohort:
         return sorted(case for case, n in Counter(case for case, _ in pairs).items() if n > 1)
 
     def with_column(self, name: str, values: Sequence[object]) -> Cohort:
-        """The cohort with one more column, or another in its place."""
+        """Add or replace a column."""
         if len(values) != len(self):
             raise InputError(f"The column {name!r} must have {len(self)} rows. Got {len(values)} instead.")
         cells = tuple(None if value is None else str(value) for value in values)
         return replace(self, columns={**self.columns, name: cells})
 
     def save(self, path: StrPath) -> None:
-        """Write the table as CSV, or as Parquet where the name says so; whole or not at all."""
+        """Write the table atomically as CSV, or as Parquet if the name ends in .parquet."""
         _write_table(self.columns, Path(path), {SLIDE, CASE, SPLIT, PATH})
 
     def save_column(self, name: str, path: StrPath) -> None:
-        """Write the table as the cohort's file has it, with one column of the cohort added or replaced."""
+        """Write the cohort's original table with one column added or replaced."""
         own = read_table(self.path) if self.path is not None and self.path.is_file() else dict(self.columns)
         table = {**own, self.names.get(name, name): self.column(name)}
         _write_table(table, Path(path), {SLIDE, CASE, SPLIT, PATH, *self.names.values()})
@@ -200,8 +197,8 @@ def read_cohort(
 ) -> Cohort:
     """Read a cohort table, or the paper's metadata folder; `metadata` completes the paper's split files.
 
-    `slide_column` names the column of slides, where it is not called so that it is found; `inferred` says
-    which columns were taken.
+    `slide_column` names the column of slides if its name is not recognised; `inferred` lists the columns that
+    were recognised under other names.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -221,25 +218,25 @@ def read_cohort(
         table = _join(read_metadata([Path(folder) for folder in folders]), table, keep_all=False)
         if not any(table.values()):
             raise InputError(
-                f"{source}: none of its cases is in the metadata; check that they are of one dataset."
+                f"{source}: the metadata has none of its cases; check that both belong to one dataset."
             )
     return cohort_of(table, source, slide_column)
 
 
 def cohort_of(table: Table, path: Path, slide_column: str | None = None) -> Cohort:
-    """A cohort from a table, with the columns under the names used here."""
+    """Make a cohort from a table, with our names for its columns."""
     if slide_column is not None and slide_column not in table:
         raise FileError(f"{path}: {unknown_name('column', slide_column, table)}")
     columns, names = _renamed(table, slide_column)
     if SLIDE not in columns:
         by_case = CASE in columns and SPLIT in columns
-        paper = " A split by case, as the paper has it, needs metadata= as well." if by_case else ""
+        paper = " A split by case, as in the paper, also needs metadata=." if by_case else ""
         raise FileError(
-            f"{path}: no column is named like one of slides ('slide_id', 'filename', 'image', ...). Found: "
+            f"{path}: no column has a known name for slides ('slide_id', 'filename', 'image', ...). Found: "
             f"{', '.join(table)}. Name it with slide_column=.{paper}"
         )
-    alone = () if CASE in columns else ("no case_id: each slide is a case of its own",)
-    return Cohort(columns, path, (*_taken(names), *alone), names)
+    note = () if CASE in columns else ("no case_id: each slide is a case of its own",)
+    return Cohort(columns, path, (*_taken(names), *note), names)
 
 
 def _taken(names: Mapping[str, str]) -> list[str]:
@@ -247,20 +244,20 @@ def _taken(names: Mapping[str, str]) -> list[str]:
 
 
 def _renamed(table: Table, slide_column: str | None = None) -> tuple[Table, dict[str, str]]:
-    """The table with columns of slides, cases and splits under our names, and the names they had.
+    """Rename the columns of slides, cases and splits to ours; return the table and the old names.
 
-    Names count without case and punctuation. A column of slides that others named may hold paths.
+    Case and punctuation of names do not matter. A column of slides under another name may hold paths.
     """
     columns, names = dict(table), dict[str, str]()
     plain = {name: "".join(letter for letter in name.lower() if letter.isalnum()) for name in table}
-    for name, others in _ALIASES.items():
-        named = [key for other in others for key in table if plain[key] == other]
-        alias = (slide_column if name == SLIDE else None) or next(iter(named), None)
+    for name, aliases in _ALIASES.items():
+        matches = [key for alias in aliases for key in table if plain[key] == alias]
+        alias = (slide_column if name == SLIDE else None) or next(iter(matches), None)
         if alias is None or alias == name or (name in columns and alias != slide_column):
             continue
         cells = columns.pop(alias)
         if name == SLIDE:
-            cells = tuple(cell and PureWindowsPath(cell).name for cell in cells)  # of either kind of slash
+            cells = tuple(cell and PureWindowsPath(cell).name for cell in cells)  # with either kind of slash
         columns = {name: cells, **{key: cells for key, cells in columns.items() if key != name}}
         names[name] = alias
     return columns, names
@@ -288,7 +285,7 @@ Table = dict[str, Cells]
 
 
 def read_table(path: Path) -> Table:
-    """The columns of a CSV or Parquet table."""
+    """Read the columns of a CSV or Parquet table."""
     import pyarrow as pa
 
     kind = sniff(path)
@@ -304,12 +301,12 @@ def read_table(path: Path) -> Table:
     except XmilError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        why = str(error).splitlines()[0].rstrip(".")
-        raise FileError(f"{path}: not a readable Parquet file ({why}); write or copy it again.") from None
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise FileError(f"{path}: not a readable Parquet file ({reason}); write or copy it again.") from None
 
 
 def _write_table(table: Mapping[str, Cells], path: Path, texts: Collection[str]) -> None:
-    """Write a table as CSV or Parquet; the columns of `texts` stay text there, others get a type."""
+    """Write a table as CSV or Parquet; in Parquet, columns outside `texts` get a type."""
     if path.suffix.lower() != ".parquet":
         return write_text(path, csv_text(list(table), zip(*table.values(), strict=True)))
 
@@ -324,7 +321,7 @@ def _write_table(table: Mapping[str, Cells], path: Path, texts: Collection[str])
 
 
 def typed(cells: Cells) -> list[Any]:
-    """Cells as whole numbers or floats where all of them are, else as text."""
+    """Convert cells to whole numbers or floats if all of them are, else leave them as text."""
     for kind in (int, float):
         try:
             return [None if cell is None else kind(cell) for cell in cells]
@@ -350,11 +347,11 @@ def is_metadata(folder: Path) -> bool:
 
 
 def read_metadata(folders: list[Path]) -> Table:
-    """Slides with the columns of their cases, over several sources; `source_id` counts the folders."""
+    """Read slides with the columns of their cases from several folders; `source_id` numbers the folders."""
     parts = []
     for number, folder in enumerate(folders):
         if not is_metadata(folder):
-            raise FileError(f"{folder}: has no {_SLIDES}; give the folder with the paper's metadata.")
+            raise FileError(f"{folder}: has no {_SLIDES}; name the folder with the paper's metadata.")
         slides = read_table(folder / _SLIDES)
         if missing := [name for name in (CASE, SLIDE) if name not in slides]:
             raise FileError(f"{folder / _SLIDES}: needs a column {missing[0]!r}. Found: {', '.join(slides)}.")
@@ -369,12 +366,12 @@ def read_metadata(folders: list[Path]) -> Table:
 
 
 def _join(left: Table, right: Table, *, keep_all: bool) -> Table:
-    """Rows of `left` with the columns of `right` for their case; `right` wins where both have one."""
-    place = {case: i for i, case in reversed(list(enumerate(right[CASE])))}
-    rows = [i for i, case in enumerate(left[CASE]) if keep_all or case in place]
+    """Rows of `left` with the columns of `right` for their case; `right` wins if both have a column."""
+    row_of = {case: i for i, case in reversed(list(enumerate(right[CASE])))}
+    rows = [i for i, case in enumerate(left[CASE]) if keep_all or case in row_of]
     joined = {name: tuple(cells[i] for i in rows) for name, cells in left.items() if name}
     for name, cells in right.items():
         if name and name != CASE:
-            places = [place.get(left[CASE][i]) for i in rows]
-            joined[name] = tuple(None if at is None else cells[at] for at in places)
+            matches = [row_of.get(left[CASE][i]) for i in rows]
+            joined[name] = tuple(None if row is None else cells[row] for row in matches)
     return joined

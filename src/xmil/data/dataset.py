@@ -1,4 +1,4 @@
-"""Bags for training: drawn anew each epoch from a seed, or whole for validation and test."""
+"""Bags for training, sampled each epoch from a seed; whole bags for validation and test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class InstanceFilter:
-    """Instances to keep by annotation columns: any of `has` above zero, none of `lacks`.
+    """Select instances by annotation columns: any of `has` above zero, none of `lacks`.
 
     Names are columns of the bag, `annotation:<class>` for the paper's annotations.
     """
@@ -49,7 +49,7 @@ class InstanceFilter:
     lacks: tuple[str, ...] = ()
 
     def rows(self, header: Header) -> IntArray:
-        """The rows of a bag that pass, in order; an error where none does."""
+        """The rows of a bag that pass, in order; an error if there are none."""
         keep = np.ones(len(header), bool)
         if self.has:
             keep &= np.any([_column(header, name) > 0 for name in self.has], axis=0)
@@ -62,7 +62,7 @@ class InstanceFilter:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Instances of a slide that `max_instances` leaves out."""
+    """The number of instances of a slide that `max_instances` leaves out."""
 
     slide_id: str
     instances: int
@@ -73,11 +73,10 @@ class LeftOut:
 class BagDataset(Dataset[Sample]):
     """Bags in files with their targets, read on demand.
 
-    `draw` takes that many instances of each bag, anew for each epoch and in file order, by a generator seeded
-    with (seed, epoch, row): give it for training, and index with (epoch, row) as `EpochSampler` does. Without
-    it a bag is whole; `max_instances` then caps it, the same way every time, and `left_out` reports what that
-    leaves out. `preload` bytes of features are read at once and kept. Several paths in one place are the
-    slides of one case, joined in order.
+    For training, set `draw`: each epoch samples that many instances per bag, in file order, by a generator
+    seeded with (seed, epoch, row); index with (epoch, row), as `EpochSampler` does. Without `draw` a bag is
+    whole, or the same `max_instances` of it every time; `left_out` reports the others. Up to `preload` bytes
+    of features stay in memory. An entry of `paths` with several paths is a case, its slides joined in order.
     """
 
     paths: Sequence[StrPath | Sequence[StrPath]]
@@ -92,22 +91,22 @@ class BagDataset(Dataset[Sample]):
     def __post_init__(self) -> None:
         if len(self.paths) != len(self.targets):
             raise InputError(
-                f"There are {len(self.paths)} bags but {len(self.targets)} targets; one for each."
+                f"There are {len(self.paths)} bags but {len(self.targets)} targets; each bag needs one."
             )
         _check_count("draw", self.draw)
         _check_count("max_instances", self.max_instances)
         self.headers = [
-            open_bag(place, **self.options)
-            if isinstance(place, str | PathLike)
-            else JoinedHeader([open_bag(path, **self.options) for path in place])
-            for place in self.paths
+            open_bag(entry, **self.options)
+            if isinstance(entry, str | PathLike)
+            else JoinedHeader([open_bag(path, **self.options) for path in entry])
+            for entry in self.paths
         ]
         first = next((header for header in self.headers if len(header)), None)
         for header in self.headers:
             if first is not None and len(header) and header.dim != first.dim:
                 raise InputError(
                     f"{header.path}: has width {header.dim} but {first.path} has {first.dim}; "
-                    "features of one dataset come from one encoder."
+                    "a dataset needs features of one encoder."
                 )
         filters = self.instances
         self._rows = [None if filters is None else filters.rows(header) for header in self.headers]
@@ -137,29 +136,29 @@ class BagDataset(Dataset[Sample]):
         return len(self._bags) == len(self)
 
     def drawing(self, draw: int | None, *, seed: int) -> BagDataset:
-        """The same files, and the same preloaded features, with another draw."""
+        """The same files and preloaded features with another `draw`."""
         _check_count("draw", draw)
         other = copy(self)
         other.draw, other.seed = draw, seed
         return other
 
     def preloading(self, preload: int) -> BagDataset:
-        """The same files with up to that many bytes of features in memory."""
+        """The same files with up to `preload` bytes of features in memory."""
         other = copy(self)
         other.preload = preload
         other._bags = other._preloaded()
         return other
 
     def _draw_rows(self, row: int, epoch: int) -> IntArray | None:
-        """Rows of one bag in one epoch; None means all. File order is kept, since models may depend on it."""
+        """Rows of one bag in one epoch; None means all. In file order, since models may depend on it."""
         rows = self._rows[row]
         n = len(self.headers[row]) if rows is None else len(rows)
         limit = self.draw or self.max_instances
         if limit is None or n <= limit:
             return rows
         entropy = (self.seed, epoch, row) if self.draw else (self.seed, row)
-        picked = np.sort(np.random.default_rng(entropy).choice(n, size=limit, replace=False))
-        return picked.astype(np.int64) if rows is None else rows[picked]
+        sample = np.sort(np.random.default_rng(entropy).choice(n, size=limit, replace=False))
+        return sample.astype(np.int64) if rows is None else rows[sample]
 
     def _left_out(self) -> tuple[LeftOut, ...]:
         if self.draw is not None or self.max_instances is None:
@@ -185,13 +184,15 @@ class BagDataset(Dataset[Sample]):
                 room -= header.nbytes
         if self.preload and len(bags) < len(self.headers):
             logger.info(
-                "%d of %d bags fit into the preload limit; the rest is read on demand.", len(bags), len(self)
+                "%d of %d bags fit into the preload limit; the others are read on demand.",
+                len(bags),
+                len(self),
             )
         return bags
 
 
 class EpochSampler(Sampler[Draw]):
-    """Yields (epoch, row) in a seeded order, another one each epoch; set `epoch` by `set_epoch`.
+    """Yields (epoch, row) in a seeded order that changes each epoch; `set_epoch` sets the epoch.
 
     >>> sampler = EpochSampler(4, seed=0)
     >>> list(sampler), len(sampler)
@@ -202,7 +203,7 @@ class EpochSampler(Sampler[Draw]):
         self.n, self.seed, self.shuffle, self.epoch = n, seed, shuffle, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next pass draws for."""
+        """Set the epoch of the next pass."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -215,7 +216,7 @@ class EpochSampler(Sampler[Draw]):
 
 
 def collate(samples: Sequence[Sample]) -> tuple[list[torch.Tensor], torch.Tensor, list[str | None]]:
-    """Features of each bag, targets (b, ...) and slide names; bags differ in size, so they stay a list."""
+    """Collect features as a list, since bags differ in size, targets (b, ...) and slide names."""
     targets = torch.as_tensor(np.array([sample.target for sample in samples]))
     return [sample.features for sample in samples], targets, [sample.bag.slide_id for sample in samples]
 

@@ -26,7 +26,7 @@ from xmil.data.header import FEATURE_SUFFIXES, Header, slide_name
 
 @dataclass(frozen=True)
 class JoinReport:
-    """What did not match: slides without features, files without a row, doubles, links not followed."""
+    """Mismatches: slides without features, files without a row, duplicates, links not followed."""
 
     matched: int
     without_features: tuple[str, ...] = ()
@@ -46,11 +46,11 @@ class JoinReport:
 
 
 def feature_files(folder: StrPath, *, follow_links: bool = True) -> tuple[list[Path], list[Path]]:
-    """The feature files of a folder in order of name, and the links in it that were left out.
+    """List the feature files of a folder by name, and the links that were left out.
 
-    Links are followed, but for those to a device or pipe; one that leads nowhere or in a circle cannot be
-    read, and is reported as such. Without `follow_links`, those that lead out of the folder are left out. A
-    feature file, or a store that is a folder, stands for itself.
+    Links to a device or pipe are left out, and without `follow_links` also links out of the folder. Broken
+    or circular links are listed; reading them fails. For a feature file, or a store that is a folder, return
+    the path itself.
     """
     root = Path(folder)
     if root.is_file() or (root.is_dir() and (root.name.lower().endswith(".zarr") or _is_bag(root))):
@@ -65,13 +65,13 @@ def feature_files(folder: StrPath, *, follow_links: bool = True) -> tuple[list[P
 def join_features(
     cohort: Cohort, folder: StrPath, *, among: Cohort | None = None, follow_links: bool = True
 ) -> tuple[Cohort, JoinReport]:
-    """The slides that have features, with the file in the column `path`, and a report of the rest.
+    """Find the slides that have features, with the file in the column `path`, and report mismatches.
 
-    `among` is the table that the cohort is a part of: its files have a row. Of one feature file, the cohort
-    is the slide of its name.
+    If the cohort is part of a larger table, pass that as `among`: the report does not list its files. If
+    `folder` is one feature file, the cohort reduces to its slide.
 
-    A `path` column in the table is used as it is, relative to the folder; else names must be equal, image and
-    feature suffixes aside.
+    A `path` column in the table is used relative to the folder; otherwise names must be equal except for
+    image and feature suffixes.
     """
     files, links = feature_files(folder, follow_links=follow_links)
     by_name: dict[str, list[Path]] = {}
@@ -98,7 +98,7 @@ def join_features(
     )
     check_feature_files(files, folder, links)
     if not len(cohort):
-        raise InputError(f"{cohort.path or 'The cohort'}: has no rows; it must name slides.")
+        raise InputError(f"{cohort.path or 'The cohort'}: has no rows; add one for each slide.")
     if not rows:
         raise InputError(f"{folder}: no feature file has the name of a slide in the cohort; {report}")
     return cohort.with_column(PATH, [path and str(path) for path in paths]).take(rows), report
@@ -111,14 +111,14 @@ def _named(cell: str, folder: Path, *, follow_links: bool) -> Path | None:
     full = path if path.is_absolute() else folder / path
     if not follow_links and not path.is_absolute() and full.exists() and not is_inside(full, folder):
         raise InputError(
-            f"The path {cell!r} in the cohort is a link out of {folder}; name the file itself, or pass "
+            f"The path {cell!r} in the cohort is a link out of {folder}; name its target, or pass "
             "follow_links=True."
         )
     return full if full.exists() else None
 
 
 def _is_feature_file(path: Path) -> bool:
-    """Whether a file or store has a feature suffix; Slideflow's index files and hidden ones are not bags."""
+    """Whether a file or store has a feature suffix; not for hidden files and Slideflow's index files."""
     name = path.name.lower()
     if not is_plain(path.name) or name.startswith(".") or ".index.np" in name:
         return False
@@ -126,7 +126,7 @@ def _is_feature_file(path: Path) -> bool:
 
 
 def _to_device(path: Path) -> bool:
-    """Whether a link leads to what is neither a file nor a folder."""
+    """Whether a link leads to something other than a file or folder."""
     try:
         return path.is_symlink() and path.exists() and not path.is_file() and not path.is_dir()
     except (OSError, RuntimeError):  # links in a circle
@@ -136,17 +136,17 @@ def _to_device(path: Path) -> bool:
 def _is_bag(path: Path) -> bool:
     try:
         return is_bag_folder(path)
-    except (FileError, OSError):  # numbered files, the first of them damaged, foreign or named otherwise
+    except (FileError, OSError):  # a damaged or foreign file with a number for a name
         return False
 
 
-LEVELS = 3  # folders are looked for so far down
+LEVELS = 3  # depth of the search for folders
 SHOWN = 12  # folders named in a hint
 
 
 @dataclass(frozen=True)
 class FeatureFolder:
-    """A folder with feature files, how many, and what its first readable one is."""
+    """A folder with feature files, their number, and the header of the first readable one."""
 
     path: Path
     files: int
@@ -154,27 +154,29 @@ class FeatureFolder:
 
     @property
     def has_features(self) -> bool:
-        """Whether its files hold features, and not patches alone."""
+        """Whether its files hold features, not only patches."""
         return self.first is not None and self.first.dim > 0
 
     @property
     def has_places(self) -> bool:
-        """Whether its files know where the patches lie."""
+        """Whether its files have coordinates."""
         return self.first is not None and (self.first.coords is not None or self.first.raw_coords is not None)
 
 
 def folders_below(path: Path) -> list[FeatureFolder]:
-    """The nearest folders below that hold feature files, those to explain first."""
+    """Find the nearest subfolders with feature files; those with features and coordinates come first."""
     folders = [FeatureFolder(folder, len(files), _first(files)) for folder, files in _below(path, LEVELS)]
-    return sorted(folders, key=lambda each: (not each.has_features, not each.has_places, str(each.path)))
+    return sorted(
+        folders, key=lambda folder: (not folder.has_features, not folder.has_places, str(folder.path))
+    )
 
 
 def only_folder(path: Path) -> Path | None:
-    """The one folder below that is meant where a folder above it is named; None where several may be."""
-    featured = [each for each in folders_below(path) if each.has_features]
-    placed = [each for each in featured if each.has_places]
-    # CLAM has each slide twice: h5_files know the places, pt_files take them from there
-    candidates = [each for each in placed or featured if each.path.name != "pt_files"] or placed or featured
+    """The only subfolder that can be meant by a folder above it; None if it is ambiguous."""
+    featured = [folder for folder in folders_below(path) if folder.has_features]
+    placed = [folder for folder in featured if folder.has_places]
+    # CLAM stores each slide twice: pt_files take their coordinates from h5_files
+    candidates = [f for f in placed or featured if f.path.name != "pt_files"] or placed or featured
     return candidates[0].path if len(candidates) == 1 else None
 
 
@@ -186,15 +188,15 @@ def check_feature_files(files: Sequence[Path], folder: StrPath, links: Sequence[
 
 
 def folder_advice(path: Path) -> str:
-    """What to name in place of a folder without feature files of its own."""
+    """Suggest what to name instead of a folder without feature files."""
     folders = folders_below(path)
     if not folders:
         return "name the folder that holds them"
-    if (one := only_folder(path)) is not None:
-        return f"use features={str(one)!r}"
-    named = [f"{each.path} ({counted(each.files, 'file')})" for each in folders if each.has_features]
-    named = named or [f"{each.path} ({counted(each.files, 'file')}, without features)" for each in folders]
-    return f"use features= with one of {shorten(named, SHOWN)}"
+    if (folder := only_folder(path)) is not None:
+        return f"use features={str(folder)!r}"
+    options = [f"{f.path} ({counted(f.files, 'file')})" for f in folders if f.has_features]
+    options = options or [f"{f.path} ({counted(f.files, 'file')}, without features)" for f in folders]
+    return f"use features= with one of {shorten(options, SHOWN)}"
 
 
 def is_features(path: Path) -> bool:
@@ -220,7 +222,7 @@ def _below(path: Path, levels: int) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _first(files: list[Path]) -> Header | None:
-    """The header of the first file that can be read."""
+    """The header of the first readable file."""
     for file in files[:3]:
         try:
             return open_bag(file)
@@ -235,11 +237,11 @@ MOST_FILES = 200  # of a folder; evenly spaced by name
 def background(
     features: StrPath | Bag | Iterable[Any], *, keep: int = KEPT, seed: int = 0, files: int = MOST_FILES
 ) -> Background:
-    """The mean of many patches and a few of them, to explain against; each slide counts alike.
+    """Compute the mean of many patches, and pick a few, to explain against; each slide counts equally.
 
-    `features` is a folder or file of features, a bag, or several bags, files or arrays (n, d). Of a folder at
-    most `files` are read, evenly spaced by name. `model.background = background(...)` goes with the model
-    when it is saved.
+    `features` is a folder or file of features, a bag, or several bags, files or arrays (n, d). From a folder,
+    read at most `files`, evenly spaced by name. Set `model.background = background(...)` to save it with the
+    model.
 
     >>> import numpy as np
     >>> background([np.zeros((3, 2)), np.ones((1, 2))]).mean.tolist()
@@ -250,16 +252,16 @@ def background(
         bags = _spaced(feature_files(features)[0] if Path(features).is_dir() else [features], files)
     elif isinstance(features, Bag) or getattr(features, "ndim", 0) == 2:
         bags = [features]
-    read = (read_bag(bag) if isinstance(bag, str | PathLike) else bag for bag in bags)
-    return background_of(read, keep=keep, seed=seed)
+    opened = (read_bag(bag) if isinstance(bag, str | PathLike) else bag for bag in bags)
+    return background_of(opened, keep=keep, seed=seed)
 
 
 def background_of_files(
     files: Sequence[Path], width: int, reading: Mapping[str, Any], *, most: int = MOST_FILES
 ) -> Background | None:
-    """The background of feature files, evenly spaced; None where no file can be read.
+    """Compute the background of evenly spaced feature files; None if no file is readable.
 
-    Those that cannot be read, or have another width, are left out: who works on them says why.
+    Skips unreadable files and those of another width; the run reports them.
     """
 
     def bags() -> Iterator[Bag]:
@@ -275,12 +277,12 @@ def background_of_files(
 
 
 def _spaced(files: Sequence[Any], most: int) -> Sequence[Any]:
-    """At most so many of the files, evenly spaced."""
+    """At most `most` of the files, evenly spaced."""
     return files[:: max(1, -(-len(files) // most))]
 
 
 Facts = Mapping[str, Any]
-CLOSE = 0.05  # resolutions that differ by less are the same: scanners differ, and patches are whole pixels
+CLOSE = 0.05  # smaller relative differences of mpp come from scanners and from rounding to whole pixels
 _DIGEST = re.compile(r"sha256 ([0-9a-f]{8,64})")
 _PHRASES = {
     "encoder": "{!r}",
@@ -293,25 +295,25 @@ _PHRASES = {
 
 
 def same_encoder(model: str | None, features: str | None) -> bool:
-    """Whether two names mean one encoder; a name that is not known contradicts none.
+    """Whether two names mean the same encoder; None matches any.
 
     >>> same_encoder("UNI_v2", "uni-v2"), same_encoder("uni_v2", "conch_v15"), same_encoder(None, "uni")
     (True, False, True)
     """
     if model is None or features is None:
         return True
-    one, two = ("".join(letter for letter in name.lower() if letter.isalnum()) for name in (model, features))
-    return one == two
+    a, b = ("".join(letter for letter in name.lower() if letter.isalnum()) for name in (model, features))
+    return a == b
 
 
 def feature_facts(source: Bag | Header) -> dict[str, Any]:
-    """How a file's features were made, as far as it says: encoder, weights, patch, mpp, stains, precision."""
+    """Collect what a file records about its features: encoder, weights, patch, mpp, stains, precision."""
     record = source.extra.get("encoder")
     record = record if isinstance(record, dict) else {}
     px, edge, mpp = source.extra.get("patch_size"), source.patch_size, source.mpp
     px = int(px) if isinstance(px, int | float) and px >= 1 else None
     weights = record.get("weights")
-    if weights != "random":  # else the digest in the encoder's description, if it has one
+    if weights != "random":  # the digest in the encoder's description, if it has one
         match = _DIGEST.search(weights) if isinstance(weights, str) else None
         weights = match[1][:16] if match else None
     facts = {
@@ -323,12 +325,12 @@ def feature_facts(source: Bag | Header) -> dict[str, Any]:
         "precision": record.get("precision"),
     }
     if (asked := record.get("asked")) != source.encoder and isinstance(asked, str):
-        facts["asked"] = asked  # as the encoder was called, where its name is short for it
+        facts["asked"] = asked  # the name that the user gave, if the encoder's is shorter
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def differing(trained: Facts, features: Facts) -> list[str]:
-    """The facts that both know and that differ; equal weights are one encoder, whatever its name.
+    """The facts that differ between both; equal weights mean the same encoder under any name.
 
     >>> differing({"encoder": "uni", "weights": "a1"}, {"encoder": "mine", "weights": "a1"})
     []
@@ -342,24 +344,22 @@ def differing(trained: Facts, features: Facts) -> list[str]:
     return differences
 
 
-UNTRAINED = (
-    "The features are of an untrained encoder, for testing alone: predictions and maps on them mean nothing."
-)
+UNTRAINED = "The features come from an untrained encoder, for testing only: results on them mean nothing."
 
 
 def is_untrained(trained: Facts, features: Facts) -> bool:
-    """Whether features are of an untrained encoder, and those of the model's training are not known to be."""
+    """Whether the features come from an untrained encoder, unless the model was trained on such features."""
     return features.get("weights") == "random" and trained.get("weights") != "random"
 
 
 def features_warning(trained: Facts, features: Iterable[Facts]) -> str | None:
-    """One sentence if slides have features unlike those the model was trained on, else None.
+    """Warn in one sentence if slides have other features than the model was trained on, else None.
 
     >>> print(features_warning({"encoder": "uni_v2"}, [{"encoder": "conch_v15"}, {"encoder": "UNI-v2"}]))
     The model was trained on features of 'uni_v2', but 1 slide has those of 'conch_v15': its outputs and
-    explanations do not hold for them. Use features made as in the training.
+    explanations do not hold for them. Use features made as in training.
     """
-    differences = Counter((name, each[name]) for each in features for name in differing(trained, each))
+    differences = Counter((name, facts[name]) for facts in features for name in differing(trained, facts))
     if not differences:
         return None
     parts = [
@@ -368,19 +368,19 @@ def features_warning(trained: Facts, features: Iterable[Facts]) -> str | None:
         for (name, value), n in differences.items()
     ]
     only_precision = all(name == "precision" for name, _ in differences)
-    so = "may differ a little" if only_precision else "do not hold"
+    effect = "may differ slightly" if only_precision else "do not hold"
     return (
-        f"The model was trained on features {'; and '.join(parts)}: its outputs and explanations {so} for "
-        "them. Use features made as in the training."
+        f"The model was trained on features {'; and '.join(parts)}: its outputs and explanations {effect} "
+        "for them. Use features made as in training."
     )
 
 
-def _same(name: str, one: Any, two: Any) -> bool:
+def _same(name: str, a: Any, b: Any) -> bool:
     if name == "encoder":
-        return same_encoder(str(one), str(two))
+        return same_encoder(str(a), str(b))
     if name == "mpp":
-        return bool(abs(float(one) - float(two)) <= CLOSE * max(float(one), float(two)))
-    return bool(one == two)
+        return bool(abs(float(a) - float(b)) <= CLOSE * max(float(a), float(b)))
+    return bool(a == b)
 
 
 def _words(name: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a reader returns: everything about a stored bag but its features; and the files that lie beside it."""
+"""What a reader returns: a stored bag whose features stay on disk; helpers to find files beside it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from xmil.data.containers.container import Empty
 
 @dataclass(frozen=True)
 class Ask:
-    """What the user knows better than the file: the slide's mpp and the patch edge in level-0 pixels."""
+    """The user's values, which override the file: the slide's mpp and the patch edge in level-0 pixels."""
 
     mpp: float | None = None
     patch_size: int | None = None
@@ -38,10 +38,10 @@ class Ask:
 
 @dataclass(frozen=True, init=False)
 class Header(Placed):
-    """A stored bag, its features still on disk: `read` brings all of them or some rows.
+    """A stored bag whose features are still on disk: `read` reads all of them or some rows.
 
-    `features` is None for files that hold coordinates only. `keep` lists the stored rows that belong to the
-    bag, where some do not (augmented copies). `coords`, `patch_size` and the like go into `patches`.
+    `features` is None for files with coordinates only. `keep` lists the stored rows that belong to the bag,
+    if not all do (augmented copies). `coords`, `patch_size` and the like go into `patches`.
     """
 
     path: Path
@@ -99,7 +99,7 @@ class Header(Placed):
 
     @property
     def dim(self) -> int:
-        """Width of the feature vectors; 0 where only coordinates are stored."""
+        """Width of the feature vectors; 0 if the file has only coordinates."""
         return 0 if self.features is None else self.features.shape[1]
 
     @property
@@ -108,7 +108,7 @@ class Header(Placed):
         return len(self) * self.dim * 4
 
     def read(self, rows: npt.ArrayLike | None = None) -> Bag:
-        """The bag, or that of the given rows in the given order."""
+        """Read the bag, or some of its rows in the order of `rows`."""
         index = None if rows is None else _as_index(rows, len(self))
         if self.features is None:
             return self._bag(Bag, np.zeros((len(self) if index is None else len(index), 0)), index)
@@ -116,7 +116,7 @@ class Header(Placed):
         return self._bag(Bag, self.features.read(stored), index)
 
     def read_stored(self, empty: Empty = np.empty) -> Bag:
-        """The bag, its features in the type they are stored in, in memory that `empty` makes."""
+        """Read the bag with features in their stored type, in memory that `empty` allocates."""
         if self.features is None or self.keep is not None:
             return self.read()
         return self._bag(StoredBag, self.features.read_stored(empty), None)
@@ -146,7 +146,7 @@ def place(
     edge: float | None = None,
     notes: Sequence[str] = (),
 ) -> Header:
-    """The header with its patches at stored coordinates; `notes` and what the user overrode are inferred."""
+    """Place a header's patches at stored coordinates; `inferred` gets `notes` and the user's overrides."""
     inferred = (*header.inferred, *notes)
     mpp = ask.mpp if ask.mpp is not None else header.mpp
     if xy is None:
@@ -162,7 +162,7 @@ def place(
     except InputError as error:
         raise FileError(f"{header.path}: {error}") from None
     if unit == "px" and edge and ask.patch_size not in (None, round(edge)):
-        inferred = (*inferred, f"patch edge {ask.patch_size} as given; the file says {edge:g}")
+        inferred = (*inferred, f"patch edge {ask.patch_size} from patch_size=; the file has {edge:g}")
     return replace(header, patches=patches, inferred=(*inferred, *patches.notes))
 
 
@@ -176,7 +176,7 @@ def positive(value: Any) -> float | None:
 
 
 def read_json(beside: Path | None) -> dict[str, Any]:
-    """The JSON object in a file beside a bag; empty where there is none."""
+    """Read the JSON object in a file beside a bag; empty if there is no file."""
     if beside is None:
         return {}
     try:
@@ -187,7 +187,7 @@ def read_json(beside: Path | None) -> dict[str, Any]:
 
 
 def grid_edge(coords: npt.NDArray[Any]) -> tuple[int | None, list[str]]:
-    """The patch edge by the step of the grid, and a note on it."""
+    """Infer the patch edge from the step of the grid, with a note."""
     edge = smallest_gap(coords)
     return edge, [f"patch edge {edge} from the smallest coordinate gap (no overlap assumed)"] if edge else []
 
@@ -208,23 +208,22 @@ def _as_index(rows: npt.ArrayLike, n: int) -> IntArray:
 def smallest_gap(coords: npt.NDArray[Any]) -> int | None:
     """The step of the patch grid: the smallest positive gap between patches of one row or column.
 
-    CLAM lays a grid into each tissue contour, with an offset of its own. Gaps are therefore taken along
-    shared rows and columns only, and where the smallest does not divide the others (two grids that touch one
-    line), the commonest wins.
+    CLAM lays one grid per tissue contour, each with its own offset. So only gaps within a row or column
+    count, and if the smallest does not divide the others (two grids that share a line), the commonest wins.
 
     >>> smallest_gap(np.array([[0, 0], [512, 0], [1536, 0], [300, 77], [812, 77]]))
     512
     """
-    if len(coords) < 2 or not np.all(np.abs(coords) < 2**40):  # damage, which placing will name
+    if len(coords) < 2 or not np.all(np.abs(coords) < 2**40):  # damage, which `place` reports
         return None
     on_lines, anywhere = [], []
     for along, across in ((0, 1), (1, 0)):
         order = np.lexsort((coords[:, along], coords[:, across]))
-        line, place = coords[order, across], coords[order, along]
-        on_lines.append(np.diff(place)[line[1:] == line[:-1]])  # between neighbours of one row or column
-        anywhere.append(np.diff(np.unique(place)))
-    for several in (on_lines, anywhere):
-        gaps = np.rint(np.concatenate(several)).astype(np.int64)
+        line, position = coords[order, across], coords[order, along]
+        on_lines.append(np.diff(position)[line[1:] == line[:-1]])  # between neighbours of one row or column
+        anywhere.append(np.diff(np.unique(position)))
+    for candidates in (on_lines, anywhere):
+        gaps = np.rint(np.concatenate(candidates)).astype(np.int64)
         gaps = gaps[gaps > 0]
         if gaps.size:
             break
@@ -239,7 +238,7 @@ FEATURE_SUFFIXES = (".h5", ".hdf5", ".pt", ".pth", ".npy", ".npz", ".zarr")
 
 
 def slide_name(path: Path) -> str:
-    """The slide a feature file is of: its name without the feature suffix, dots inside kept.
+    """The slide of a feature file: its name without the feature suffix, including inner dots.
 
     >>> slide_name(Path("TCGA-CR-7395.01A.h5")), slide_name(Path("s1_patches.h5"))
     ('TCGA-CR-7395.01A', 's1')
@@ -251,10 +250,10 @@ def slide_name(path: Path) -> str:
 
 
 def find_beside(path: Path, candidates: Sequence[str], *, levels: int) -> Path | None:
-    """The first existing relative candidate in the folder of `path` or up to `levels` folders above."""
+    """Find the first existing candidate in the folder of `path` or up to `levels` folders above."""
     folders = list(path.absolute().parents)[: levels + 1]
-    places = ((folder / relative, folder) for folder in folders for relative in candidates)
-    return next((place for place, folder in places if place.exists() and is_inside(place, folder)), None)
+    paths = ((folder / candidate, folder) for folder in folders for candidate in candidates)
+    return next((path for path, folder in paths if path.exists() and is_inside(path, folder)), None)
 
 
 def index_beside(path: Path) -> Path | None:
@@ -271,11 +270,11 @@ def patch_table(path: Path) -> Path | None:
 
 FOLDER = "extras"
 SPARSE = ("data", "indices", "indptr")
-GRAPHS = ("adjacency", "adj", "edge_index")  # what others call a matrix between instances
+GRAPHS = ("adjacency", "adj", "edge_index")  # common names of a matrix between instances
 
 
 def write_extra(file: Any, name: str, values: Any) -> None:
-    """An array, or a sparse matrix as its three arrays, in an open HDF5 file."""
+    """Write an array, or a sparse matrix as its three arrays, to an open HDF5 file."""
     plain = name.replace("/", "_")
     if not hasattr(values, "tocsr"):
         file.create_dataset(f"{FOLDER}/{plain}", data=np.asarray(values))
@@ -286,7 +285,7 @@ def write_extra(file: Any, name: str, values: Any) -> None:
 
 
 def stored_extras(contents: Contents, n: int) -> dict[str, Any]:
-    """The extras of a file that `write_extra` filled, for a bag of n instances."""
+    """Read the extras that `write_extra` wrote, for a bag of n instances."""
     from scipy.sparse import csr_array
 
     extras = {}
@@ -309,7 +308,7 @@ def stored_extras(contents: Contents, n: int) -> dict[str, Any]:
 
 
 def named_graphs(contents: Contents, n: int) -> dict[str, Any]:
-    """The matrix between instances of a file of named arrays: dense, or of an `edge_index` (2, e)."""
+    """Read a matrix between instances under a common name: dense, or from an `edge_index` (2, e)."""
     name = next((name for name in GRAPHS if name in contents), None)
     if name is None:
         return {}
@@ -320,7 +319,8 @@ def named_graphs(contents: Contents, n: int) -> dict[str, Any]:
 
     if values.ndim != 2 or len(values) != 2 or values.dtype.kind not in "iu" or not _within(values, n):
         raise FileError(
-            f"{contents.path}: 'edge_index' must hold pairs (2, e) of rows below {n}. Got {values.shape}."
+            f"{contents.path}: 'edge_index' must hold pairs (2, e) of rows below {n}. Got shape "
+            f"{values.shape} instead."
         )
     return {"adjacency": csr_array((np.ones(values.shape[1], np.float32), tuple(values)), shape=(n, n))}
 

@@ -1,4 +1,4 @@
-"""What a feature file, folder, cohort or run is, in facts and sentences; `xmil inspect` prints them."""
+"""Describe a feature file, folder, cohort or run in facts and sentences, for `xmil inspect`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from xmil.data.files import CLOSE, SHOWN, feature_facts, feature_files, folders_
 from xmil.data.header import Header
 from xmil.storage import Run, read_header
 
-_BLOCK = 1 << 25  # bytes of features looked at in one go
+_BLOCK = 1 << 25  # bytes of features per block
 
 
 @dataclass(frozen=True)
 class Report:
-    """Facts by name; what was inferred; what is missing; what is wrong, with what to do about it."""
+    """Facts by name; what was inferred; what is missing; problems with their remedies."""
 
     path: str
     kind: str
@@ -42,7 +42,7 @@ class Report:
 
 
 def inspect_features(path: Path, **options: Any) -> Report:
-    """A feature file: shapes, ranges, NaN, the coordinate convention, what is missing for drawing."""
+    """Describe a feature file: shapes, ranges, NaN, coordinate convention, what drawing still needs."""
     header = open_bag(path, **options)
     stats, lacks = _statistics(header), header.patches.missing
     what = "features" if header.features is not None else "coordinates without features"
@@ -105,49 +105,49 @@ def _feature_problems(header: Header, stats: dict[str, Any]) -> tuple[str, ...]:
         "some features are not finite, so nothing can be explained; extract them again": stats.get("NaN")
         or stats.get("infinite"),
         f"{zeros} rows are all zeros; was the extraction interrupted?": zeros,
-        "some patches lie at the same place; were slides or augmented copies merged?": coords is not None
+        "some patches have the same coordinates; were slides or augmented copies merged?": coords is not None
         and len(np.unique(coords, axis=0)) < len(coords),
     }
     return tuple(problem for problem, is_there in problems.items() if is_there)
 
 
 def inspect_folder(path: Path, **options: Any) -> Report:
-    """A folder of feature files: one row each, headers only, and the mix of what they are."""
+    """Describe a folder of feature files by their headers: one row each, and how they differ."""
     files, links = feature_files(path)
     if not files and not links:
         return _folder_above(path)
     rows = tuple(_row(file, options) for file in files)
-    good = [row for row in rows if "error" not in row]
-    broken = len(rows) - len(good)
+    readable = [row for row in rows if "error" not in row]
+    broken = len(rows) - len(readable)
     problems = [f"{broken} files cannot be read"] if broken else []
-    apart = "in one folder cannot form one dataset; separate them"
-    advice = dict.fromkeys(("width", "encoder"), f"features of several encoders {apart}")
-    advice |= {"patch edge": f"patches of several sizes {apart}"}
+    separate = "in one folder cannot form one dataset; separate them"
+    advice = dict.fromkeys(("width", "encoder"), f"features of several encoders {separate}")
+    advice |= {"patch edge": f"patches of several sizes {separate}"}
     advice |= {"format": "check that one encoder made all of them"}
-    for name, why in advice.items():
-        mix = _mix([row for row in good if row["width"]] if name == "width" else good, name)
-        if len(mix) > 1 and not (name == "patch edge" and _one_size(good)):
-            listed = ", ".join(f"{count} with {value}" for value, count in mix.items())
-            problems.append(f"mixed {name}: {listed}; {why}")
+    for name, remedy in advice.items():
+        counts = _counts([row for row in readable if row["width"]] if name == "width" else readable, name)
+        if len(counts) > 1 and not (name == "patch edge" and _one_size(readable)):
+            listing = ", ".join(f"{count} with {value}" for value, count in counts.items())
+            problems.append(f"mixed {name}: {listing}; {remedy}")
     problems += [f"{link.name} is a link out of the folder" for link in links]
-    facts = {"files": len(rows), "instances": sum(row["instances"] for row in good)}
-    facts |= {name: _mix(good, name) for name in ("format", "encoder", "width", "patch edge")}
+    facts = {"files": len(rows), "instances": sum(row["instances"] for row in readable)}
+    facts |= {name: _counts(readable, name) for name in ("format", "encoder", "width", "patch edge")}
     return Report(
         str(path), "folder", "a folder of feature files", facts, problems=tuple(problems), rows=rows
     )
 
 
 def _folder_above(path: Path) -> Report:
-    """A folder whose subfolders, a few levels down, hold the feature files."""
+    """Describe a folder whose subfolders hold the feature files."""
     listing = [
-        f"{each.path.relative_to(path).as_posix()} ({each.files} files)" for each in folders_below(path)
+        f"{folder.path.relative_to(path).as_posix()} ({folder.files} files)" for folder in folders_below(path)
     ]
     if not listing:
         raise FileError(
-            f"{path}: no feature files, checkpoints or slides found here; name the folder that holds them."
+            f"{path}: has no feature files, checkpoints or slides; name the folder that holds them."
         )
-    problem = f"the folder holds no feature files; look into {shorten(listing, SHOWN)}"
-    what = "a folder without feature files of its own"
+    problem = f"the folder itself holds no feature files; try {shorten(listing, SHOWN)}"
+    what = "a folder with feature files in subfolders"
     features = only_folder(path)
     facts = {"folders": len(listing), "features in": None if features is None else str(features)}
     return Report(str(path), "folder", what, facts, problems=(problem,))
@@ -163,12 +163,12 @@ def _row(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     return {"file": path.name, **{name: facts[name] for name in names}, "inferred": list(header.inferred)}
 
 
-def _mix(rows: list[dict[str, Any]], name: str) -> dict[str, int]:
+def _counts(rows: list[dict[str, Any]], name: str) -> dict[str, int]:
     return dict(Counter(str(row[name]) for row in rows if row[name] is not None).most_common())
 
 
 def _one_size(rows: list[dict[str, Any]]) -> bool:
-    """Whether patches of several level-0 edges have one size on the slide: 20x and 40x scanners differ."""
+    """Whether all patches have one size in microns: level-0 edges differ between 20x and 40x scans."""
     placed = [row for row in rows if row["patch edge"] is not None]
     if not placed or any(row["mpp"] is None for row in placed):
         return not placed
@@ -177,7 +177,7 @@ def _one_size(rows: list[dict[str, Any]]) -> bool:
 
 
 def inspect_cohort(path: Path) -> Report:
-    """A cohort table: slides, cases, columns with their values, splits that leak."""
+    """Describe a cohort table: slides, cases, columns with their values, splits that leak."""
     cohort = read_cohort(path)
     facts: dict[str, Any] = {"slides": len(cohort), "cases": len(set(cohort.cases))}
     for name, cells in cohort.columns.items():
@@ -198,7 +198,7 @@ def inspect_cohort(path: Path) -> Report:
 
 
 def inspect_explanation(path: Path) -> Report:
-    """A stored explanation: methods, targets, outputs and audits, without the scores."""
+    """Describe a stored explanation without its scores: methods, targets, outputs and audits."""
     header = read_header(path)
     facts = {
         "slide": header.get("bag"),
@@ -211,15 +211,15 @@ def inspect_explanation(path: Path) -> Report:
     for name, column in header["columns"].items():
         audit = column.get("audit")
         audited = isinstance(audit, dict) and "other" in audit
-        rest = f"{audit['other']:.2g} unexplained" if audited else "not audited"
+        unexplained = f"{audit['other']:.2g} unexplained" if audited else "not audited"
         facts[name] = ", ".join(
-            [f"output {float(column.get('output', np.nan)):.4g}", rest, *measured_columns([column])]
+            [f"output {float(column.get('output', np.nan)):.4g}", unexplained, *measured_columns([column])]
         )
     return Report(str(path), "explanation", f"explanations ({len(header['columns'])})", facts)
 
 
 def inspect_run(path: Path) -> Report:
-    """A run folder: how many slides are explained, by what, and which failed."""
+    """Describe a run folder: how many slides are explained, by what, and which failed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -228,10 +228,10 @@ def inspect_run(path: Path) -> Report:
     facts: dict[str, Any] = {"slides explained": len(files)}
     problems = []
     try:
-        about = run.about
+        settings = run.about
     except XmilError:
-        about = {}
-    if not about:
+        settings = {}
+    if not settings:
         problems.append("run.json is missing or damaged; the settings of this run are unknown")
     else:
         if run.kind == "predict":
@@ -240,9 +240,9 @@ def inspect_run(path: Path) -> Report:
                 facts["predictions"] = int(pq.read_metadata(path / "predictions.parquet").num_rows)
         if run.verdict is not None:
             facts["verdict"] = run.verdict.sentence
-        facts |= {key: value for key, value in about.items() if isinstance(value, str | int | float)}
+        facts |= {key: value for key, value in settings.items() if isinstance(value, str | int | float)}
         problems += [f"warning of the run: {text}" for text in run.warnings]
-    for file in files:  # the columns of the first explanation that can be read
+    for file in files:  # the columns of the first readable explanation
         try:
             columns = read_header(file)["columns"]
             facts["columns"] = sorted(columns)
@@ -252,13 +252,12 @@ def inspect_run(path: Path) -> Report:
             facts["columns"] = []
             if file == files[0]:
                 problems.append(
-                    f"{file.name} is damaged; `xmil verify` checks every file, and explaining again makes it "
-                    "anew"
+                    f"{file.name} is damaged; explain again to rewrite it; `xmil verify` checks all files"
                 )
     with suppress(XmilError):
         if not run.is_finished:
-            problems.append("the command did not come to its end; repeat it to go on where it stopped")
+            problems.append("the command did not finish; repeat it to resume")
     if run.failed:
-        reason = "failed; failures.csv says why, and running again tries them again"
+        reason = "failed; see failures.csv, and repeat the command to retry them"
         problems.append(f"{counted(len(run.failed), 'slide')} {reason}")
     return Report(str(path), "run", "a run folder", facts, problems=tuple(problems))

@@ -1,7 +1,7 @@
-"""Splits by case: stratified folds or fractions, seeded, no case on two sides.
+"""Splits by case: stratified folds or fractions, seeded, no case in two splits.
 
-Written by hand rather than with scikit-learn's splitters: cases with a single member of a class are dealt out
-too, and a seed means the same split in every version.
+Unlike scikit-learn's splitters, they accept classes with a single case, and a seed gives the same split in
+every version.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def split_folds(
     column: str = FOLD,
     sites: str | None = None,
 ) -> Cohort:
-    """The cohort with a column of fold numbers, by case; slides without a label stay empty.
+    """Add a column of fold numbers, by case; slides without a label stay empty.
 
-    `sites` names a column: all cases of a site then lie in one fold.
+    `sites` names a column: all cases of a site then go to one fold.
 
     >>> cohort = Cohort({"slide_id": tuple("abcdef"), "case_id": tuple("112233"), "y": tuple("001100")})
     >>> split_folds(cohort, 3, stratify="y").column("fold")
@@ -46,7 +46,7 @@ def split_folds(
     if sites is not None:
         shares = {str(k): 1 / folds for k in range(folds)}
         side = _by_site(cohort, strata, shares, sites=sites, seed=seed)
-    else:  # one deal over all strata, so that folds differ by one case at most
+    else:  # deal all strata in one go, so that folds differ by at most one case
         rng = np.random.default_rng(seed)
         dealt = [case for members in strata.values() for case in rng.permutation(members)]
         side = {str(case): str(i % folds) for i, case in enumerate(dealt)}
@@ -62,17 +62,17 @@ def split_fractions(
     column: str = SPLIT,
     sites: str | None = None,
 ) -> Cohort:
-    """The cohort with a column of split names, by case, in the given shares of each stratum.
+    """Add a column of split names, by case, with the shares in `fractions` of each stratum.
 
-    `sites` names a column: all cases of a site then lie on one side, so that shares are met as sites allow.
+    `sites` names a column: all cases of a site then go to one split, so that shares are approximate.
 
     >>> cohort = Cohort({"slide_id": tuple("abcd"), "case_id": tuple("abcd")})
     >>> split_fractions(cohort, {"train": 0.5, "test": 0.5}).column("split")
     ('train', 'test', 'train', 'test')
     """
     total = sum(fractions.values())
-    good = len(fractions) > 1 and all(np.isfinite(share) and share > 0 for share in fractions.values())
-    if not good or not np.isclose(total, 1):
+    positive = len(fractions) > 1 and all(np.isfinite(share) and share > 0 for share in fractions.values())
+    if not positive or not np.isclose(total, 1):
         raise bad_parameter(
             "fractions", "split_fractions", "two or more positive shares that sum to 1", fractions
         )
@@ -94,7 +94,7 @@ def split_fractions(
 
 
 def check_labels(cohort: Cohort, column: str) -> None:
-    """Refuse cases whose slides have different labels: a split by case cannot stratify by them."""
+    """Refuse cases whose slides have different labels: a split by case cannot stratify them."""
     labels: dict[str, set[str]] = {}
     for case, cell in zip(cohort.cases, cohort.column(column), strict=True):
         labels.setdefault(case, set()).update(() if cell is None else (cell,))
@@ -102,45 +102,45 @@ def check_labels(cohort: Cohort, column: str) -> None:
     if mixed:
         raise InputError(
             f"{counted(len(mixed), 'case')} with slides of different {column!r}: {shorten(mixed, 5)}; "
-            "correct the table, or leave out --stratify if the labels are of slides."
+            "correct the table, or leave out --stratify if labels belong to slides."
         )
 
 
 def _by_site(
     cohort: Cohort, strata: Mapping[str, list[str]], shares: Mapping[str, float], *, sites: str, seed: int
 ) -> dict[str, str]:
-    """Sides of cases, each site whole: the largest first, to where its labels are missing most."""
+    """Split cases by whole sites: the largest first, each to the split that lacks its labels most."""
     home: dict[str, str] = {}
     for case, site in zip(cohort.cases, cohort.column(sites), strict=True):
         if site is None:
             raise InputError(f"Case {case!r} has no {sites}; fill it in, or split without sites=.")
         if home.setdefault(case, site) != site:
-            raise InputError(f"Case {case!r} lies in two sites, {home[case]!r} and {site!r}.")
-    counts: dict[str, Counter[str]] = {}  # of the labels of each site
+            raise InputError(f"Case {case!r} has two sites, {home[case]!r} and {site!r}; correct the table.")
+    counts: dict[str, Counter[str]] = {}  # of labels, by site
     for label, members in strata.items():
         for case in members:
             counts.setdefault(home[case], Counter())[label] += 1
     if len(counts) < len(shares):
-        raise InputError(f"Column {sites!r} has {len(counts)} sites, too few for {len(shares)} sides.")
+        raise InputError(f"Column {sites!r} has {len(counts)} sites, too few for {len(shares)} splits.")
     filled: dict[str, Counter[str]] = {side: Counter() for side in shares}
     rng = np.random.default_rng(seed)
-    place: dict[str, str] = {}
+    side_of: dict[str, str] = {}
     for site in sorted(map(str, rng.permutation(sorted(counts))), key=lambda site: -counts[site].total()):
         cost = {
             side: sum(n * (2 * filled[side][k] + n) / (share * len(strata[k])) for k, n in labels)
             for labels in (sorted(counts[site].items()),)
             for side, share in shares.items()
         }
-        place[site] = min(cost, key=lambda side: cost[side])
-        filled[place[site]].update(counts[site])
-    empty = [side for side in shares if side not in place.values()]
+        side_of[site] = min(cost, key=lambda side: cost[side])
+        filled[side_of[site]].update(counts[site])
+    empty = [side for side in shares if side not in side_of.values()]
     if empty:
-        raise InputError(f"No site is left for {empty[0]!r}; use fewer sides, or shares that sites can meet.")
-    return {case: place[home[case]] for members in strata.values() for case in members}
+        raise InputError(f"No site is left for {empty[0]!r}; use fewer splits, or other shares.")
+    return {case: side_of[home[case]] for members in strata.values() for case in members}
 
 
 def _allot(n: int, shares: np.ndarray, owed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whole counts that sum to n; what rounding takes in one stratum is owed to the next."""
+    """Round shares of n to whole counts; the next stratum makes up for the rounding error."""
     ideal = shares * n + owed
     counts = np.maximum(np.floor(ideal + 1e-9), 0).astype(int)
     while counts.sum() < n:
@@ -151,7 +151,7 @@ def _allot(n: int, shares: np.ndarray, owed: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _strata(cohort: Cohort, stratify: str | None) -> dict[str, list[str]]:
-    """Cases by label, both in sorted order; a case with several labels goes by the commonest."""
+    """Cases by label, both sorted; a case with several labels has the commonest."""
     labels: dict[str, list[str]] = {}
     cells = [""] * len(cohort) if stratify is None else cohort.column(stratify)
     for case, cell in zip(cohort.cases, cells, strict=True):
@@ -168,5 +168,5 @@ def _strata(cohort: Cohort, stratify: str | None) -> dict[str, list[str]]:
     if left_out:
         logger.warning("%d cases have no %s and are in no split.", left_out, stratify)
     if not strata:
-        raise InputError("There is no case to split; the cohort is empty or has no labels.")
+        raise InputError("There are no cases to split: the cohort is empty or has no labels.")
     return dict(sorted(strata.items()))

@@ -1,4 +1,4 @@
-"""Encoders: patches to feature vectors, by name, by file, or by a function of the user's."""
+"""Encoders: patches to feature vectors, by name, from a file, or by a user's function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An encoder: a network with what it wants of a patch and where it runs."""
+"""An encoder: a network with its transform of patches, device and precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import InputError, unknown_name
+from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.slides.slide import PatchFit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -22,7 +22,7 @@ PRECISIONS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloa
 
 @dataclass(frozen=True)
 class Transform:
-    """Resize the shorter edge to `size / crop`, cut the middle of `size`, scale by mean and std.
+    """Resize the shorter edge to `size / crop`, crop the centre to `size`, normalise by mean and std.
 
     Without a size, patches keep theirs.
 
@@ -38,17 +38,17 @@ class Transform:
 
     def __post_init__(self) -> None:
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise InputError("An encoder's mean and std are three numbers each, std above zero.")
+            raise InputError("An encoder's mean and std must be three numbers each, with std above zero.")
         if self.interpolation not in FILTERS:
-            raise InputError(f"The interpolation must be one of {', '.join(FILTERS)}.")
+            raise bad_parameter("interpolation", "Transform", f"one of {list(FILTERS)}", self.interpolation)
 
     def __call__(self, patch: npt.NDArray[np.uint8]) -> Tensor:
-        """A patch (h, w, 3) in uint8 as the encoder sees it: (3, size, size), still in uint8."""
+        """Resize and crop a patch (h, w, 3) to (3, size, size), in uint8."""
         pixels = self.fit(patch)
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
     def scaled(self, batch: Tensor) -> Tensor:
-        """A batch in uint8 as numbers around zero; batches of floats are passed on."""
+        """Normalise a batch in uint8; return batches of floats unchanged."""
         if batch.dtype != torch.uint8:
             return batch
         mean, std = _colours(self.mean, self.std, batch.device)
@@ -56,20 +56,20 @@ class Transform:
 
     @property
     def fit(self) -> PatchFit:
-        """What is done to a patch before it is scaled."""
+        """The resizing and cropping of a patch."""
         return PatchFit(self.size, self.crop, self.interpolation)
 
 
 @lru_cache(maxsize=16)
 def _colours(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and std on a device; kept there, since copying them anew would wait for the GPU each time."""
+    """Mean and std on a device, cached, since each copy would wait for the GPU."""
     first, second = (torch.tensor(values, device=device).view(3, 1, 1) for values in (mean, std))
     return first, second
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Patches to vectors: `encoder(batch)` takes a stack of what `encoder.transform` gives.
+    """Patches to vectors: `encoder(batch)` takes a stack of outputs of `encoder.transform`.
 
     >>> from xmil.encoders import load_encoder
     >>> encoder = load_encoder("resnet18", random=True)
@@ -100,15 +100,15 @@ class Encoder:
 
 
 def vectors(output: Any, name: str, count: int) -> Tensor:
-    """A network's output as one vector for each patch; maps are averaged, anything else is refused."""
+    """Convert a network's output to one vector per patch: average maps, refuse anything else."""
     out = output[0] if isinstance(output, tuple | list) and len(output) == 1 else output
     if not isinstance(out, Tensor):
-        raise InputError(f"The encoder {name!r} gave {type(out).__name__}; it must give one tensor.")
+        raise InputError(f"The encoder {name!r} must return one tensor. Got {type(out).__name__} instead.")
     if out.ndim == 4:
         out = torch.mean(out, dim=(2, 3))
     if out.ndim != 2 or len(out) != count:
         shape = tuple(out.shape)
-        raise InputError(f"The encoder {name!r} gave the shape {shape}; it must give one vector per patch.")
+        raise InputError(f"The encoder {name!r} must return one vector per patch. Got shape {shape} instead.")
     return out
 
 
@@ -122,7 +122,7 @@ def make_encoder(
     about: dict[str, Any] | None = None,
     on: str | None = None,
 ) -> Encoder:
-    """An encoder whose width is found by a trial; `on` is set where the network cannot be moved by torch."""
+    """Make an encoder, whose width a trial finds; `on` is the device of a network that torch cannot move."""
     if precision == "auto":
         precision = "float16" if torch.device(device).type == "cuda" and on is None else "float32"
     if precision not in PRECISIONS:
@@ -135,7 +135,7 @@ def make_encoder(
 
 
 def compile_encoder(encoder: Encoder) -> Encoder:
-    """The encoder with its network compiled, for batches of one size, channels last."""
+    """Compile the network of an encoder, for batches of one size, channels last."""
     if not isinstance(encoder.network, nn.Module) or isinstance(encoder.network, torch.jit.ScriptModule):
         raise InputError(f"The encoder {encoder.name!r} is not a torch network; leave out compile=True.")
     network = encoder.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

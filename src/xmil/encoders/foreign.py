@@ -1,8 +1,8 @@
 """Encoders from files: ONNX and TorchScript.
 
 A TorchScript file is a program: it runs in torch's interpreter, not in Python's, but its operators can read
-and write files. Open only files from people you trust; the same holds for `module:function`. ONNX files and
-state dicts hold no code.
+and write files. Only open files from people you trust, and only name a `module:function` that you trust. ONNX
+files and state dicts contain no code.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ AGAIN = "download or copy it again, or save the encoder's state_dict() alone"
 
 
 def load_script(path: Path, device: str) -> tuple[Any, Transform]:
-    """A TorchScript module; its input takes ImageNet's colours unless told otherwise."""
+    """Load a TorchScript module, with ImageNet's normalisation."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # newer torch deprecates the format; the files are still there
+            warnings.simplefilter("ignore")  # newer torch deprecates the format, but users still have files
             module = torch.jit.load(str(path), map_location=device)
     except (RuntimeError, ValueError, OSError) as error:
         raise FileError(
-            f"{path}: not a TorchScript file ({one_line(error)}); a state dict goes to weights=."
+            f"{path}: not a TorchScript file ({one_line(error)}); pass a state dict as weights=."
         ) from None
     return module.eval(), Transform()
 
 
 def load_onnx(path: Path, device: str) -> tuple[OnnxNetwork, Transform]:
-    """A network in onnxruntime; a fixed input size in the graph sets the transform's."""
+    """Load a network in onnxruntime; a fixed input size in the graph sets that of the transform."""
     try:
         import onnxruntime
     except ImportError:
@@ -57,19 +57,19 @@ def load_onnx(path: Path, device: str) -> tuple[OnnxNetwork, Transform]:
     options.intra_op_num_threads = torch.get_num_threads()
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=kinds)
-    except Exception as error:  # onnxruntime raises its own kinds
+    except Exception as error:  # onnxruntime raises its own types
         raise FileError(
-            f"{path}: not an ONNX network ({one_line(error)}); copy it again, or export it."
+            f"{path}: not an ONNX network ({one_line(error)}); copy or export it again."
         ) from None
     shape = session.get_inputs()[0].shape
     if len(session.get_inputs()) != 1 or len(shape) != 4:
-        raise FileError(f"{path}: takes {shape}; an encoder takes one batch of pictures (b, 3, h, w).")
+        raise FileError(f"{path}: must take one batch of pictures (b, 3, h, w). It takes {shape} instead.")
     size = shape[2] if isinstance(shape[2], int) and shape[2] == shape[3] else None
     return OnnxNetwork(session), Transform(size=size)
 
 
 class OnnxNetwork:
-    """A session as a function of tensors."""
+    """An ONNX session as a function of tensors."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -79,13 +79,13 @@ class OnnxNetwork:
         self.output = session.get_outputs()[0].name
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(b, 3, h, w) to (b, dim), in pieces where the graph has a fixed batch."""
+        """(b, 3, h, w) to (b, dim), in batches of the graph's size if that is fixed."""
         values = x.cpu().numpy().astype(np.float16 if self.half else np.float32)
         step = self.batch or len(values)
-        filled = np.pad(values, ((0, -len(values) % step), (0, 0), (0, 0), (0, 0)))
+        padded = np.pad(values, ((0, -len(values) % step), (0, 0), (0, 0), (0, 0)))
         parts = [
-            self.session.run([self.output], {self.input: filled[i : i + step]})[0]
-            for i in range(0, len(filled), step)
+            self.session.run([self.output], {self.input: padded[i : i + step]})[0]
+            for i in range(0, len(padded), step)
         ]
         return torch.from_numpy(np.concatenate(parts)[: len(values)])
 
@@ -95,15 +95,13 @@ PREFIXES = ("module.", "model.", "backbone.", "encoder.")
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a weights file, out of their wrapping and without a prefix all of them share."""
+    """Read the tensors of a weights file, without wrappers and shared prefixes."""
     if not path.is_file():
         raise FileError(absent(path))
     try:
         state = _load(path)
     except Exception as error:  # damaged archives raise almost any type
-        reason = (
-            "its pickle is not one of tensors, and could run code"  # without torch's advice to skip checks
-        )
+        reason = "its pickle holds other objects than tensors, and could run code"
         if not isinstance(error, pickle.UnpicklingError):
             line = one_line(error)
             reason = line if " " in line else f"{type(error).__name__} {line}"
@@ -114,7 +112,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         state = state[wrappers[0]]
     tensors = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise CheckpointError(f"{path}: holds no weights; give a state dict.")
+        raise CheckpointError(f"{path}: holds no weights; name a file with a state dict.")
     nbytes = sum(value.numel() * value.element_size() for value in tensors.values())
     check_budget(nbytes, "the weights", path)
     while prefix := next((p for p in PREFIXES if all(key.startswith(p) for key in tensors)), None):
@@ -123,15 +121,15 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def download_state(name: str, url: str) -> dict[str, Tensor]:
-    """The published weights, from torch's cache or by download; their hash is checked."""
+    """Load published weights from torch's cache or by download, and check their hash."""
     try:
         return torch.hub.load_state_dict_from_url(
             url, map_location="cpu", check_hash=True, progress=False, weights_only=True
         )
     except Exception as error:  # network, hash, disk
         raise FileError(
-            f"The weights of {name} cannot be downloaded ({one_line(error)}); get {url} elsewhere and pass "
-            "weights=."
+            f"The weights of {name} cannot be downloaded ({one_line(error)}); download {url} elsewhere and "
+            "pass weights=."
         ) from None
 
 
@@ -148,5 +146,5 @@ def _load(path: Path) -> Any:
         return load_file(path)
     check_torch_file(path)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # it is refused
+        warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # refused anyway
         return torch.load(path, map_location="cpu", weights_only=True)

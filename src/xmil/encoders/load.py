@@ -1,4 +1,4 @@
-"""Find an encoder by what the user calls it.
+"""Load an encoder by the name that a user gives.
 
 In this order: a registered name; a file (`.onnx`, TorchScript); `module:function` or `file.py:function`; a
 timm model.
@@ -29,9 +29,9 @@ from xmil.encoders.foreign import download_state, file_digest, load_onnx, load_s
 from xmil.nn.images import CTransPath, ResNet, load_ctranspath, load_resnet
 
 SCRIPTS = (".pt", ".pth", ".ts", ".jit", ".torchscript")
-PREFIXES = ("hf-hub:", "hf_hub:", "local-dir:")  # of timm
-NO_WEIGHTS = "CTransPath's weights are handed out by its authors; pass weights='ctranspath.pth'."
-ALSO_CALLED = {  # what TRIDENT, STAMP and CLAM call them, letters and digits alone
+PREFIXES = ("hf-hub:", "hf_hub:", "local-dir:")  # timm's
+NO_WEIGHTS = "CTransPath's weights come from its authors; get them there and pass weights='ctranspath.pth'."
+ALIASES = {  # names in TRIDENT, STAMP and CLAM, only letters and digits
     "univ1": "uni",
     "univ2": "uni2-h",
     "uni2": "uni2-h",
@@ -40,7 +40,7 @@ ALSO_CALLED = {  # what TRIDENT, STAMP and CLAM call them, letters and digits al
     "phikonv1": "phikon",
     "resnet50trunc": "resnet50_trunc",
 }
-WIDTHS = {  # of their features, to tell which may have made those that a model reads
+WIDTHS = {  # of features, to suggest encoders that fit a model
     "resnet18": 512,
     "ctranspath": 768,
     "phikon": 768,
@@ -56,12 +56,12 @@ WIDTHS = {  # of their features, to tell which may have made those that a model 
 
 
 def list_encoders() -> list[str]:
-    """Names that `load_encoder` knows by itself; timm's models, files and functions come on top."""
+    """List the names that `load_encoder` knows, besides timm's models, files and functions."""
     return sorted({*ENCODERS, *RECIPES})
 
 
 def known_encoder(name: str) -> str | None:
-    """The encoder that a file calls by this name; None for names by which a file could run code or download.
+    """The known encoder with a name that a file gives; None for names that could run code or download.
 
     >>> known_encoder("UNI_v2"), known_encoder("resnet50_trunc"), known_encoder("mine.py:build")
     ('uni2-h', 'resnet50_trunc', None)
@@ -69,12 +69,12 @@ def known_encoder(name: str) -> str | None:
     if name in ENCODERS or name in RECIPES:
         return name
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
-    names = {"".join(letter for letter in one if letter.isalnum()): one for one in list_encoders()}
-    return ALSO_CALLED.get(plain) or names.get(plain)
+    names = {"".join(letter for letter in known if letter.isalnum()): known for known in list_encoders()}
+    return ALIASES.get(plain) or names.get(plain)
 
 
 def check_encoder(name: str, *, weights: str | Path | None = None, random: bool = False) -> None:
-    """Refuse an encoder that cannot be loaded, as far as that shows without building it."""
+    """Refuse an encoder that cannot be loaded, as far as one can tell without building it."""
     path = Path(name)
     if weights is not None and not Path(weights).is_file():
         raise FileError(absent(Path(weights)))
@@ -102,12 +102,12 @@ def load_encoder(
     random: bool = False,
     compiled: bool = False,
 ) -> Encoder:
-    """An encoder ready to run.
+    """Load an encoder, ready to run.
 
-    `weights` is a file in place of the published weights; `size`, `mean` and `std` override the encoder's own
-    transform; `random` builds it untrained. `precision` "auto" is half on a GPU, single on a CPU.
-    `compiled` compiles the network and lays pixels out channel by channel: quicker on a GPU, and the last
-    digits of features differ.
+    `weights` is a file that replaces the published weights; `size`, `mean` and `std` override the encoder's
+    own transform; `random` leaves it untrained. `precision` "auto" is half on a GPU, single on a CPU.
+    `compiled` compiles the network for channels-last pixels: faster on a GPU, but the last digits of features
+    differ.
     """
     file = None if weights is None else Path(weights)
     with torch.random.fork_rng(devices=[]):
@@ -117,9 +117,7 @@ def load_encoder(
     changed = {key: value for key, value in overrides.items() if value is not None}
     if changed:
         if not isinstance(transform, Transform):
-            raise InputError(
-                f"The encoder {name!r} has a transform of its own; size, mean and std are fixed."
-            )
+            raise InputError(f"The encoder {name!r} has its own transform; leave out size=, mean= and std=.")
         transform = replace(transform, **changed)
     path = file or Path(name)
     origin = f"{path.name}, sha256 {file_digest(path)}" if path.is_file() else f"published, {name}"
@@ -134,7 +132,7 @@ def load_encoder(
 
 
 def _build(name: str, weights: Path | None, *, device: str, random: bool) -> tuple[Any, Any, str | None]:
-    """A network, its transform, and its device where torch cannot move it."""
+    """Build a network and its transform; also its device if torch cannot move it."""
     path = Path(name)
     if name in ENCODERS:
         return *ENCODERS[name](weights, random), None
@@ -148,7 +146,7 @@ def _build(name: str, weights: Path | None, *, device: str, random: bool) -> tup
 
 
 def _from_function(name: str, weights: Path | None) -> tuple[Any, Any]:
-    """What `module:function` gives: a network, or a network with its transform."""
+    """Call `module:function`, which returns a network, or a network with its transform."""
     function = load_function(name, kind="encoder")
     try:
         built = function() if weights is None else function(str(weights))
@@ -160,12 +158,12 @@ def _from_function(name: str, weights: Path | None) -> tuple[Any, Any]:
         return built.network, built.transform
     network, transform = built if isinstance(built, tuple) else (built, Transform())
     if not callable(network) or not callable(transform):
-        raise InputError(f"The encoder {name!r} must give a network, or a network and its transform.")
+        raise InputError(f"The encoder {name!r} must return a network, or a network and its transform.")
     return network, transform
 
 
 def short_name(name: str) -> str:
-    """A name that a folder can have.
+    """Shorten a name for use as the name of a folder.
 
     >>> short_name("hf-hub:MahmoodLab/UNI"), short_name("models/mine.onnx"), short_name("package:build")
     ('UNI', 'mine', 'build')
@@ -203,7 +201,7 @@ for _name in TORCHVISION:
 
 @ENCODERS.register("ctranspath")
 def _ctranspath(weights: Path | None, random: bool) -> Built:
-    """CTransPath: the authors hand out `ctranspath.pth`; it cannot be downloaded by a program."""
+    """CTransPath; `ctranspath.pth` comes from the authors and cannot be downloaded by a program."""
     transform = Transform(size=CTransPath.size)
     if random:
         return CTransPath(), transform
@@ -217,13 +215,13 @@ H_OPTIMUS = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
 
 @dataclass(frozen=True)
 class Recipe:
-    """A pathology encoder: where it lies on the hub, its architecture in timm, its pooling and colours."""
+    """A pathology encoder: its hub address, architecture in timm, pooling and normalisation."""
 
     hub: str
     architecture: str
     arguments: dict[str, Any] = field(default_factory=dict)
     swiglu: bool = False  # a gated MLP with SiLU
-    tokens: int | None = None  # class token and mean of the tokens from here on, side by side
+    tokens: int | None = None  # concatenate class token and mean of the tokens from this index on
     colours: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
     crop: float = 1.0
     interpolation: str = "bilinear"
@@ -278,7 +276,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def _check_timm_name(name: str) -> None:
-    """Refuse a name that neither we nor timm know; without timm, only names of its kind are taken for its."""
+    """Refuse a name that neither xmil nor timm knows, or that needs timm if timm is missing."""
     if name in RECIPES or name.startswith(PREFIXES):
         _import_timm()
         return
@@ -287,13 +285,13 @@ def _check_timm_name(name: str) -> None:
     try:
         timm = _import_timm()
     except InputError as error:
-        raise InputError(f"{unknown} It may be a model of timm, but {error}") from None
+        raise InputError(f"{unknown} It may be a timm model, but {error}") from None
     if not timm.is_model(name):
         raise unknown
 
 
 def load_timm(name: str, weights: Path | None, *, random: bool = False) -> tuple[Any, Transform]:
-    """A model by timm's name, `hf-hub:` included, or by the name of a recipe."""
+    """Load a model by timm's name, including `hf-hub:`, or by the name of a recipe."""
     _check_timm_name(name)
     timm, recipe = _import_timm(), RECIPES.get(name)
     model = _create(timm, recipe or name, pretrained=weights is None and not random)
@@ -321,7 +319,7 @@ def load_timm(name: str, weights: Path | None, *, random: bool = False) -> tuple
 
 
 class ClassAndMean(nn.Module):
-    """The class token beside the mean of the patch tokens."""
+    """The class token and the mean of the patch tokens, concatenated."""
 
     def __init__(self, network: nn.Module, first: int) -> None:
         super().__init__()
@@ -333,16 +331,16 @@ class ClassAndMean(nn.Module):
         return torch.cat([tokens[:, 0], tokens[:, self.first :].mean(dim=1)], dim=-1)
 
 
-def _create(timm: Any, what: str | Recipe, *, pretrained: bool) -> Any:
-    """The network of a recipe, or of timm's own name for it."""
+def _create(timm: Any, source: str | Recipe, *, pretrained: bool) -> Any:
+    """Create the network of a recipe or of a timm name."""
     arguments: dict[str, Any] = {}
-    name = what if isinstance(what, str) else what.hub if pretrained else what.architecture
-    if isinstance(what, Recipe):
+    name = source if isinstance(source, str) else source.hub if pretrained else source.architecture
+    if isinstance(source, Recipe):
         gated = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
-        arguments = {**what.arguments, **(gated if what.swiglu else {})}
+        arguments = {**source.arguments, **(gated if source.swiglu else {})}
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
-    except Exception as error:  # the hub, the network, a licence not accepted
+    except Exception as error:  # the hub, the network, a licence to accept
         raise FileError(
             f"The encoder {name!r} cannot be fetched ({type(error).__name__}: {one_line(error)}); accept its "
             "licence and log in to the hub, or download its weights and pass weights=."
@@ -356,8 +354,8 @@ def _import_timm() -> Any:
         import timm.layers
     except ImportError:
         raise InputError("timm is not installed; pip install 'xmil[encoders]'.") from None
-    except RuntimeError as error:  # a torchvision built for another torch
+    except RuntimeError as error:  # torchvision built for another torch
         raise InputError(
-            f"timm cannot be imported: {error}; install the torchvision of your torch."
+            f"timm cannot be imported: {error}; install the torchvision for your torch."
         ) from None
     return timm

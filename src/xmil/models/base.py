@@ -1,4 +1,4 @@
-"""What every MIL model is: a module from (b, n, d) features to (b, c) outputs, made by name from a spec."""
+"""The base of every MIL model: a module from (b, n, d) features to (b, c) outputs, built from a spec."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from xmil.nn.attention import SelfAttention, masked_softmax
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """All it takes to build a model again, apart from its weights.
+    """All you need to rebuild a model, except its weights.
 
-    `task` says what the outputs are: "classification" (softmax, or sigmoid for one output), "multilabel" (a
-    sigmoid per class), "regression" (values), "survival" (logits of the hazards of time bins) or "cox" (one
-    log risk). `reference` is what a regression's value is explained against, such as the mean of the training
-    labels; `time_bins` are the n_classes - 1 times that part the bins, the last of which is open.
-    `relative` outputs of a regression are deviations from the reference already.
-    `columns` of the training cohort held the targets: a label, several labels, a value, or time and event.
-    `features` says how those of the training were made: weights of the encoder, patch_px, mpp and the like.
+    `task` is the meaning of the outputs: "classification" (softmax, or sigmoid for one output), "multilabel"
+    (a sigmoid per class), "regression" (values), "survival" (logits of the hazards of time bins) or "cox"
+    (one log risk). A regression is explained relative to `reference`, such as the mean of the training
+    labels; `relative` outputs are deviations from it already. `time_bins` are the n_classes - 1 times between
+    the bins; the last bin is open. `columns` of the training cohort held the targets: a label, several
+    labels, a value, or time and event. `features` records how the training features were made: weights of
+    the encoder, patch_px, mpp and the like.
     """
 
     name: str
@@ -53,23 +53,23 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for name in ("class_names", "reference", "time_bins", "columns"):
-            if isinstance(value := getattr(self, name), Iterable):  # a list of JSON or of the user's
+            if isinstance(value := getattr(self, name), Iterable):  # a list from JSON or the user
                 values = map(str, value) if name == "class_names" else value
                 object.__setattr__(self, name, tuple(values))
 
     @property
     def target_names(self) -> tuple[str, ...] | None:
-        """Names of what can be explained, where they are known: classes, values, bins and the risk."""
+        """Names of the targets, if known: classes, values, bins and the risk."""
         return TASKS[self.task].target_names(self.n_classes, self.class_names, self.time_bins)
 
     @property
     def n_targets(self) -> int:
-        """How many targets can be asked for."""
+        """The number of targets."""
         return TASKS[self.task].count_targets(self.n_classes)
 
     @property
     def names(self) -> list[str]:
-        """Names of the classes, values or time bins; numbers where they have none."""
+        """Names of the classes, values or time bins; numbers if they have none."""
         return TASKS[self.task].names(self.n_classes, self.class_names, self.time_bins)
 
 
@@ -79,21 +79,22 @@ class MILModel(nn.Module, ABC):
     `forward` takes (b, n, d) and an optional mask (b, n), true for real instances. The output of a bag
     depends neither on its batch mates nor on its padding.
 
-    What a model can do beyond that, it says: `pooling` is how its instances are joined, where parts of a bag
-    have a closed form ("softmax": weighted means, "max": the largest of each feature, "additive": a sum of
-    instance logits). A subclass that replaces `forward`, `aggregate` or `instance_logits` loses it, unless it
-    says it again.
+    `pooling` tells how a model joins instances if outputs of parts of a bag have a closed form ("softmax":
+    weighted means, "max": the largest of each feature, "additive": a sum of instance logits). A subclass that
+    replaces `forward`, `aggregate` or `instance_logits` has to set it again.
     """
 
     spec: ModelSpec
-    notes: tuple[str, ...] = ()  # what was found, left out or assumed when the model was loaded
-    warnings: tuple[str, ...] = ()  # those of the notes that belong beside every explanation
+    notes: tuple[str, ...] = ()  # what loading it assumed, ignored or left out
+    warnings: tuple[str, ...] = ()  # the notes to show with every explanation
     last_layer: ClassVar[str | None] = "classifier"  # the linear layer whose rows are the outputs
-    background: Background | None = None  # of its training patches; saved and loaded with the model
+    background: Background | None = None  # its training patches; saved and loaded with the model
     pooling: ClassVar[str | None] = None
     class_attention: ClassVar[bool] = False  # whether attention has a column for each class
-    no_attention: str | None = "it has no attention of a known kind"  # why there is no attention, if so
-    needs_coords: bool = False  # whether outputs depend on coordinates, which `aggregate` then takes
+    no_attention: str | None = (
+        "it has no attention of a known kind"  # why it has no attention; None if it has
+    )
+    needs_coords: bool = False  # whether outputs depend on coordinates; `aggregate` takes them
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -108,16 +109,16 @@ class MILModel(nn.Module, ABC):
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, where the model knows them."""
+        """Names of the classes, if the model knows them."""
         return self.spec.class_names if hasattr(self, "spec") else None
 
     @property
     def task(self) -> str:
-        """What the outputs mean, see `ModelSpec`."""
+        """The meaning of the outputs, see `ModelSpec`."""
         return self.spec.task if hasattr(self, "spec") else "classification"
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **companions: Tensor | None) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d); companions, such as coordinates, are what `aggregate` names."""
+        """Outputs (b, c) of bags (b, n, d); companions, such as coordinates, go to `aggregate`."""
         if x.ndim != 3 or x.shape[1] == 0:
             raise InputError(
                 f"A model takes bags of shape (b, n, d) with n >= 1. Got {tuple(x.shape)} instead."
@@ -125,7 +126,8 @@ class MILModel(nn.Module, ABC):
         if mask is not None:
             if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
                 raise InputError(
-                    f"The mask must be a bool tensor of shape {tuple(x.shape[:2])}. Got {tuple(mask.shape)}."
+                    f"The mask must be a bool tensor of shape {tuple(x.shape[:2])}. "
+                    f"Got {mask.dtype} of shape {tuple(mask.shape)} instead."
                 )
             if not bool(mask.any(dim=1).all()):
                 raise InputError("Each bag of a batch needs at least one patch in its mask.")
@@ -133,7 +135,7 @@ class MILModel(nn.Module, ABC):
         return self.aggregate(self.embed(x), mask, **companions)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Instances, each by itself: (b, n, d) to (b, n, e)."""
+        """Embed each instance by itself: (b, n, d) to (b, n, e)."""
         return x
 
     @abstractmethod
@@ -141,11 +143,11 @@ class MILModel(nn.Module, ABC):
         """Outputs (b, c) from embedded instances (b, n, e)."""
 
     def attention_weights(self, h: Tensor) -> Tensor:
-        """The weights (b, n, k) by which embedded instances are joined, one column per branch."""
+        """The weights (b, n, k) of embedded instances in the pooling, one column per branch."""
         raise UnsupportedError(f"{type(self).__name__} does not join patches by weights.")
 
     def attention_layers(self) -> list[SelfAttention]:
-        """Self-attention in whose first row a class token looks at the instances, first layer first."""
+        """The self-attention layers in order; in each, the first row is a class token's attention."""
         return []
 
     def instance_logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -154,7 +156,7 @@ class MILModel(nn.Module, ABC):
 
 
 class PooledMIL(MILModel):
-    """A model that weighs embedded instances by a softmax and reads the weighted means.
+    """A model that classifies weighted means of embedded instances, with softmax weights.
 
     attend: (b, n, e) to attention logits (b, n, k); head: the k weighted means (b, k, e) to outputs (b, c).
     """
@@ -187,8 +189,8 @@ class PooledMIL(MILModel):
 def run_by_length(
     aggregate: Callable[..., Tensor], h: Tensor, mask: Tensor, **companions: Tensor | None
 ) -> Tensor:
-    """Outputs (b, c) of padded bags (b, n, e), by models for which padding is not neutral: bags of one length
-    are run together, without it."""
+    """Outputs (b, c) of padded bags (b, n, e), for models that padding would change: bags of equal length
+    run together without padding."""
     lengths = mask.sum(dim=1)
     logits: list[Tensor] = [h.new_empty(0)] * len(h)
     for n in lengths.unique().tolist():
@@ -197,8 +199,8 @@ def run_by_length(
         def pick(value: Tensor, index: Tensor = index, n: int = int(n)) -> Tensor:
             return value[index][mask[index]].view(len(index), n, *value.shape[2:])
 
-        beside = {name: None if value is None else pick(value) for name, value in companions.items()}
-        for i, row in zip(index.tolist(), aggregate(pick(h), **beside), strict=True):
+        picked = {name: None if value is None else pick(value) for name, value in companions.items()}
+        for i, row in zip(index.tolist(), aggregate(pick(h), **picked), strict=True):
             logits[i] = row
     return torch.stack(logits)
 
@@ -240,15 +242,15 @@ def create_model(
     features: Mapping[str, Any] | None = None,
     **params: Any,
 ) -> MILModel:
-    """A model with fresh weights, in eval mode; `params` are the model's own.
+    """Create a model with fresh weights, in eval mode; `params` are the model's own.
 
-    `task`, `reference` and `time_bins` say what the `n_classes` outputs mean, `columns` where a cohort has
-    what they predict; see `ModelSpec`.
+    `task`, `reference` and `time_bins` say what the `n_classes` outputs mean, `columns` names the cohort
+    columns that they predict; see `ModelSpec`.
 
     >>> create_model("transmil", in_dim=768, n_classes=2, dim=64).in_dim
     768
     """
-    outputs: dict[str, Any] = {  # the spec makes tuples of lists
+    outputs: dict[str, Any] = {  # the spec turns lists into tuples
         "class_names": class_names,
         "reference": reference,
         "time_bins": time_bins,
@@ -263,7 +265,7 @@ def create_model(
 
 
 def build(spec: ModelSpec) -> MILModel:
-    """The model of a spec, with fresh weights, in eval mode."""
+    """Build the model of a spec, with fresh weights, in eval mode."""
     make = MODELS[spec.name]
     for name in ("in_dim", "n_classes"):
         check_count(name, getattr(spec, name), owner=spec.name)

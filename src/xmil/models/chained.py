@@ -1,4 +1,4 @@
-"""A slide encoder and the probe fitted on its embeddings, as one model that is explained down to patches."""
+"""Join a slide encoder and a probe fitted on its embeddings into one model, explained down to patches."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def chain(
     class_names: Sequence[str] | None = None,
     reference: Any = None,
 ) -> Chain:
-    """A slide encoder with its probe as one model.
+    """Join a slide encoder and its probe into one model.
 
-    `probe` is a torch module, a model of ours trained on slide embeddings, a fitted scikit-learn
-    `LogisticRegression`, `Ridge` or `LinearRegression` or a pipeline of scalers and PCA before one, a fitted
-    Cox model (`params_` or `coef_`), or the coefficients of one with `task="cox"`; predictions are the
-    probe's own. `forward(encoder, x, *, coords)` gives the embedding where the encoder returns more than one.
+    `probe` is a torch module, an xmil model trained on slide embeddings, a fitted scikit-learn
+    `LogisticRegression`, `Ridge` or `LinearRegression`, a pipeline of scalers and PCA before one, a fitted
+    Cox model (`params_` or `coef_`), or the coefficients of one with `task="cox"`; the model predicts what
+    the probe predicts. `forward(encoder, x, *, coords)` picks the embedding if the encoder returns several.
     Task and class names come from the probe.
 
     >>> import numpy as np
@@ -46,7 +46,7 @@ def chain(
         raise bad_parameter("encoder", "chain", "a torch.nn.Module", type(encoder).__name__)
     check_choice("task", task, [None, *TASKS], owner="chain")
     module = probe if isinstance(probe, nn.Module) else convert_probe(probe, task=task)
-    if reference is None:  # what a regression of ours is explained against
+    if reference is None:
         reference = getattr(getattr(module, "spec", None), "reference", None)
     return Chain(
         encoder,
@@ -59,7 +59,7 @@ def chain(
 
 
 class Chain(nn.Module):
-    """See `chain`. It is called as its encoder is, and returns the probe's outputs (1, c)."""
+    """See `chain`. Takes the arguments of its encoder and returns the probe's outputs (1, c)."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Chain(nn.Module):
 
     @property
     def call_signature(self) -> inspect.Signature:
-        """How the chain is called: as its encoder, or as the function that calls it."""
+        """The signature of the encoder, or of the function that calls it."""
         if self.caller is None:
             return inspect.signature(self.encoder.forward)
         signature = inspect.signature(self.caller)
@@ -92,7 +92,7 @@ class Chain(nn.Module):
         return self.probe(embedding.unsqueeze(1) if isinstance(self.probe, MILModel) else embedding)
 
     def _embedding(self, output: Any) -> Tensor:
-        """The one vector (1, e) of the width that the probe takes: that of its first linear layer."""
+        """Find the one vector (1, e) whose width the probe takes: that of its first linear layer."""
         if isinstance(self.probe, AffineProbe | MILModel):
             width: int | None = self.probe.in_dim
         else:
@@ -106,10 +106,10 @@ class Chain(nn.Module):
             return fitting[0]
         shapes = ", ".join(str(tuple(v.shape)) for v in _tensors(output)) or type(output).__name__
         what = f"{len(fitting) or 'no'} vector{'s' * (len(fitting) > 1)}"
-        wide = "" if width is None else f" of the width {width} that the probe takes"
+        expected = "" if width is None else f" of the width {width} that the probe takes"
         raise InputError(
-            f"The encoder {type(self.encoder).__name__} gave {what}{wide} (it gave {shapes}); pass "
-            "chain(..., forward=lambda encoder, x: ...) to pick the slide's."
+            f"The encoder {type(self.encoder).__name__} returned {what}{expected}; its output was {shapes}. "
+            "Pass chain(..., forward=lambda encoder, x: ...) to pick the slide's embedding."
         )
 
 
@@ -125,7 +125,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class AffineProbe(nn.Module):
-    """Outputs W h + b in double precision, with what they mean."""
+    """Outputs W h + b in double precision, with their task and class names."""
 
     def __init__(
         self, weight: Floats, bias: Floats, *, task: str, class_names: tuple[str, ...] | None = None
@@ -142,7 +142,7 @@ class AffineProbe(nn.Module):
 
 
 def convert_probe(probe: Any, *, task: str | None = None) -> AffineProbe:
-    """A fitted probe as an affine map whose outputs are its logits, values or log risk."""
+    """Convert a fitted probe to an affine map whose outputs are its logits, values or log risk."""
     steps = [step for _, step in probe.steps] if hasattr(probe, "steps") else [probe]
     last = _convert_last(steps[-1], task)
     weight, bias = last.weight.detach().numpy(), last.bias.detach().numpy()
@@ -156,7 +156,7 @@ def _convert_last(probe: Any, task: str | None) -> AffineProbe:
     if isinstance(probe, np.ndarray | list | tuple):
         if task != "cox":
             raise InputError(
-                "Bare coefficients may mean anything; pass chain(..., task='cox') for a log risk."
+                "Bare coefficients have no known task; pass chain(..., task='cox') for a log risk."
             )
         return _cox(np.asarray(probe, dtype=np.float64), None)
     name = type(probe).__name__
@@ -180,13 +180,13 @@ def _convert_last(probe: Any, task: str | None) -> AffineProbe:
     bias = np.broadcast_to(np.asarray(probe.intercept_, dtype=np.float64).reshape(-1), (len(weight),))
     if not hasattr(probe, "classes_"):
         return AffineProbe(weight, bias, task=task or "regression")
-    odd = name.startswith("SGD") and getattr(probe, "loss", "") != "log_loss"
-    if odd or not hasattr(probe, "predict_proba"):
-        raise InputError(f"The probe {name} gives no probabilities; fit a LogisticRegression instead.")
-    apart = getattr(probe, "multi_class", None) == "ovr" or name.startswith("SGD")
-    if len(weight) > 1 and (apart or getattr(probe, "solver", "") == "liblinear"):
+    is_hinge = name.startswith("SGD") and getattr(probe, "loss", "") != "log_loss"
+    if is_hinge or not hasattr(probe, "predict_proba"):
+        raise InputError(f"The probe {name} predicts no probabilities; fit a LogisticRegression instead.")
+    one_vs_rest = getattr(probe, "multi_class", None) == "ovr" or name.startswith("SGD")
+    if len(weight) > 1 and (one_vs_rest or getattr(probe, "solver", "") == "liblinear"):
         raise InputError(
-            f"The probe {name} fits each class against the rest, which no softmax gives; fit a multinomial "
+            f"The probe {name} fits each class against the rest, not with a softmax; fit a multinomial "
             "LogisticRegression instead."
         )
     return AffineProbe(
@@ -200,7 +200,7 @@ def _cox(coefficients: Floats, offset: Any) -> AffineProbe:
 
 
 def _convert_step(step: Any, width: int) -> tuple[Floats, Floats]:
-    """A step before the last as x -> scale x + shift, `width` being what the next step takes."""
+    """Convert a step before the last to x -> scale x + shift; the next step takes `width` numbers."""
     if step is None or step == "passthrough":
         return np.eye(width), np.zeros(width)
     name = type(step).__name__
@@ -223,6 +223,5 @@ def _convert_step(step: Any, width: int) -> tuple[Floats, Floats]:
             parts = parts / np.sqrt(np.asarray(step.explained_variance_, dtype=np.float64))[:, None]
         return parts, -parts @ np.asarray(step.mean_, dtype=np.float64)
     raise InputError(
-        f"The probe's step {name} is not known as a linear map; known: StandardScaler, MinMaxScaler, "
-        "MaxAbsScaler, PCA."
+        f"The probe's step {name} is not supported; use StandardScaler, MinMaxScaler, MaxAbsScaler or PCA."
     )

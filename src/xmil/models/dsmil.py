@@ -16,11 +16,11 @@ from xmil.nn.attention import masked_softmax
 @MODELS.register("dsmil")
 class DSMIL(MILModel):
     """The mean of two streams: the highest instance score of each class, and a classifier on the instances
-    weighted by their likeness to that critical instance.
+    weighted by their similarity to that critical instance.
 
-    `dim` puts `n_layers` of Linear + ReLU in front; `values` a linear layer (and a ReLU) on what is averaged,
-    `norm` a layer norm on the averages. `streams="bag"` leaves the instance scores out of the output: they
-    only choose the critical instances.
+    `dim` adds `n_layers` of Linear + ReLU in front, `values` a linear layer (and a ReLU) before averaging,
+    `norm` a layer norm on the averages. With `streams="bag"` the instance scores only choose the critical
+    instances and are not part of the output.
     """
 
     class_attention = True
@@ -64,17 +64,17 @@ class DSMIL(MILModel):
         scores = self.instance_classifier(h)  # (b, n, c)
         if mask is not None:
             scores = scores.masked_fill(~mask.unsqueeze(-1), float("-inf"))
-        weights = masked_softmax(self._likeness(h, scores), mask)  # (b, n, c)
+        weights = masked_softmax(self._similarity(h, scores), mask)  # (b, n, c)
         pooled = self.norm(weights.transpose(1, 2) @ self.values(self.dropout(h)))  # (b, c, e)
         bag = self.bag_classifier(pooled).squeeze(-1)
         return bag if self.streams == "bag" else 0.5 * (scores.amax(dim=1) + bag)
 
     def attention_weights(self, h: Tensor) -> Tensor:
         """The weight (b, n, c) of each instance in each class's mean."""
-        return masked_softmax(self._likeness(h, self.instance_classifier(h)), None)
+        return masked_softmax(self._similarity(h, self.instance_classifier(h)), None)
 
-    def _likeness(self, h: Tensor, scores: Tensor) -> Tensor:
-        """Likeness (b, n, c) of each instance to each class's critical one."""
+    def _similarity(self, h: Tensor, scores: Tensor) -> Tensor:
+        """Similarity (b, n, c) of each instance to each class's critical instance."""
         queries = self.query(h)  # (b, n, q)
         index = scores.argmax(dim=1).unsqueeze(-1).expand(-1, -1, queries.shape[-1])
         critical = queries.gather(1, index)  # (b, c, q)

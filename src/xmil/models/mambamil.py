@@ -15,9 +15,9 @@ from xmil.models.base import MODELS, MILModel, linear_relu_stack, run_by_length
 from xmil.nn.attention import AttentionScores
 from xmil.nn.scan import Mamba, Order
 
-SCANS = {"simple": 1, "bidirectional": 2, "cross": 4}  # and their branches
+SCANS = {"simple": 1, "bidirectional": 2, "cross": 4}  # number of branches
 TABLE = 1024  # learned positions along each axis
-COLUMN = 1_000_000  # more than any coordinate: sorts by columns, then rows
+COLUMN = 1_000_000  # above any coordinate, to sort by columns, then rows
 
 
 @MODELS.register("mambamil")
@@ -25,10 +25,10 @@ class MambaMIL(MILModel):
     """Linear + ReLU, position code, Mamba layers with a residual, norm, attention pooling, classifier.
 
     `scan`: in the order of the bag ("simple"), also backwards ("bidirectional"), also by columns of the
-    slide and back ("cross"). `positions`: "none", "sinusoidal" or "learned" codes of the places on a grid of
+    slide and back ("cross"). `positions`: "none", "sinusoidal" or "learned" codes of positions on a grid of
     `grid` level-0 pixels, added to the instances. Cross scans and position codes need coordinates.
-    `residual`: around each "layer", or one around the "block" of all. `undo="published"` puts the fourth
-    branch of a cross scan back as the authors' code does, which is right on a full grid alone.
+    `residual`: around each "layer", or one around the "block" of all. `undo="published"` reorders the fourth
+    branch of a cross scan like the authors' code, which is correct only on a full grid.
     """
 
     no_attention = None
@@ -84,11 +84,11 @@ class MambaMIL(MILModel):
         return self.classifier((weights.transpose(1, 2) @ mixed).squeeze(1))
 
     def attention_weights(self, h: Tensor, *, coords: Tensor | None = None) -> Tensor:
-        """The weights (b, n, 1) of the instances as the scans have mixed them."""
+        """The weights (b, n, 1) of the instances after the scans."""
         return F.softmax(self.attention(self._mix(h, coords)), dim=1)
 
     def _mix(self, h: Tensor, coords: Tensor | None) -> Tensor:
-        """Instances that know those before them."""
+        """Mix each instance with those before it, by the scans."""
         if self.needs_coords and coords is None:
             what = f"{self.scan} scan" if self.scan == "cross" else f"{self.positions} positions"
             raise InputError(
@@ -105,7 +105,7 @@ class MambaMIL(MILModel):
         return self.norm(h + start if self.residual == "block" else h)
 
     def _code(self, coords: Tensor, like: Tensor) -> Tensor:
-        """The code (b, n, d) of each place on the grid."""
+        """The position code (b, n, d) of each instance on the grid."""
         places = coords.div(self.grid, rounding_mode="floor")
         if self.columns is None or self.rows is None:
             quarter = self.dim // 4
@@ -115,21 +115,21 @@ class MambaMIL(MILModel):
         low, high = int(places.min()), int(places.max())
         if low < 0 or high >= TABLE:
             raise InputError(
-                f"Positions {low} to {high} on a grid of {self.grid} pixels lie outside the {TABLE} learned "
-                "ones; create the model with a larger grid."
+                f"Positions {low} to {high} on a grid of {self.grid} pixels exceed the {TABLE} learned ones; "
+                "create the model with a larger grid."
             )
         places = places.long()
         return self.columns[places[..., 0]] + self.rows[places[..., 1]]
 
     def _orders(self, h: Tensor, coords: Tensor | None) -> list[Order]:
-        """In what order each branch takes the instances, and how its results are put back."""
+        """The order in which each branch scans the instances, and the order that undoes it."""
         if self.scan == "simple":
             return [None]
         n = h.shape[1]
         backwards = torch.arange(n - 1, -1, -1, device=h.device).expand(len(h), -1)
         if self.scan == "bidirectional":
             return [None, (backwards, backwards)]
-        assert coords is not None  # noqa: S101  # `_mix` has refused its absence
+        assert coords is not None  # noqa: S101  # `_mix` checked it
         columns = (coords[..., 0] * COLUMN + coords[..., 1]).argsort(dim=1, stable=True)
         places = columns.argsort(dim=1)
         flipped = n - 1 - columns  # column by column of the flipped sequence

@@ -13,7 +13,7 @@ DROPOUT_PLACES = {"features": (1, 0, 0), "all": (1, 1, 1), "last": (0, 0, 1)}
 
 
 class _LinearPooling(MILModel):
-    """Linear + ReLU layers before the pooling, a linear classifier behind it; no layers make it linear."""
+    """Linear + ReLU layers, pooling, a linear classifier; linear if `n_layers` is 0."""
 
     def __init__(
         self, in_dim: int, n_classes: int, *, dim: int = 256, n_layers: int = 1, dropout: float = 0.0
@@ -35,7 +35,7 @@ class _LinearPooling(MILModel):
 class MeanPool(_LinearPooling, PooledMIL):
     """Linear + ReLU layers, the mean over instances, linear classifier."""
 
-    no_attention = "it weighs all patches alike"
+    no_attention = "it weighs all patches equally"
 
     def attend(self, h: Tensor) -> Tensor:
         """Equal attention: the softmax of a constant is the mean."""
@@ -133,7 +133,7 @@ class ClamSB(PooledMIL):
 
 @MODELS.register("clam_mb")
 class ClamMB(ClamSB):
-    """CLAM with an attention branch and a linear classifier of its own for each class."""
+    """CLAM with one attention branch and one linear classifier per class."""
 
     class_attention = True
     last_layer = None

@@ -60,7 +60,7 @@ class StampViT(MILModel):
         kind = DistanceAttention if alibi else DotProductAttention
         settings = {"heads": heads, "residual_kernel": None, "qkv_bias": True, "dropout": dropout}
         self.alibi = alibi
-        self.no_attention = "distances are taken off its attention, which can be negative" if alibi else None
+        self.no_attention = "it subtracts distances from attention, which can be negative" if alibi else None
         self.instance = nn.Sequential(nn.Linear(in_dim, dim), nn.GELU(), nn.Dropout(dropout))
         self.class_token = nn.Parameter(torch.randn(dim))
         self.layers = nn.ModuleList(
@@ -74,22 +74,22 @@ class StampViT(MILModel):
         return self.instance(x)
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None, *, microns: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) from embedded instances (b, n, e); `microns` (b, n, 2) are their places."""
+        """Outputs (b, c) from embedded instances (b, n, e); `microns` (b, n, 2) are their positions."""
         if mask is not None:
             return run_by_length(self.aggregate, h, mask, microns=microns)
         places = {}
         if self.alibi:
             if microns is None:
                 raise InputError(
-                    "stamp_vit with alibi needs places in microns: explain a Bag of a STAMP file, or one "
-                    "with coords and mpp, or call model(x, microns=...) with (b, n, 2)."
+                    "stamp_vit with alibi needs positions in microns: explain a Bag from a STAMP file, or "
+                    "one with coords and mpp, or call model(x, microns=...) with (b, n, 2)."
                 )
-            origin = microns.new_zeros(len(h), 1, 2)  # the class token's, as STAMP has it
+            origin = microns.new_zeros(len(h), 1, 2)  # the class token's position, as in STAMP
             places = {"places": torch.cat([origin, microns], dim=1).to(h.dtype)}
         h = torch.cat([self.class_token.expand(len(h), 1, -1), h], dim=1)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            h = layer(h, 1 if i == last else None, **places)  # of the last layer the class token is read
+            h = layer(h, 1 if i == last else None, **places)  # the last layer only needs the class token
         return self.classifier(self.norm(h[:, 0]))
 
     def attention_layers(self) -> list[SelfAttention]:

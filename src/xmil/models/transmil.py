@@ -34,8 +34,8 @@ class TransLayer(nn.Module):
 class TransMIL(MILModel):
     """Linear + ReLU, the square, class token, attention, PPEG, attention, norm, class token, classifier.
 
-    The instances fill a square in the order of the bag; what is missing is filled by repeating the first
-    ones. `landmarks=None` means dim // 2; `residual_kernel=None` leaves out the residual convolution.
+    The instances fill a square in the order of the bag; repeats of the first ones fill what remains.
+    `landmarks=None` means dim // 2; `residual_kernel=None` leaves out the residual convolution.
     `pool="sum"` adds up the tokens' outputs and has no class token.
     """
 
@@ -95,7 +95,7 @@ class TransMIL(MILModel):
         return self.feature_dropout(self.instance(x))
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) from embedded instances (b, n, e); bags of different lengths are run by length."""
+        """Outputs (b, c) from embedded instances (b, n, e); bags of different lengths run by length."""
         if mask is not None:
             return run_by_length(self.aggregate, h, mask)
         edge = square_edge(h.shape[1])
@@ -105,7 +105,7 @@ class TransMIL(MILModel):
             h = torch.cat([self.class_token.expand(len(h), -1, -1), h], dim=1)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            # of the last layer only the class token is read, unless positions are encoded after it
+            # the last layer only needs the class token, unless positions are encoded after it
             h = layer(h, 1 if i == last > 0 and self.class_token is not None else None)
             if i == 0 and self.ppeg is not None and self.class_token is not None:
                 h = torch.cat([h[:, :1], self.ppeg(h[:, 1:], edge)], dim=1)

@@ -1,4 +1,4 @@
-"""Layers that the models are made of: attention, Nyström attention, PPEG, selective scans, image networks."""
+"""Layers of the models: attention, Nyström attention, PPEG, selective scans, image networks."""
 
 from xmil.nn.attention import (
     AttentionScores,

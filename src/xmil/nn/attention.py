@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BLOCK_ELEMENTS = 1 << 24  # largest temporary of a blockwise product, in numbers (64 MB in float32)
-SMALL_WEIGHTS = 1 << 12  # up to this size plain products beat the fused kernel, and vmap takes them
+SMALL_WEIGHTS = 1 << 12  # up to this size plain products beat the fused kernel, and work under vmap
 
 
 class AttentionScores(nn.Module):
@@ -46,11 +46,11 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class DenseAttention:
-    """softmax(q k) of queries and keys (b, h, n, e), worked through in blocks of rows."""
+    """softmax(q k) of queries and keys (b, h, n, e), computed in blocks of rows."""
 
     q: Tensor
     k: Tensor
-    skip: int = 0  # padding tokens in front: none
+    skip: int = 0  # padding tokens in front
 
     def left(self, u: Tensor) -> Tensor:
         """A row vector (b, h, n) times the attention matrix, (b, h, n)."""
@@ -69,10 +69,10 @@ class DenseAttention:
 
 
 class SelfAttention(nn.Module):
-    """What Nyström and dot-product attention share: the projections and the residual convolution.
+    """The projections and the residual convolution that Nyström and dot-product attention share.
 
-    Queries, keys and values are projected one by one, so that relevance, which goes through the values
-    alone, costs a third of a gradient.
+    Queries, keys and values are projected separately: relevance only goes through the values, so it costs a
+    third of a gradient.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SelfAttention(nn.Module):
         return F.linear(x, weight, bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def attention(self, x: Tensor, rows: int | None = None) -> Any:
-        """The matrix of a forward pass over x, or its first rows, not written out; see `DenseAttention`."""
+        """The attention matrix over x, or its first rows, in implicit form; see `DenseAttention`."""
         raise NotImplementedError
 
     def finish(self, out: Tensor, v: Tensor) -> Tensor:
@@ -114,10 +114,10 @@ class SelfAttention(nn.Module):
         if self.res_conv is not None:
             rows = out.shape[2]
             middle = int(self.res_conv.kernel_size[0]) // 2
-            near = v[:, :, : rows + middle]
-            reach = min(middle, near.shape[2] - 1)  # of a short sequence the outer weights meet padding only
+            first = v[:, :, : rows + middle]
+            reach = min(middle, first.shape[2] - 1)  # in a short sequence the outer weights only meet padding
             kernel = self.res_conv.weight[:, :, middle - reach : middle + reach + 1]
-            out = out + F.conv2d(near, kernel, padding=(reach, 0), groups=self.heads)[:, :, :rows]
+            out = out + F.conv2d(first, kernel, padding=(reach, 0), groups=self.heads)[:, :, :rows]
         return self.to_out(out.transpose(1, 2).flatten(2))
 
 
@@ -141,7 +141,7 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """softmax(q k / sqrt(e) + bias) v; small weight matrices are built, large ones never."""
+    """softmax(q k / sqrt(e) + bias) v; builds the weight matrix only if it is small."""
     if q.shape[-2] * k.shape[-2] <= SMALL_WEIGHTS:
         return attention_weights(q, k, bias) @ v
     if bias is None and leaves_gpu_idle(q, k, v):
@@ -152,13 +152,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def row_blocks(n: int, *, width: int, most: int | None = None) -> Iterator[slice]:
-    """Slices of range(n) whose temporaries of `width` numbers per row stay below `most` numbers."""
+    """Slices of range(n) with at most `most` numbers each, at `width` numbers per row."""
     step = max(1, (most or BLOCK_ELEMENTS) // max(1, width))
     return (slice(start, start + step) for start in range(0, n, step))
 
 
 class DistanceAttention(SelfAttention):
-    """(softmax(q k) - slope * distance) v, with a slope of its own for each head.
+    """(softmax(q k) - slope * distance) v, with one slope per head.
 
     The weights do not sum to one and can be negative. Both parts are linear in v: the first is an attention,
     the second runs in blocks of rows.
@@ -169,26 +169,26 @@ class DistanceAttention(SelfAttention):
         self.slopes = nn.Parameter(torch.rand(self.heads))
 
     def forward(self, x: Tensor, rows: int | None = None, *, places: Tensor) -> Tensor:
-        """(b, n, d) at places (b, n, 2) to (b, n, d), or to its first rows."""
+        """(b, n, d) at positions (b, n, 2) to (b, n, d), or to its first rows."""
         v = self.project(x, 2)
         out = attend(self.project(x[:, :rows], 0), self.project(x, 1), v)
-        near = places[:, :rows]
-        far = [
-            torch.cdist(near[:, block], places).unsqueeze(1) @ v  # (b, h, rows, e)
-            for block in row_blocks(near.shape[1], width=places.shape[0] * places.shape[1])
+        ends = places[:, :rows]
+        by_distance = [
+            torch.cdist(ends[:, block], places).unsqueeze(1) @ v  # (b, h, rows, e)
+            for block in row_blocks(ends.shape[1], width=places.shape[0] * places.shape[1])
         ]
-        return self.finish(out - self.slopes[:, None, None] * torch.cat(far, dim=2), v)
+        return self.finish(out - self.slopes[:, None, None] * torch.cat(by_distance, dim=2), v)
 
 
-# Attention together with its normalisers, by torch's fused kernels: no matrix of weights is ever there.
-# With the normalisers known, products with the transposed weights are an attention as well, queries and keys
-# changing places. On a GPU few queries over many keys would leave it idle: the keys are split among its
-# processors, and the parts are joined by their normalisers.
+# Attention together with its normalisers, by torch's fused kernels, which never build the weight matrix.
+# Given the normalisers, a product with the transposed weights is an attention too, with queries and keys
+# swapped. Few queries over many keys would leave a GPU idle: the keys are split among its processors, and the
+# parts are joined by their normalisers.
 
-BUSY_TILES = 512  # tiles of 64 queries that fill a large GPU, some four for each of its processors
+BUSY_TILES = 512  # tiles of 64 queries that fill a large GPU, about four per processor
 TILE = 64
-FEWEST_KEYS = 256  # of a part: below, joining costs more than it saves
-ALIGNED = 8  # numbers to which the rows of a bias are padded for the GPU's kernel
+FEWEST_KEYS = 256  # per part; with fewer, joining costs more than it saves
+ALIGNED = 8  # the GPU's kernel needs bias rows padded to a multiple of this
 
 
 def normalised_attention(
@@ -203,12 +203,14 @@ def normalised_attention(
     with torch.no_grad():
         if bias is None:
             return split_attention(q, k, v, None, scale=scale, parts=_parts(q, k))
-        bias = bias.expand(*k.shape[:2], 1, k.shape[-2])  # in one part: a mask may leave nothing of another
+        bias = bias.expand(
+            *k.shape[:2], 1, k.shape[-2]
+        )  # in one part: a mask may exclude all keys of another
         return split_attention(q, k, v, bias, scale=scale, parts=1)
 
 
 def leaves_gpu_idle(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether torch's own attention of these would use a small part of a GPU, and no gradient is wanted."""
+    """Whether torch's own attention would use only a small part of a GPU, and no gradient is needed."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return False
     return _fits(q, k, v, None) and _parts(q, k) > 1
@@ -220,7 +222,7 @@ def transposed_attention(
     """P^T gradient (b, h, n, e) for the weights P = softmax(q k scale + bias) with logarithmic row sums.
 
     P^T is exp(k q scale - sums), each row times exp(bias): an attention whose rows need not sum to one, so
-    that its own row sums are multiplied back.
+    the result is multiplied by its row sums.
     """
     if not _fits(k, q, gradient, bias):
         return None
@@ -235,20 +237,20 @@ def transposed_attention(
 def split_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, scale: float, parts: int
 ) -> tuple[Tensor, Tensor]:
-    """The same over `parts` equal runs of keys, and a rest, that are joined by their row sums."""
+    """Attention and row sums over `parts` equal runs of keys and a remainder, joined by their row sums."""
     n = k.shape[-2] - k.shape[-2] % parts
     if parts == 1 or n == 0:
         return _kernel(q, k, v, bias, scale)
     b, h, m, e = q.shape
-    many = q.unsqueeze(1).expand(b, parts, h, m, e).flatten(0, 1)
+    queries = q.unsqueeze(1).expand(b, parts, h, m, e).flatten(0, 1)
     keys, values = (_runs(t[:, :, :n], parts) for t in (k, v))
     bias_runs = None if bias is None else _runs(bias[..., :n].mT, parts).mT
-    out, sums = _kernel(many, keys, values, bias_runs, scale)
+    out, sums = _kernel(queries, keys, values, bias_runs, scale)
     outs, all_sums = [*out.unflatten(0, (b, parts)).unbind(1)], [*sums.unflatten(0, (b, parts)).unbind(1)]
     if n < k.shape[-2]:
-        rest = _kernel(q, k[:, :, n:], v[:, :, n:], None if bias is None else bias[..., n:], scale)
-        outs.append(rest[0])
-        all_sums.append(rest[1])
+        last = _kernel(q, k[:, :, n:], v[:, :, n:], None if bias is None else bias[..., n:], scale)
+        outs.append(last[0])
+        all_sums.append(last[1])
     joined = torch.stack(all_sums, dim=-1)  # (b, h, m, parts)
     weights = joined.softmax(dim=-1).unsqueeze(-2)
     return (weights @ torch.stack(outs, dim=-2)).squeeze(-2), joined.logsumexp(dim=-1)
@@ -260,7 +262,7 @@ def _runs(t: Tensor, parts: int) -> Tensor:
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
-    """Whether the kernels take them: float32, four dimensions, the same heads and widths."""
+    """Whether the kernels support these tensors: float32, four dimensions, equal heads and widths."""
     tensors = (q, k, v)
     return (
         q.device.type in ("cpu", "cuda")
@@ -275,7 +277,7 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
 
 
 def _parts(q: Tensor, k: Tensor) -> int:
-    """Into how many runs the keys are split: one on a CPU."""
+    """The number of runs to split the keys into; one on a CPU."""
     if q.device.type != "cuda":
         return 1
     tiles = q.shape[0] * q.shape[1] * -(-q.shape[-2] // TILE)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import CheckpointError, unknown_name
 
-STAGES = {  # how many blocks each stage has
+STAGES = {  # number of blocks per stage
     "resnet18": (2, 2, 2, 2),
     "resnet50": (3, 4, 6, 3),
     "resnet50_trunc": (3, 4, 6),  # CLAM's: without the last stage
@@ -20,9 +20,9 @@ STAGES = {  # how many blocks each stage has
 
 
 class Block(nn.Module):
-    """Convolutions with batch norms, and the identity: two of 3 x 3, or a bottleneck of 1 x 1, 3 x 3, 1 x 1.
+    """A residual block with batch norms: two 3 x 3 convolutions, or a bottleneck of 1 x 1, 3 x 3, 1 x 1.
 
-    As in torchvision, the 3 x 3 of a bottleneck takes the stride.
+    As in torchvision, a bottleneck has its stride in the 3 x 3.
     """
 
     def __init__(self, in_dim: int, dim: int, stride: int, *, bottleneck: bool) -> None:
@@ -91,7 +91,7 @@ def _convolution(in_dim: int, dim: int, kernel: int, stride: int = 1) -> nn.Conv
 
 WINDOW = 7
 DEPTHS, HEADS, WIDTH = (2, 2, 6, 2), (3, 6, 12, 24), 96
-FAR = -100.0  # added to the attention between areas that only the cyclic shift brought together
+MASKED = -100.0  # added to the attention between areas that are neighbours only by the cyclic shift
 
 
 class ConvStem(nn.Module):
@@ -124,9 +124,9 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * WINDOW - 1) ** 2, heads))
-        places = torch.cartesian_prod(torch.arange(WINDOW), torch.arange(WINDOW))  # (t, 2)
-        apart = places[:, None] - places[None] + WINDOW - 1
-        rows = apart[..., 0] * (2 * WINDOW - 1) + apart[..., 1]  # of the table, for each pair of places
+        positions = torch.cartesian_prod(torch.arange(WINDOW), torch.arange(WINDOW))  # (t, 2)
+        offsets = positions[:, None] - positions[None] + WINDOW - 1
+        rows = offsets[..., 0] * (2 * WINDOW - 1) + offsets[..., 1]  # of the table, for each pair
         self.register_buffer("relative_position_index", rows)
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
@@ -188,7 +188,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks at one resolution, then a merging but for the last stage."""
+    """Blocks at one resolution, then patch merging except in the last stage."""
 
     def __init__(self, width: int, depth: int, heads: int, *, side: int, last: bool) -> None:
         super().__init__()
@@ -247,18 +247,18 @@ def from_windows(x: Tensor, h: int, w: int) -> Tensor:
 
 
 def shift_mask(side: int, shift: int) -> Tensor:
-    """What is added to the attention in shifted windows: (windows, t, t)."""
+    """The bias on the attention in shifted windows: (windows, t, t)."""
     area = torch.zeros(1, side, side, 1)
     cuts = (slice(0, -WINDOW), slice(-WINDOW, -shift), slice(-shift, None))
     for i, rows in enumerate(cuts):
         for j, columns in enumerate(cuts):
             area[:, rows, columns] = 3 * i + j
     marks = to_windows(area).squeeze(-1)  # (windows, t)
-    return torch.where(marks[:, :, None] == marks[:, None], 0.0, FAR)
+    return torch.where(marks[:, :, None] == marks[:, None], 0.0, MASKED)
 
 
 def load_resnet(state: Mapping[str, Any], name: str = "resnet18", *, source: object = "The file") -> ResNet:
-    """The network in eval mode with the weights of a torchvision state dict; what it lacks of it is dropped.
+    """Load a torchvision state dict, in eval mode; drop the weights of layers that the network lacks.
 
     >>> load_resnet(ResNet("resnet18").state_dict()).dim
     512
@@ -271,7 +271,7 @@ def load_resnet(state: Mapping[str, Any], name: str = "resnet18", *, source: obj
 
 
 def load_ctranspath(state: Mapping[str, Any], *, source: object = "The file") -> CTransPath:
-    """The network with the published state dict; its head is dropped."""
+    """Load the published state dict, without its head."""
     net = CTransPath()
     weights = {key: value for key, value in state.items() if not key.startswith("head.")}
     _fill(net, weights, f"{source}: not the weights of CTransPath")

@@ -1,4 +1,4 @@
-"""Nyström attention kept as factors.
+"""Nyström attention in factored form.
 
 Xiong et al., "Nyströmformer", AAAI 2021, arXiv:2102.03902; as used by TransMIL, arXiv:2106.00908.
 
@@ -29,7 +29,7 @@ class NystromFactors:
 
     Shapes: q (b, h, n, e), keys1 and landmarks (b, h, m, e), core (b, h, m, m), keys3 (b, h, skip + n, e).
     The first `skip` keys are the zero tokens that pad the sequence; their queries are zero as well. The
-    biases are the logarithms of how many equal tokens a key stands for, or None for one each.
+    biases are the logarithms of the number of equal tokens that a key represents, or None for one each.
     """
 
     q: Tensor
@@ -42,7 +42,7 @@ class NystromFactors:
     bias3: Tensor | None = None
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """The attention matrix times values (b, h, skip + n, e), with no n x m matrix kept."""
+        """The attention matrix times values (b, h, skip + n, e), without an n x m matrix in memory."""
         gathered = attend(self.landmarks, self.keys3, v, self.bias3)
         return attend(self.q, self.keys1, self.core @ gathered, self.bias1)
 
@@ -101,27 +101,30 @@ class NystromAttention(SelfAttention):
     def attention(self, x: Tensor, rows: int | None = None) -> NystromFactors:
         """The attention matrix over x as factors, or its first rows.
 
-        One operation to torch's function modes: LRP takes all of it as a constant.
+        Torch's function modes see one operation: LRP treats all of it as a constant.
         """
         if has_torch_function((x,)):
             return handle_torch_function(nystrom_factors, (x,), x, self, rows)
         n, m = x.shape[1], self.n_landmarks
         q, k = self.project(x[:, :rows], 0), self.project(x, 1)
         if n < m:
-            every = q if q.shape[-2] == n else self.project(x, 0)
-            return _collapsed_factors(q, every, k, padding=m - n, iterations=self.pinv_iterations)
+            all_q = q if q.shape[-2] == n else self.project(x, 0)
+            return _collapsed_factors(q, all_q, k, padding=m - n, iterations=self.pinv_iterations)
         padding = -n % m
         keys = F.pad(k, (0, 0, padding, 0))  # zeros in front, as published
         groups: Tensor = F.pad(x, (0, 0, padding, 0)).unflatten(1, (m, -1))
         means = groups.mean(dim=2)  # (b, m, d)
-        q_l, k_l = self.project(means, 0), self.project(means, 1)  # projections are linear: of the means
+        q_l, k_l = (
+            self.project(means, 0),
+            self.project(means, 1),
+        )  # projections are linear, so project the means
         a = attention_weights(q_l, k_l)
         core = iterative_pinv(a, column_sums=a.sum(dim=-2), iterations=self.pinv_iterations)
         return NystromFactors(q, k_l, core, q_l, keys, skip=padding)
 
 
 def nystrom_factors(x: Tensor, attention: NystromAttention, rows: int | None = None) -> NystromFactors:
-    """The attention matrix of a layer over x, by the name that function modes know it by."""
+    """The attention matrix of a layer over x; function modes know the operation by this name."""
     return attention.attention(x, rows)
 
 
@@ -133,7 +136,7 @@ def iterative_pinv(a: Tensor, *, column_sums: Tensor, iterations: int) -> Tensor
     """
     scale = column_sums.amax(dim=(1, 2), keepdim=True).unsqueeze(-1)  # row sums are 1
     z = a.transpose(-1, -2) / scale
-    if a.shape[-1] <= TINY:  # many tiny matrices: entries first, so that each step runs along the batch
+    if a.shape[-1] <= TINY:  # many tiny matrices: batch last, so that each step runs along it
         a, z = a.permute(2, 3, 0, 1).contiguous(), z.permute(2, 3, 0, 1).contiguous()
         return _iterate(a, z, _entrywise_product, iterations).permute(2, 3, 0, 1)
     return _iterate(a, z, torch.matmul, iterations)
@@ -154,18 +157,18 @@ def _entrywise_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _collapsed_factors(
-    q: Tensor, every: Tensor, k: Tensor, *, padding: int, iterations: int
+    q: Tensor, all_q: Tensor, k: Tensor, *, padding: int, iterations: int
 ) -> NystromFactors:
     """The factors of a sequence shorter than the landmarks, where each token is its own landmark.
 
     The zero tokens in front are interchangeable, and attention maps every vector that sums to zero over
-    them to zero. So the m x m problem equals, exactly, one over n + 1 token classes, of which the first
-    stands for all zero tokens. In the orthonormal basis (1/sqrt(count) on each class) transposes,
-    products and the identity keep their meaning, and with them the pseudo-inverse iteration.
+    them to zero. So the m x m problem is equivalent to one over n + 1 token classes, of which the first
+    represents all zero tokens. The orthonormal basis (1/sqrt(count) on each class) preserves transposes,
+    products and the identity, and so the pseudo-inverse iteration.
     """
     counts = torch.ones(k.shape[-2] + 1, dtype=q.dtype, device=q.device)
     counts[0] = padding
-    q_l, k_l = F.pad(every, (0, 0, 1, 0)), F.pad(k, (0, 0, 1, 0))
+    q_l, k_l = F.pad(all_q, (0, 0, 1, 0)), F.pad(k, (0, 0, 1, 0))
     bias = counts.log().unsqueeze(0)
     p = attention_weights(q_l, k_l, bias)  # p_ij = count_j * a_ij
     root = counts.sqrt()
@@ -190,13 +193,13 @@ class PPEG(nn.Module):
         b, _, d = tokens.shape
         grid = tokens.transpose(1, 2).contiguous().view(b, d, edge, edge)  # far faster than channels-last
         encoded = (
-            grid + _convolved(self.proj, grid) + _convolved(self.proj1, grid) + _convolved(self.proj2, grid)
+            grid + _convolve(self.proj, grid) + _convolve(self.proj1, grid) + _convolve(self.proj2, grid)
         )
         return encoded.flatten(2).transpose(1, 2)
 
 
-def _convolved(conv: nn.Conv2d, grid: Tensor) -> Tensor:
-    """The convolution, without the outer weights that meet nothing but padding on a small grid."""
+def _convolve(conv: nn.Conv2d, grid: Tensor) -> Tensor:
+    """Convolve without the outer weights, which only meet padding on a small grid."""
     middle = int(conv.kernel_size[0]) // 2
     reach = min(middle, grid.shape[-1] - 1)
     near = slice(middle - reach, middle + reach + 1)

@@ -4,10 +4,10 @@ Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 
 
     h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t        y_t = C_t h_t + D x_t
 
-with s states for each of the e channels of the sequence. Coefficients are made a chunk at a time and the
-recurrence runs through the chunk in place, so that memory grows with n e and not with n e s; the backward
-pass keeps the states between chunks alone and makes the others again. Without gradients a layer takes a long
-sequence in parts, each of which hands its last state on to the next.
+with s states for each of the e channels of the sequence. Coefficients are computed a chunk at a time and the
+recurrence runs in place, so that memory grows with n e and not with n e s; the backward pass stores only the
+states between chunks and recomputes the others. Without gradients a layer processes a long sequence in parts,
+each of which passes its last state on to the next.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 CHUNK_ELEMENTS = 1 << 20  # numbers in one temporary of a chunk (4 MB in float32)
-SHORT, SMALL = 256, 1 << 22  # up to so many steps and states plain operations do
+SHORT, SMALL = 256, 1 << 22  # up to so many steps and states, use plain operations
 PART_ELEMENTS = 1 << 20  # numbers of the sequence (b, n, e) in one part
 
 
 @dataclass
 class Carry:
-    """What parts of a sequence hand on: the state (b, s, e) to the next, its adjoint to the one before."""
+    """Passed between parts of a sequence: the state (b, s, e) forwards, its adjoint backwards."""
 
     state: Tensor
     adjoint: Tensor | None = None
@@ -42,22 +42,22 @@ def selective_scan(
 ) -> Tensor:
     """y (b, n, e) of x and dt (b, n, e), A (e, s), B and C (b, n, s), D (e,).
 
-    With a `carry`, a part of a sequence without gradients: it starts from that state, and leaves its own.
+    With a `carry`, scan a part of a sequence, without gradients: start from its state and update it.
 
     >>> one = torch.ones(1, 3, 1)
     >>> selective_scan(one, one, torch.zeros(1, 1), one, one, torch.zeros(1)).flatten()
     tensor([1., 2., 3.])
     """
     arguments = (x, dt, A, B, C, D)
-    if has_torch_function(arguments):  # one operation for whoever looks on, such as LRP
+    if has_torch_function(arguments):  # one operation to function modes, such as LRP
         return handle_torch_function(selective_scan, arguments, *arguments, carry)
     if carry is not None:
         out, states = _states(_Steps.of(x, dt, A, B, C), carry.state)
         carry.state = states[-1]
         return out.transpose(0, 1) + D * x
-    # torch.func transforms take plain operations alone
-    mapped = any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in arguments)
-    if mapped or (x.shape[1] <= SHORT and x.numel() * A.shape[1] <= SMALL):
+    # torch.func transforms need plain operations
+    is_mapped = any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in arguments)
+    if is_mapped or (x.shape[1] <= SHORT and x.numel() * A.shape[1] <= SMALL):
         return _plain(*arguments)
     return _Scan.apply(*arguments)  # type: ignore[no-untyped-call]
 
@@ -65,10 +65,10 @@ def selective_scan(
 def scan_adjoint(
     gradient: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, carry: Carry | None = None
 ) -> Tensor:
-    """The gradient to x of a scan with constant coefficients: one scan backwards, from that to y (b, n, e).
+    """The gradient to x of a scan with constant coefficients, given that to y (b, n, e): one scan backwards.
 
-    l_t = C_t g_t + exp(dt_{t+1} A) l_{t+1} and dt_t (B_t . l_t) + D g_t. With a `carry`, of a part: it starts
-    from the adjoint there, and leaves its own.
+    l_t = C_t g_t + exp(dt_{t+1} A) l_{t+1} and dt_t (B_t . l_t) + D g_t. With a `carry`, for a part of a
+    sequence: start from its adjoint and update it.
     """
     g, steps, b, c = (_time_first(value) for value in (gradient, dt, B, C))
     out = torch.empty_like(g)
@@ -137,7 +137,7 @@ class _Steps:
 
 
 def _states(steps: _Steps, state: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """C_t h_t (n, b, e), and the states (b, s, e) before each chunk and after the last."""
+    """C_t h_t (n, b, e), and the states (b, s, e) before each chunk and after the last one."""
     out, states = torch.empty_like(steps.x), [state]
     for chunk in _chunks(out, len(steps.A)):
         decay, inputs = steps.coefficients(chunk)
@@ -169,14 +169,14 @@ def _gradients(g: Tensor, steps: _Steps, starts: Tensor) -> tuple[Tensor, ...]:
 
 
 def _run(inputs: Tensor, decay: Tensor, state: Tensor) -> Tensor:
-    """The recurrence in place: inputs (t, b, s, e) become states; the last of them, on its own."""
+    """Run the recurrence in place: inputs (t, b, s, e) become states. Returns a copy of the last one."""
     for u, a in zip(inputs.unbind(0), decay.unbind(0), strict=True):
         state = u.addcmul_(a, state)
     return state.clone()
 
 
 def _run_back(inputs: Tensor, decay: Tensor, carry: Tensor) -> Tensor:
-    """The recurrence backwards, in place; `carry` is what the later chunk hands on, already decayed."""
+    """Run the recurrence backwards in place; `carry` comes from the later chunk, already decayed."""
     for u, a in zip(reversed(inputs.unbind(0)), reversed(decay.unbind(0)), strict=True):
         carry = u.add_(carry) * a
     return carry
@@ -203,7 +203,7 @@ def _chunks(x: Tensor, n_states: int) -> Iterator[slice]:
 
 
 STEP_RANGE, STEP_FLOOR = (1e-3, 1e-1), 1e-4  # the first steps dt, drawn from a logarithmic range
-Order = tuple[Tensor, Tensor] | None  # rows (b, n) to scan, rows that put the results back; None as they are
+Order = tuple[Tensor, Tensor] | None  # rows (b, n) to scan, rows that undo it; None: in order
 
 
 class Branch(nn.Module):
@@ -220,10 +220,10 @@ class Branch(nn.Module):
         nn.init.uniform_(self.dt_proj.weight, -(rank**-0.5), rank**-0.5)
         low, high = (math.log(edge) for edge in STEP_RANGE)
         steps = (low + torch.rand(width) * (high - low)).exp().clamp(min=STEP_FLOOR)
-        self.dt_proj.bias.data.copy_(steps + torch.log(-torch.expm1(-steps)))  # their softplus are the steps
+        self.dt_proj.bias.data.copy_(steps + torch.log(-torch.expm1(-steps)))  # softplus gives the steps
 
     def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
-        """(b, n, e) to (b, n, e); with a carry, a part with the rows that the kernel looks back on."""
+        """(b, n, e) to (b, n, e); with a carry, a part that starts with the rows the kernel looks back on."""
         conv = self.conv
         if carry is None:
             convolved = conv(x.transpose(1, 2))[..., : x.shape[1]]
@@ -236,7 +236,7 @@ class Branch(nn.Module):
 
 
 class Mamba(nn.Module):
-    """Projected to signal and gate; the branches scan the signal, SiLU of the gate scales what they give."""
+    """Project to signal and gate; the branches scan the signal, and SiLU of the gate scales the result."""
 
     def __init__(
         self, dim: int, *, n_branches: int = 1, n_states: int = 16, kernel: int = 4, expand: int = 2
@@ -255,7 +255,7 @@ class Mamba(nn.Module):
         return self.out_proj(gated_scans(h, self, orders))
 
     def scan_whole(self, h: Tensor, orders: Sequence[Order]) -> Tensor:
-        """The gated scans of all branches (b, n, e), added up."""
+        """The sum of the gated scans of all branches (b, n, e)."""
         x, z = self.in_proj(h).chunk(2, dim=-1)
         gate = F.silu(z)
         parts = []
@@ -263,8 +263,8 @@ class Mamba(nn.Module):
             if order is None:
                 parts.append(branch(x) * gate)
             else:
-                there, back = order
-                parts.append(_rows(branch(_rows(x, there)) * _rows(gate, there), back))
+                rows, undo = order
+                parts.append(_rows(branch(_rows(x, rows)) * _rows(gate, rows), undo))
         return reduce(operator.add, parts)
 
     def scan_part(self, rows: Tensor, branch: nn.Module, carry: Carry) -> Tensor:
@@ -274,7 +274,7 @@ class Mamba(nn.Module):
         return branch(x, carry) * gate
 
     def scan_parts(self, h: Tensor, orders: Sequence[Order]) -> tuple[Tensor, list[list[Tensor]]]:
-        """As `scan_whole`, a part at a time; also the states before each part, for each branch."""
+        """Like `scan_whole`, one part at a time; also returns the states before each part, per branch."""
         out = h.new_zeros(*h.shape[:2], self.out_proj.in_features)
         states = []
         for branch, order in zip(self.branches, orders, strict=True):
@@ -289,18 +289,18 @@ class Mamba(nn.Module):
     def parts(self, h: Tensor, order: Order) -> list[Part]:
         """The parts of a sequence (b, n, d) in the order of a branch."""
         step = self.part_length(h)
-        there, places = (None, None) if order is None else (order[0], order[1].argsort(dim=1))
+        rows, places = (None, None) if order is None else (order[0], order[1].argsort(dim=1))
         return [
-            Part(start, min(start + step, h.shape[1]), self.before, there, places)
+            Part(start, min(start + step, h.shape[1]), self.before, rows, places)
             for start in range(0, h.shape[1], step)
         ]
 
     def part_length(self, h: Tensor) -> int:
-        """How many steps one part of sequences (b, n, d) has."""
+        """The number of steps in one part of sequences (b, n, d)."""
         return max(SHORT, PART_ELEMENTS // (len(h) * self.out_proj.in_features))
 
     def takes_parts(self, h: Tensor) -> bool:
-        """Whether sequences (b, n, d) are long, and nobody looks at the layers within."""
+        """Whether sequences (b, n, d) are long, and no hooks watch the inner layers."""
         inner = (part for part in self.modules() if part is not self)
         return h.shape[1] > self.part_length(h) and not any(
             part._forward_hooks or part._forward_pre_hooks for part in inner
@@ -308,44 +308,45 @@ class Mamba(nn.Module):
 
 
 def gated_scans(h: Tensor, layer: Mamba, orders: Sequence[Order]) -> Tensor:
-    """The gated scans of a layer (b, n, e), added up; without gradients a long sequence goes in parts."""
+    """The sum of the gated scans of a layer (b, n, e); a long sequence without gradients goes in parts."""
     if has_torch_function((h,)):
         return handle_torch_function(gated_scans, (h,), h, layer, orders)
-    trained = h.requires_grad or any(parameter.requires_grad for parameter in layer.parameters())
-    mapped = torch._C._functorch.is_functorch_wrapped_tensor(h)
-    if (torch.is_grad_enabled() and trained) or mapped or not layer.takes_parts(h):
+    needs_grad = h.requires_grad or any(parameter.requires_grad for parameter in layer.parameters())
+    is_mapped = torch._C._functorch.is_functorch_wrapped_tensor(h)
+    if (torch.is_grad_enabled() and needs_grad) or is_mapped or not layer.takes_parts(h):
         return layer.scan_whole(h, orders)
     return layer.scan_parts(h, orders)[0]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Steps of a sequence in the order of a branch: where they come from, and where their results go."""
+    """Steps of a sequence in the order of a branch: the rows they read, and the rows of their results."""
 
     start: int
     stop: int
-    before: int  # rows before them that are read along
-    there: Tensor | None  # rows (b, n) in the order; None as they are
-    back: Tensor | None  # where each step's result goes
+    before: int  # rows before the first step that it reads too
+    order: Tensor | None  # the row (b, n) that each step reads; None: in order
+    results: Tensor | None  # the row (b, n) of each step's result
 
     @property
     def places(self) -> slice | Tensor:
-        """Where the results of its steps go."""
-        return slice(self.start, self.stop) if self.back is None else self.back[:, self.start : self.stop]
+        """The rows of its results."""
+        steps = slice(self.start, self.stop)
+        return steps if self.results is None else self.results[:, steps]
 
     @property
     def sources(self) -> slice | Tensor:
         """The rows it reads."""
         first = max(0, self.start - self.before)
-        return slice(first, self.stop) if self.there is None else self.there[:, first : self.stop]
+        return slice(first, self.stop) if self.order is None else self.order[:, first : self.stop]
 
     @property
     def missing(self) -> int:
-        """How many of the rows before it there are not, at the start of the sequence."""
+        """The number of rows before it that lie outside the sequence."""
         return max(0, self.before - self.start)
 
     def rows(self, h: Tensor) -> Tensor:
-        """The rows (b, before + m, d) of its steps; zeros for those that are missing."""
+        """The rows (b, before + m, d) that it reads; zeros for missing ones."""
         return F.pad(take_rows(h, self.sources), (0, 0, self.missing, 0))
 
 

@@ -1,4 +1,4 @@
-"""Whole-slide images: open, tile, find tissue; nothing here imports torch."""
+"""Whole-slide images: open, tile, find tissue; never imports torch."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What is on a slide but not tissue, by patch: pen marks, folds, blur, the edge of the coverslip.
+"""Find artefacts by patch: pen marks, folds, blur, the edge of the coverslip.
 
-A patch is looked at in cells of a few microns, in optical density (Beer and Lambert: what lies on top of each
-other adds up). Haematoxylin and eosin take most light from green. Blue and green ink take more from red,
-black ink as much from every colour, red ink as much from blue as from green: where a share of the cells does
-so strongly, the patch is inked. A fold is tissue lying on tissue, far denser than the slide's own. Blur lacks
-detail of a pixel's size beside its contrast. A coverslip's edge is a thin, dark, colourless, straight line.
+Patches are divided into cells of a few microns, in optical density (Beer and Lambert: the densities of layers
+add up). Haematoxylin and eosin absorb most light in green. Blue and green ink absorb more in red, black ink
+equally in all colours, red ink as much in blue as in green: if enough cells do so strongly, the patch is
+inked. A fold is two layers of tissue, far denser than the slide's usual tissue. Blur has little detail at the
+size of a pixel, relative to its contrast. A coverslip's edge is a thin, dark, colourless, straight line.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Floats = npt.NDArray[np.float64]
 KINDS = ("pen", "fold", "blur", "coverslip")
 CELLS = 32  # across a patch, for ink and lines
 COARSE = 8  # across a patch, for density
-INKED = 0.15  # share of a patch's cells, from which on it is inked
-FOLDED = 0.25  # share of its coarse cells that are far denser than the slide's
+INKED = 0.15  # share of inked cells that makes a patch inked
+FOLDED = 0.25  # share of far denser coarse cells that makes a patch folded
 DENSE = 3.0  # robust standard deviations above the slide's median density
-SHARPEST_BLUR = 0.045  # detail beside contrast, below which a patch is blurred
-LINE_DARKER, LINE_GREY = 0.12, 0.12  # optical density: above its surroundings; between the colours
-LINE_STRAIGHT, LINE_LONG = 0.85, 0.9  # share of the cells within one of the line; length in patch edges
+SHARPEST_BLUR = 0.045  # a patch with less detail per contrast is blurred
+LINE_DARKER, LINE_GREY = 0.12, 0.12  # optical density: above its surroundings; range of the colours
+LINE_STRAIGHT, LINE_LONG = 0.85, 0.9  # share of cells within one cell of the line; length in patch edges
 GREY = np.array([0.299, 0.587, 0.114])  # of red, green and blue
 
 
 @dataclass(frozen=True)
 class PatchLook:
-    """What one patch shows: shares and measures; folds need the looks of all patches of a slide."""
+    """Measures of one patch; to find folds, compare the density of all patches of a slide."""
 
     ink: float
     detail: float
@@ -42,19 +42,19 @@ class PatchLook:
 
     @classmethod
     def at(cls, patch: Pixels) -> PatchLook:
-        """Look at the pixels of a patch."""
+        """Measure the pixels of a patch."""
         fine, coarse = density(patch, CELLS), density(patch, COARSE)
         return cls(ink_share(fine), detail(patch), has_line(fine), coarse.sum(axis=2).ravel())
 
 
 def find_artefacts(looks: Sequence[PatchLook]) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which patches of a slide show each kind of artefact."""
+    """Find the patches of a slide that show each kind of artefact."""
     inked = np.array([look.ink >= INKED for look in looks], dtype=np.bool_)
     folded = np.zeros(len(looks), dtype=np.bool_)
     if not inked.all():
-        every = np.concatenate([look.density for look, ink in zip(looks, inked, strict=True) if not ink])
-        middle = float(np.median(every))
-        limit = middle + DENSE * 1.4826 * float(np.median(np.abs(every - middle)))
+        densities = np.concatenate([look.density for look, ink in zip(looks, inked, strict=True) if not ink])
+        median = float(np.median(densities))
+        limit = median + DENSE * 1.4826 * float(np.median(np.abs(densities - median)))
         folded = np.array([np.mean(look.density > limit) >= FOLDED for look in looks], dtype=np.bool_)
     return {
         "pen": inked,
@@ -75,7 +75,7 @@ def density(patch: Pixels, cells: int) -> Floats:
 
 
 def ink_share(cells: Floats) -> float:
-    """The share of cells (h, w, 3), in optical density, that ink of some colour covers.
+    """The share of cells (h, w, 3), in optical density, covered by ink of any colour.
 
     >>> blue, tissue = np.full((1, 1, 3), (1.7, 1.2, 0.2)), np.full((1, 1, 3), (0.4, 0.8, 0.4))
     >>> ink_share(blue), ink_share(tissue)
@@ -92,7 +92,7 @@ def ink_share(cells: Floats) -> float:
 
 
 def detail(patch: Pixels) -> float:
-    """Detail of a pixel's size beside the contrast of the patch, in grey values."""
+    """Detail at the size of a pixel relative to the contrast of the patch, in grey values."""
     grey = patch @ GREY
     fine = grey - ndimage.gaussian_filter(grey, 1.0)
     return float(fine.std() / (grey.std() + 1.0))
@@ -114,7 +114,7 @@ def has_line(cells: Floats) -> bool:
 
 
 def counted_kinds(counts: dict[str, int]) -> str:
-    """Artefacts in words, those that were found.
+    """List the artefacts with counts above zero.
 
     >>> counted_kinds({"pen": 12, "fold": 0, "blur": 1})
     '12 pen, 1 blur'

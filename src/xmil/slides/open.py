@@ -1,4 +1,4 @@
-"""Open a slide by the first library that can: OpenSlide, tifffile, Pillow."""
+"""Open a slide with the first library that can read it: OpenSlide, tifffile, Pillow."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SCANNERS = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide"
 
 
 def open_slide(path: str | os.PathLike[str], mpp: float | None = None) -> Slide:
-    """Open a slide or picture; `mpp` (microns per pixel of level 0) overrides what the file says.
+    """Open a slide or picture; `mpp` (microns per pixel of level 0) overrides the file's.
 
-    `slide.mpp` is None where neither the caller nor the file knows; it is never guessed.
+    `slide.mpp` is None if neither the caller nor the file gives it; xmil never guesses.
     """
     slide = _opened(_file(Path(path)))
     slide.path = Path(path)  # a folder of DICOM files keeps its name
@@ -42,11 +42,11 @@ def open_slide(path: str | os.PathLike[str], mpp: float | None = None) -> Slide:
 
 
 def _file(path: Path) -> Path:
-    """The file to open; of a folder of DICOM files the largest, which holds level 0."""
+    """The file to open; in a folder of DICOM files the largest, which holds level 0."""
     if path.is_dir():
         parts = sorted(path.glob("*.dcm"), key=lambda part: (-part.stat().st_size, part.name))
         if not parts:
-            raise FileError(f"{path}: a folder without DICOM files; give a slide file.")
+            raise FileError(f"{path}: a folder without DICOM files; name a slide file.")
         return parts[0]
     if not path.is_file():
         raise FileError(absent(path))
@@ -61,9 +61,9 @@ def _file(path: Path) -> Path:
 
 
 def _opened(path: Path) -> Slide:
-    """The slide by the first library that can; a scanner's own format is OpenSlide's alone.
+    """Open a slide with the first library that can; only OpenSlide reads scanner formats.
 
-    A cut-off SVS is still a TIFF in part: another library would show it with tiles and metadata missing.
+    A truncated SVS is still partly a TIFF: another library would show it with tiles and metadata missing.
     """
     from xmil.slides.backends import openslide, picture, tiff, wsidicom
 
@@ -82,18 +82,18 @@ def _opened(path: Path) -> Slide:
             reasons.append(str(error))
     listing = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
     raise FileError(
-        f"{path}: not a slide or image that can be read, or damaged or cut off ({listing}); copy it again, "
-        "or move it away to leave it out."
+        f"{path}: not a slide or image that can be read, or damaged or truncated ({listing}); copy it "
+        "again, or move it away to leave it out."
     )
 
 
 PLAIN = (".png", ".jpg", ".jpeg")
-HAMAMATSU = (".vms", ".vmu")  # their levels lie beside them as JPEG files
+HAMAMATSU = (".vms", ".vmu")  # stored with their levels beside them as JPEG files
 
 
 @dataclass(frozen=True)
 class SlideListing:
-    """Slides by id; names that two slides share, with the reason; pictures beside a slide of their name."""
+    """Slides by id; errors for names that two slides share; pictures with the name of a slide."""
 
     slides: dict[str, Path]
     twice: dict[str, str]
@@ -101,12 +101,11 @@ class SlideListing:
 
 
 def find_slides(folder: str | os.PathLike[str], *, follow_links: bool = True) -> dict[str, Path]:
-    """Slide id to file, for every slide in a folder and the folders below it, in order of id.
+    """Find every slide in a folder and its subfolders: files by slide id, in order of id.
 
-    A folder of DICOM files is one slide under the folder's name. A picture beside a slide of the same name
-    is left out; two slides of one name are an error. Run folders of this package are not searched. Links are
-    followed, unless they lead nowhere or in a circle; without `follow_links` none is that leads out of the
-    folder.
+    A folder of DICOM files is one slide under the folder's name. A picture with the name of a slide is left
+    out; two slides with one name are an error. Run folders of xmil are not searched. Links are followed
+    unless they are broken or circular; without `follow_links`, links out of the folder are not followed.
     """
     listing = sort_slides(slide_files(folder, follow_links=follow_links)[0])
     for reason in listing.twice.values():
@@ -117,16 +116,16 @@ def find_slides(folder: str | os.PathLike[str], *, follow_links: bool = True) ->
 def slide_files(
     folder: str | os.PathLike[str], *, follow_links: bool = True
 ) -> tuple[list[Path], list[Path]]:
-    """Every slide file in a folder and the folders below it, and the links that were left out."""
+    """List every slide file in a folder and its subfolders, and the links that were left out."""
     root = Path(folder)
     if not root.is_dir():
         raise FileError(absent(root, "folder"))
-    left: list[Path] = []
-    return list(_walk(root, left, follow_links)), left
+    skipped: list[Path] = []
+    return list(_walk(root, skipped, follow_links)), skipped
 
 
 def sort_slides(paths: Iterable[Path]) -> SlideListing:
-    """Files by slide id; of a slide and a plain picture the slide, of two slides neither."""
+    """Sort files by slide id: a slide replaces a plain picture of its name, two slides are an error."""
     files: dict[str, Path] = {}
     twice: dict[str, str] = {}
     beside: list[Path] = []
@@ -137,14 +136,14 @@ def sort_slides(paths: Iterable[Path]) -> SlideListing:
         elif _is_plain(path) != _is_plain(files[name]):
             beside.append(path)
         else:
-            reason = f"{path}: the slide {name!r} is at {files[name]} too; rename or remove one."
+            reason = f"{path}: the slide {name!r} is also at {files[name]}; rename or remove one."
             twice.setdefault(name, reason)
     slides = {name: path for name, path in sorted(files.items()) if name not in twice}
     return SlideListing(slides, twice, beside)
 
 
 def slide_id(path: Path) -> str:
-    """The id of a slide file: its name without the suffix, of a folder of DICOM files the folder's.
+    """The id of a slide: the file's name without its suffix, or the name of a folder of DICOM files.
 
     >>> slide_id(Path("slides/TCGA-CR-7395.01A.svs")), slide_id(Path("slides/s1.ome.tif"))
     ('TCGA-CR-7395.01A', 's1')
@@ -152,41 +151,41 @@ def slide_id(path: Path) -> str:
     return path.name if path.is_dir() else bare_name(path.name)
 
 
-def _walk(root: Path, left: list[Path], follow_links: bool) -> Iterator[Path]:
-    """Slides of a tree; links that are not followed go into `left`."""
+def _walk(root: Path, skipped: list[Path], follow_links: bool) -> Iterator[Path]:
+    """Yield the slides of a tree; add links that are not followed to `skipped`."""
     visited: set[tuple[int, int]] = set()
-    for place, folders, names in os.walk(root, followlinks=True):
-        here = Path(place)
-        stat = here.stat()
-        if here != root and ("run.json" in names or (stat.st_dev, stat.st_ino) in visited):
-            left += [here] if here.is_symlink() else []
+    for folder_name, folders, names in os.walk(root, followlinks=True):
+        folder = Path(folder_name)
+        stat = folder.stat()
+        if folder != root and ("run.json" in names or (stat.st_dev, stat.st_ino) in visited):
+            skipped += [folder] if folder.is_symlink() else []
             folders.clear()
             continue
         visited.add((stat.st_dev, stat.st_ino))
-        ours = {"visualization"} if "contours_geojson" in folders else set()
-        visible = sorted(name for name in folders if not name.startswith(".") and name not in ours)
-        folders[:] = [name for name in visible if _followed(here / name, root, left, follow_links)]
+        pictures = {"visualization"} if "contours_geojson" in folders else set()  # of a tiling run
+        visible = sorted(name for name in folders if not name.startswith(".") and name not in pictures)
+        folders[:] = [name for name in visible if _followed(folder / name, root, skipped, follow_links)]
         files = [n for n in names if n.lower().endswith(SLIDE_SUFFIXES) and not n.startswith(".")]
-        slides = [name for name in files if _followed(here / name, root, left, follow_links)]
+        slides = [name for name in files if _followed(folder / name, root, skipped, follow_links)]
         dicom = [name for name in slides if name.lower().endswith(".dcm")]
         if len(dicom) > 1:
-            yield here
+            yield folder
         has_levels = any(name.lower().endswith(HAMAMATSU) for name in slides)
-        inside = (*(PLAIN if has_levels else ()), *((".dcm",) if len(dicom) > 1 else ()))
-        yield from (here / name for name in slides if not name.lower().endswith(inside))
+        parts = (*(PLAIN if has_levels else ()), *((".dcm",) if len(dicom) > 1 else ()))
+        yield from (folder / name for name in slides if not name.lower().endswith(parts))
 
 
-def _followed(path: Path, root: Path, left: list[Path], follow_links: bool) -> bool:
-    """Whether a path is to be used; a link that is not, is noted where it looks like a slide or a folder."""
+def _followed(path: Path, root: Path, skipped: list[Path], follow_links: bool) -> bool:
+    """Whether to use a path; add skipped links to slides or folders to `skipped`."""
     if not path.is_symlink():
         return True
     try:
-        end = path.resolve(strict=True)
-        used = follow_links or end.is_relative_to(root.resolve())
-    except (OSError, RuntimeError):  # it leads nowhere, or in a circle
+        target = path.resolve(strict=True)
+        used = follow_links or target.is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # broken or circular
         used = False
     if not used and (path.is_dir() or path.name.lower().endswith(SLIDE_SUFFIXES)):
-        left.append(path)
+        skipped.append(path)
     return used
 
 

@@ -1,7 +1,7 @@
 """A slide: pyramid levels, mpp, and pixels of any area.
 
-Places carry their plane in the name: `xy0` and `box0` are level-0 pixels. Every reader below gives RGB in
-uint8, white where the scanner saw nothing. Only `read_label` reads the label, which may name a patient.
+Names carry the plane of coordinates: `xy0` and `box0` are level-0 pixels. All pixels are RGB in uint8, white
+outside the scanned area. Only `read_label` reads the label, which may name a patient.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Box = tuple[float, float, float, float]  # x, y, width, height
 
 WHITE = 255
 LARGEST = 10**12  # pixels; the largest slides have about 10**11
-BAND = 1 << 24  # pixels read at once for a reduced picture
-SLACK = 1.01  # levels are rounded to whole pixels: 2.0005 still serves a reduction by 2
+BAND = 1 << 24  # pixels per read of a reduced picture
+SLACK = 1.01  # sizes are rounded to whole pixels: a level with scale 2.0005 is fine enough for 2
 
 
 class Slide(ABC):
@@ -46,7 +46,7 @@ class Slide(ABC):
         backend: str = "",
     ) -> None:
         if not levels or min(min(size) for size in levels) < 1:
-            raise FileError(f"{path}: holds no picture of a size above zero.")
+            raise FileError(f"{path}: its picture is empty; copy the file again.")
         width, height = levels[0]
         if width * height > LARGEST:
             raise FileError(
@@ -72,31 +72,31 @@ class Slide(ABC):
         return self.level_dimensions[0]
 
     def set_mpp(self, mpp: float, source: str = "given") -> None:
-        """Take the microns per pixel from the caller."""
+        """Override the microns per pixel."""
         if not 0 < mpp < float("inf"):
             raise bad_parameter("mpp", "open_slide", "a positive number", mpp)
         self.mpp, self.mpp_source = float(mpp), source
 
     def read_region(self, xy0: tuple[int, int], level: int, size: Size) -> Pixels:
-        """Pixels of a level: `size` (width, height) of them from the level-0 corner `xy0` on."""
+        """Read `size` (width, height) pixels of a level from the level-0 corner `xy0`."""
         if not 0 <= level < len(self.level_dimensions):
             last = len(self.level_dimensions) - 1
-            raise InputError(f"{self.path}: no level {level}; the slide has levels 0 to {last}.")
+            raise InputError(f"{self.path}: has no level {level}; choose one of 0 to {last}.")
         scale = self.level_downsamples[level]
         return self._clipped(level, floor(xy0[0] / scale + 0.5), floor(xy0[1] / scale + 0.5), size)
 
     def read_area(self, box0: Box, size: Size) -> Pixels:
-        """The level-0 box (x, y, width, height) as a picture of `size`: nearest finer level, then resized."""
+        """Read the level-0 box (x, y, width, height), resized to `size` from the next finer level."""
         x, y, width, height = box0
         if width <= 0 or height <= 0 or size[0] < 1 or size[1] < 1:
             raise InputError(f"{self.path}: the area {box0} at {size} px is empty.")
         level = self.best_level(min(width / size[0], height / size[1]))
-        # each axis by its own ratio: a level of 2221 x 1783 is not exactly 4443 x 3567 over 2.0005
+        # each axis has its own ratio: 2221 x 1783 is not exactly 4443 x 3567 over 2.0005
         scale_x, scale_y = (
             full / part for full, part in zip(self.dimensions, self.level_dimensions[level], strict=True)
         )
         x, y, width, height = x / scale_x, y / scale_y, width / scale_x, height / scale_y
-        # large areas are read band by band, so memory stays bounded
+        # read large areas in bands, to bound memory
         rows = max(1, floor(size[1] * BAND / max(1.0, (ceil(x + width) - floor(x)) * height)))
         step, bands = height / size[1], []
         for first in range(0, size[1], rows):
@@ -106,7 +106,7 @@ class Slide(ABC):
         return bands[0] if len(bands) == 1 else np.concatenate(bands)
 
     def thumbnail(self, max_px: int = 1024) -> Pixels:
-        """The whole of level 0 in a picture whose longer edge is `max_px`, or less for a small slide."""
+        """Read all of level 0 as a picture whose longer edge is `max_px`, or less for a small slide."""
         width, height = self.dimensions
         scale = min(1.0, max_px / max(width, height))
         return self.read_area(
@@ -114,11 +114,11 @@ class Slide(ABC):
         )
 
     def read_label(self) -> Pixels | None:
-        """The photographed label of the glass slide, which may name a patient; None where there is none."""
+        """Read the photo of the slide's label, which may name a patient; None if there is none."""
         return None
 
     def best_level(self, downsample: float) -> int:
-        """The coarsest level that is at least as fine as `downsample` asks."""
+        """The coarsest level that is fine enough for `downsample`."""
         fine = [i for i, scale in enumerate(self.level_downsamples) if scale <= downsample * SLACK]
         return max(fine, key=lambda i: self.level_downsamples[i], default=0)
 
@@ -127,10 +127,10 @@ class Slide(ABC):
 
     @abstractmethod
     def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
-        """Pixels of a level inside it, from the corner (x, y) in the level's own pixels."""
+        """Read pixels inside a level, from the corner (x, y) in the level's own pixels."""
 
     def _clipped(self, level: int, x: int, y: int, size: Size) -> Pixels:
-        """`_read` for any box: what lies outside the level is white."""
+        """Like `_read` for any box; white outside the level."""
         width, height = size
         columns, rows = self.level_dimensions[level]
         left, top = max(x, 0), max(y, 0)
@@ -145,24 +145,24 @@ class Slide(ABC):
         return pixels
 
     def _guarded(self, level: int, x: int, y: int, size: Size) -> Pixels:
-        """`_read` with every failure of the library as one line that names the file."""
+        """Like `_read`, but turn any error of the library into one line that names the file."""
         try:
             return self._read(level, x, y, size)
         except FileError:
             raise
         except MemoryError:
             raise FileError(
-                f"{self.path}: no memory for {size} px of level {level}; use fewer workers=."
+                f"{self.path}: not enough memory for {size} px of level {level}; use fewer workers=."
             ) from None
         except Exception as error:  # decoders raise almost any type on damaged data
             reason = " ".join(str(error).split()) or type(error).__name__
             raise FileError(
-                f"{self.path}: damaged, level {level} at {x}, {y} cannot be read ({reason}); copy the slide "
+                f"{self.path}: damaged, cannot read level {level} at {x}, {y} ({reason}); copy the slide "
                 "again."
             ) from error
 
     def _resized(self, level: int, box: Box, size: Size) -> Pixels:
-        """A box of a level at another size."""
+        """Read a box of a level and resize it."""
         x, y = floor(box[0] + 1e-6), floor(box[1] + 1e-6)
         right, bottom = ceil(box[0] + box[2] - 1e-6), ceil(box[1] + box[3] - 1e-6)
         pixels = self._clipped(level, x, y, (max(1, right - x), max(1, bottom - y)))
@@ -182,7 +182,7 @@ class Slide(ABC):
 
 
 def resize(pixels: Pixels, size: Size, box: Box | None = None) -> Pixels:
-    """A picture at another size, averaging over what a pixel covers; `box` is (left, top, right, bottom).
+    """Resize a picture, averaging over the area of each pixel; `box` is (left, top, right, bottom).
 
     >>> resize(np.zeros((4, 6, 3), dtype=np.uint8), (3, 2)).shape
     (2, 3, 3)
@@ -199,9 +199,9 @@ def resize(pixels: Pixels, size: Size, box: Box | None = None) -> Pixels:
 
 @dataclass(frozen=True)
 class PatchFit:
-    """Bring patches to the size an encoder wants, without torch: reading processes use it too.
+    """Resize patches for an encoder, without torch, so that reader processes can use it.
 
-    Resize the shorter edge to `size / crop` and cut the middle of `size`; without a size, do nothing.
+    Resize the shorter edge to `size / crop` and crop the centre to `size`; without a size, do nothing.
 
     >>> PatchFit(224)(np.zeros((256, 256, 3), dtype=np.uint8)).shape
     (224, 224, 3)
@@ -212,11 +212,11 @@ class PatchFit:
     interpolation: str = "bilinear"
 
     def edge(self, patch: int) -> int:
-        """The edge of what becomes of a square patch."""
+        """The edge of a square patch after resizing."""
         return self.size or patch
 
     def __call__(self, patch: Pixels) -> Pixels:
-        """The patch as the encoder sees it."""
+        """Resize and crop a patch."""
         from PIL import Image
 
         if self.size is None:
@@ -224,42 +224,44 @@ class PatchFit:
         height, width = patch.shape[:2]
         edge = floor(self.size / self.crop)
         short = min(height, width)
-        wanted = (int(edge * width / short), int(edge * height / short))
-        if wanted != (width, height):
+        size = (int(edge * width / short), int(edge * height / short))
+        if size != (width, height):
             kind: Any = getattr(Image.Resampling, self.interpolation.upper())
-            patch = np.asarray(Image.fromarray(patch).resize(wanted, kind))
+            patch = np.asarray(Image.fromarray(patch).resize(size, kind))
         top, left = (round((length - self.size) / 2.0) for length in patch.shape[:2])
         return patch[top : top + self.size, left : left + self.size]
 
 
 def on_white(rgba: npt.NDArray[Any]) -> Pixels:
-    """RGBA over white; fully opaque pictures are passed on as they are."""
+    """Blend RGBA over white."""
     alpha = rgba[..., 3:]
     if alpha.min(initial=WHITE) == WHITE:
         opaque = np.empty((*rgba.shape[:2], 3), dtype=np.uint8)
-        for channel in range(3):  # five times quicker than a copy of the slice
+        for channel in range(3):  # five times faster than copying the slice
             opaque[..., channel] = rgba[..., channel]
         return opaque
     mixed = rgba[..., :3].astype(np.uint16) * alpha + np.uint16(WHITE) * (WHITE - alpha.astype(np.uint16))
     return np.asarray((mixed + WHITE // 2) // WHITE, dtype=np.uint8)
 
 
-Frame = tuple[int, int, int, int]  # x, y, width, height in level-0 pixels; exports count from its corner
+Frame = tuple[
+    int, int, int, int
+]  # x, y, width, height in level-0 pixels; its corner is the origin of exports
 FRAMES = ("bounds", "level0")
-KEY = "xmil"  # our own member of a GeoJSON collection; other readers pass over it
+KEY = "xmil"  # our member of a GeoJSON collection; other readers ignore it
 
 
 def frame_header(slide: str, origin: tuple[int, int]) -> dict[str, Any]:
-    """What a GeoJSON file says of its slide and of where, in level-0 pixels, it counts from."""
+    """Describe a slide in a GeoJSON file, with the origin of its coordinates in level-0 pixels."""
     return {"version": __version__, "slide": slide, "origin": [int(value) for value in origin], "level": 0}
 
 
 def export_frame(boxes: IntArray, slide: Slide | None, *, frame: str = "bounds") -> Frame:
     """The area of an export: the scanned bounds, as QuPath shows the slide, or the whole of level 0.
 
-    QuPath cuts slides with a bounds offset (MRXS, SCN, some of Hamamatsu's) down to their bounds and counts
-    from there. Most slides have no offset: then both are the same. Without a slide the area begins at level
-    0's corner and ends with the patches.
+    QuPath crops slides with a bounds offset (MRXS, SCN, some Hamamatsu formats) to their bounds and takes
+    that corner as the origin. Most slides have no offset: then both are the same. Without a slide, the area
+    runs from the corner of level 0 to the last patches.
     """
     check_names("frame", [frame], FRAMES)
     if slide is not None:

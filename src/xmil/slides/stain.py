@@ -1,8 +1,8 @@
-"""Stain normalisation: the two stains of a slide found and brought to reference colours.
+"""Stain normalisation: find the two stains of a slide and convert them to reference colours.
 
 Macenko et al., "A method for normalizing histology slides for quantitative analysis", ISBI 2009. In optical
-density a pixel is a sum of two stain vectors; they are the ends of the fan that the pixels fill in the plane
-of the two main directions.
+density a pixel is a sum of two stain vectors: the extreme directions of all pixels in the plane of the two
+main directions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from xmil.slides.slide import Pixels
 
 Floats = npt.NDArray[np.float64]
 
-LIGHT = 240.0  # the transmitted light, as the authors' reference has it
-FAINT = 0.15  # pixels of less optical density, over the channels, are background
-TAIL = 1.0  # per cent of angles at either end that are noise
-# columns haematoxylin and eosin, in optical density of red, green, blue; and their strong concentrations
+LIGHT = 240.0  # the transmitted light in the authors' reference
+FAINT = 0.15  # pixels with a lower mean optical density are background
+TAIL = 1.0  # per cent of angles at each end that count as noise
+# columns: haematoxylin and eosin, in optical density of red, green, blue; and their high concentrations
 REFERENCE = np.array([[0.5626, 0.2159], [0.7201, 0.8012], [0.4062, 0.5581]])
 STRONG = np.array([1.9705, 1.0308])
 _DENSITY = -np.log((np.arange(256) + 1.0) / LIGHT)
@@ -28,14 +28,14 @@ _DENSITY = -np.log((np.arange(256) + 1.0) / LIGHT)
 
 @dataclass(frozen=True)
 class Macenko:
-    """The stains of one slide: `stains` (3, 2) in optical density, `strong` (2,) their concentrations."""
+    """The stains of a slide: `stains` (3, 2) in optical density, `strong` (2,) their high concentrations."""
 
     stains: Floats
     strong: Floats
 
     @classmethod
     def fit(cls, pixels: npt.NDArray[np.uint8]) -> Macenko:
-        """Find the stains of pixels (..., 3), best of many patches of the slide."""
+        """Find the stains of pixels (..., 3), best from many patches of the slide."""
         density = _DENSITY[pixels.reshape(-1, 3)]
         stained = density[density.mean(axis=1) > FAINT]
         if len(stained) < 100:
@@ -50,11 +50,11 @@ class Macenko:
         amounts = np.linalg.lstsq(stains, stained.T, rcond=None)[0]
         strong = np.percentile(amounts, 99, axis=1)
         if not (strong > 1e-3).all():
-            raise InputError("One stain only was found; leave out stain_norm=True.")
+            raise InputError("Found only one stain; leave out stain_norm=True.")
         return cls(stains, strong)
 
     def normalise(self, patch: Pixels) -> Pixels:
-        """A patch (h, w, 3) in the reference's colours."""
+        """Convert a patch (h, w, 3) to the reference colours."""
         change = (REFERENCE * (STRONG / self.strong)) @ np.linalg.pinv(self.stains)  # (3, 3) on density
         density = _DENSITY.astype(np.float32)[patch] @ change.T.astype(np.float32)
         return np.asarray(np.clip(LIGHT * np.exp(-density), 0, 255), dtype=np.uint8)

@@ -1,13 +1,13 @@
-"""Patches of a slide: squares of one size at one resolution, on tissue; and where the tissue is.
+"""Find tissue on a slide and tile it into patches of one size and resolution.
 
-The grid starts at the corner of the scanned area. A patch stays if enough of it is tissue and its grey values
-vary; each is read once.
+The grid starts at the corner of the scanned area. A patch is used if enough of it is tissue and its grey
+values vary; each is read once.
 
-Tissue is found by Otsu's threshold on the thumbnail, cleaned up (Otsu, "A threshold selection method from
-gray-level histograms", IEEE Trans. SMC 9(1), 1979). The value it splits is how far the darkest colour channel
-lies below the background: it sees stained and grey tissue alike. Otsu always splits, so its threshold is held
-within what glass and stain can have: a slide without tissue gives none, and one without background is not cut
-in two.
+Tissue is found by Otsu's threshold on the thumbnail and cleaned up (Otsu, "A threshold selection method from
+gray-level histograms", IEEE Trans. SMC 9(1), 1979). The thresholded value is the difference between the
+background and the darkest colour channel, which detects stained and grey tissue alike. Otsu always splits, so
+the threshold is limited to plausible values of glass and stain: a slide without tissue has none, and one
+without background is not split in two.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 Corners = npt.NDArray[np.int64]  # (n, 2): level-0 x, y of the top-left corner
 
 STANDARD = 10.0  # mpp times magnification, by convention: 20x is 0.5 µm/px
-ENLARGED = 1.3  # patches may be enlarged so far when a slide is coarser than asked
-SMALLEST = 0.02  # mm² of a piece of tissue, or a patch's area where that is less
-BLOCK = 8  # patches read together lie near each other, so that a decoded tile serves all of them
+ENLARGED = 1.3  # most that patches are enlarged if a slide is coarser than requested
+SMALLEST = 0.02  # mm² of a piece of tissue, or a patch's area if that is less
+BLOCK = 8  # edge in patches of a block that is read together, so that its patches share decoded tiles
 MAGNIFICATIONS = {80: 0.16, 60: 0.2, 40: 0.3, 20: 0.6, 10: 1.2, 5: 2.4}  # up to this mpp
 
 
 @dataclass(frozen=True)
 class TileSettings:
-    """What a patch is. `mpp` is the resolution wanted; `slide_mpp` serves slides that store none."""
+    """Settings of patches. `mpp` is their resolution; `slide_mpp` is used for slides that store none."""
 
     size: int = 256
     mpp: float = 0.5
@@ -52,8 +52,8 @@ class TileSettings:
     min_std: float = 8.0
     slide_mpp: float | None = None
     magnification: float | None = None
-    drop: tuple[str, ...] = ("pen",)  # artefacts whose patches are left out
-    keep_edge: bool = False  # patches that reach over the right and lower border of the slide
+    drop: tuple[str, ...] = ("pen",)  # artefacts that exclude a patch
+    keep_edge: bool = False  # keep patches that cross the right and lower border
 
     def __post_init__(self) -> None:
         for name, least in (("size", 8), ("overlap", 0)):
@@ -77,7 +77,7 @@ class TileSettings:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The patches of a slide: level-0 corners and edge, and how they came about."""
+    """The patches of a slide: level-0 corners and edge, with tissue, settings and artefacts."""
 
     slide_id: str
     xy0: Corners
@@ -89,23 +89,23 @@ class Tiling:
     settings: TileSettings
     inferred: tuple[str, ...] = ()
     origin: tuple[int, int] = (0, 0)  # corner of the scanned bounds
-    flat: int = 0  # patches on tissue that were left out because their grey values hardly vary
+    flat: int = 0  # patches on tissue left out because their grey values hardly vary
     artefacts: Mapping[str, Corners] = field(default_factory=dict)  # patches that show each kind, kept or not
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many patches were left out for each kind of artefact that is dropped."""
+        """How many patches show each kind of artefact that excludes them."""
         return {kind: len(self.artefacts.get(kind, ())) for kind in self.settings.drop}
 
 
 def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
-    """Find the tissue of a slide and lay patches on it."""
+    """Find the tissue of a slide and tile it into patches."""
     settings = settings or TileSettings()
     mpp, inferred = known_mpp(slide, settings)
     scale = settings.target_mpp / mpp
     if scale * ENLARGED < 1:
         raise InputError(
-            f"{slide.path}: has {mpp:g} µm/px, coarser than the {settings.target_mpp:g} asked for; "
+            f"{slide.path}: has {mpp:g} µm/px, too coarse for patches at {settings.target_mpp:g}; "
             "pass a larger mpp=."
         )
     edge0 = max(1, round(settings.size * scale))
@@ -114,12 +114,12 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     if not len(corners):
         width, height = slide.bounds[2:]
         raise FileError(
-            f"{slide.path}: {width} x {height} px are less than one patch of {edge0} px; choose a smaller "
-            "size=, or pass keep_edge=True."
+            f"{slide.path}: its {width} x {height} px are smaller than a patch of {edge0} px; choose a "
+            "smaller size=, or pass keep_edge=True."
         )
     tissue = find_tissue(slide, mpp=mpp, min_area=min(SMALLEST, (edge0 * mpp / 1000) ** 2))
     if not tissue.mask.any():
-        raise FileError(f"{slide.path}: no tissue was found; the slide is blank or only faintly stained.")
+        raise FileError(f"{slide.path}: no tissue found; the slide is blank or only faintly stained.")
     corners = corners[tissue.shares(corners, edge0) >= max(settings.min_tissue, 1e-9)]
     looks: dict[int, PatchLook] = {}  # of patches whose grey values vary enough
     for i in in_blocks(corners, edge0).tolist():
@@ -128,9 +128,9 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
             looks[i] = PatchLook.at(patch)
     if not looks:
         raise FileError(f"{slide.path}: no patch lies on tissue; lower min_tissue= or min_std=.")
-    varied = sorted(looks)
-    flat, corners = len(corners) - len(varied), corners[varied]
-    artefacts = find_artefacts([looks[i] for i in varied])
+    varying = sorted(looks)
+    flat, corners = len(corners) - len(varying), corners[varying]
+    artefacts = find_artefacts([looks[i] for i in varying])
     clean = ~np.any([artefacts[kind] for kind in settings.drop] or [np.zeros(len(corners), bool)], axis=0)
     if not clean.any():
         kinds = " and ".join(settings.drop)
@@ -147,12 +147,12 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
         inferred,
         slide.bounds[:2],
         flat,
-        {kind: corners[shown] for kind, shown in artefacts.items()},
+        {kind: corners[mask] for kind, mask in artefacts.items()},
     )
 
 
 def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, ...]]:
-    """Microns per level-0 pixel, and a note where it was not read from the file; never guessed."""
+    """Microns per level-0 pixel, with a note unless it comes from the file; never guessed."""
     if slide.mpp is not None:
         return slide.mpp, ()
     if settings.slide_mpp is not None:
@@ -167,9 +167,9 @@ def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, .
 
 
 def grid(bounds: tuple[int, int, int, int], edge0: int, step0: int, *, over: bool = False) -> Corners:
-    """Level-0 corners of all whole patches inside the bounds (x, y, width, height), row by row.
+    """Level-0 corners of all patches inside the bounds (x, y, width, height), row by row.
 
-    `over` adds those that begin inside and reach over the border, until everything is covered.
+    `over` adds those that start inside and cross the border, so that they cover all of it.
 
     >>> grid((10, 0, 600, 300), 256, 256).tolist()
     [[10, 0], [266, 0]]
@@ -184,13 +184,13 @@ def grid(bounds: tuple[int, int, int, int], edge0: int, step0: int, *, over: boo
 
 
 def read_patch(slide: Slide, xy0: npt.ArrayLike, *, edge0: int, size: int) -> Pixels:
-    """The pixels of one patch: the level-0 square at the wanted size."""
+    """Read one patch: a level-0 square, resized to `size`."""
     x, y = (int(value) for value in np.asarray(xy0))
     return slide.read_area((x, y, edge0, edge0), (size, size))
 
 
 def magnification(mpp: float) -> int:
-    """The magnification an mpp is called by.
+    """The nominal magnification of an mpp.
 
     >>> magnification(0.2457), magnification(0.5), magnification(3.0)
     (40, 20, 2)
@@ -199,7 +199,7 @@ def magnification(mpp: float) -> int:
 
 
 def in_blocks(xy0: Corners, edge0: int) -> npt.NDArray[np.int64]:
-    """An order that goes block by block, row by row inside each."""
+    """The order of patches block by block, and row by row inside each."""
     cell = xy0 // max(1, edge0 * BLOCK)
     return np.lexsort((xy0[:, 0], xy0[:, 1], cell[:, 0], cell[:, 1]))
 
@@ -215,17 +215,17 @@ def grey_std(patch: Pixels) -> float:
 
 Mask = npt.NDArray[np.bool_]
 
-MASK_MPP, FINEST = 8.0, 2.0  # microns per pixel of the thumbnail, and of that of a small slide
+MASK_MPP, FINEST = 8.0, 2.0  # microns per pixel of the thumbnail; of a small slide's
 SHORTEST, LONGEST = 1024, 4096  # pixels of the thumbnail's longer edge
-SMOOTH, SPECK = 8.0, 16.0  # microns: blur before the threshold, radius of what is opened and closed
+SMOOTH, SPECK = 8.0, 16.0  # microns: blur before the threshold, radius of opening and closing
 FAINTEST, STRONGEST = 12.0, 45.0  # grey values below the background: certainly glass, certainly tissue
-GLASS = 180.0  # background is at least so bright
+GLASS = 180.0  # least brightness of background
 INK = 20  # pixels darker than this in every channel are fill or ink, not tissue
 
 
 @dataclass(frozen=True)
 class TissueMask:
-    """A mask over the whole of level 0, the thumbnail it was made from, and level-0 pixels a mask pixel."""
+    """A tissue mask over all of level 0, its thumbnail, and the level-0 pixels per mask pixel."""
 
     mask: Mask  # (rows, columns)
     picture: Pixels
@@ -251,7 +251,7 @@ class TissueMask:
 
 
 def find_tissue(slide: Slide, *, mpp: float, min_area: float = 0.02) -> TissueMask:
-    """The tissue of a slide of known mpp; pieces and holes under `min_area` mm² are noise."""
+    """Find the tissue of a slide of known mpp; pieces and holes under `min_area` mm² are noise."""
     width, height = slide.dimensions
     microns = max(width, height) * mpp
     longest = min(LONGEST, max(min(SHORTEST, round(microns / FINEST)), round(microns / MASK_MPP), 16))
@@ -259,12 +259,12 @@ def find_tissue(slide: Slide, *, mpp: float, min_area: float = 0.02) -> TissueMa
     scale = (width / picture.shape[1], height / picture.shape[0])
     microns = scale[0] * mpp
     mask = tissue_mask(picture, blur=SMOOTH / microns)
-    mask = cleaned(mask, radius=max(1, round(SPECK / microns)), smallest=min_area * 1e6 / microns**2)
+    mask = clean_mask(mask, radius=max(1, round(SPECK / microns)), smallest=min_area * 1e6 / microns**2)
     return TissueMask(mask, picture, scale)
 
 
 def tissue_mask(picture: Pixels, *, blur: float = 1.0) -> Mask:
-    """Which pixels of a thumbnail are stained."""
+    """Find the stained pixels of a thumbnail."""
     from skimage.filters import threshold_otsu
 
     darkest = picture.min(axis=2).astype(np.float32)
@@ -278,18 +278,18 @@ def tissue_mask(picture: Pixels, *, blur: float = 1.0) -> Mask:
     return np.asarray((depth > min(max(otsu, FAINTEST), STRONGEST)) & scanned)
 
 
-def cleaned(mask: Mask, *, radius: int = 2, smallest: float) -> Mask:
-    """Specks opened away, cracks closed, small holes filled and small pieces dropped."""
+def clean_mask(mask: Mask, *, radius: int = 2, smallest: float) -> Mask:
+    """Open away specks, close cracks, fill small holes and drop small pieces."""
     edge = 2 * radius + 1
-    padded = np.pad(mask, edge, mode="edge")  # so that the border is not eaten
-    opened = _grown(~_grown(~padded, radius / 2), radius / 2)
-    smooth = ~_grown(~_grown(opened, radius), radius)[edge:-edge, edge:-edge]
-    filled = ~_large(~smooth, smallest, connected=2)
-    return _large(filled, smallest, connected=1)
+    padded = np.pad(mask, edge, mode="edge")  # opening would erode the border
+    opened = _dilate(~_dilate(~padded, radius / 2), radius / 2)
+    smooth = ~_dilate(~_dilate(opened, radius), radius)[edge:-edge, edge:-edge]
+    filled = ~_keep_large(~smooth, smallest, connected=2)
+    return _keep_large(filled, smallest, connected=1)
 
 
-def _large(mask: Mask, smallest: float, *, connected: int) -> Mask:
-    """The connected pieces of a mask of at least so many pixels."""
+def _keep_large(mask: Mask, smallest: float, *, connected: int) -> Mask:
+    """Keep the connected pieces with at least `smallest` pixels."""
     labels, count = ndimage.label(mask, ndimage.generate_binary_structure(2, connected))
     if count == 0:
         return mask
@@ -299,8 +299,8 @@ def _large(mask: Mask, smallest: float, *, connected: int) -> Mask:
     return np.asarray(large[labels])
 
 
-def _grown(mask: Mask, radius: float) -> Mask:
-    """Dilation by a disk, through distances: its cost does not depend on the radius."""
+def _dilate(mask: Mask, radius: float) -> Mask:
+    """Dilate by a disk, through distances, so that the cost does not depend on the radius."""
     if not mask.any():
         return mask
     return np.asarray(ndimage.distance_transform_edt(~mask) <= radius)
@@ -310,7 +310,7 @@ Ring = npt.NDArray[np.float64]  # (points, 2): x, y; the last point is the first
 
 
 def outlines(tissue: TissueMask) -> list[list[Ring]]:
-    """A list of rings for each piece of tissue: its outer border first, then its holes."""
+    """The rings of each piece of tissue: its outer border first, then its holes."""
     labels, _ = ndimage.label(tissue.mask)
     return [
         _rings(labels[box] == i, box, tissue) for i, box in enumerate(ndimage.find_objects(labels), start=1)
@@ -320,7 +320,7 @@ def outlines(tissue: TissueMask) -> list[list[Ring]]:
 def tissue_geojson(
     tissue: TissueMask, *, name: str = "TissueMask", slide: str = "", origin: tuple[int, int] = (0, 0)
 ) -> dict[str, Any]:
-    """A FeatureCollection of annotations that QuPath opens; they count from `origin`, which it names."""
+    """A FeatureCollection of QuPath annotations, with coordinates relative to `origin`."""
     properties = {
         "objectType": "annotation",
         "classification": {"name": name, "color": [0, 160, 80]},
@@ -328,12 +328,12 @@ def tissue_geojson(
     }
     shapes = [[(ring - origin).tolist() for ring in rings] for rings in outlines(tissue)]
     polygons = [{"type": "Polygon", "coordinates": shape} for shape in shapes]
-    features = [{"type": "Feature", "geometry": each, "properties": properties} for each in polygons]
+    features = [{"type": "Feature", "geometry": shape, "properties": properties} for shape in polygons]
     return {"type": "FeatureCollection", KEY: frame_header(slide, origin), "features": features}
 
 
 def _rings(mask: Mask, box: tuple[slice, slice], tissue: TissueMask) -> list[Ring]:
-    """The rings of one piece, the outer one first, without the points on a line between their neighbours."""
+    """The rings of one piece, the outer one first, without points on a straight line."""
     from skimage.measure import find_contours
 
     rings = []
@@ -355,14 +355,14 @@ FOLDERS = (PATCHES, CONTOURS, PICTURES)
 
 
 def patches_file(folder: Path, slide_id: str) -> Path:
-    """Where the patches of a slide lie."""
+    """The file of a slide's patches."""
     return folder / PATCHES / f"{slide_id}_patches.h5"
 
 
 def write_tiling(tiling: Tiling, folder: Path, *, source: str | None = None, name: str | None = None) -> Path:
-    """Write outline, overview and patches; each file is whole or absent.
+    """Write outline, overview and patches, each file atomically.
 
-    `source` is what the slide held, `name` how the overview spells the slide's name.
+    `source` is the digest of the slide, `name` its name in the overview.
     """
     for inner in FOLDERS:
         (folder / inner).mkdir(parents=True, exist_ok=True)
@@ -417,9 +417,9 @@ CAPTION = 34
 
 
 def overview(tiling: Tiling, name: str) -> Image:
-    """The thumbnail with tissue in green, patches in blue, and a line of numbers above.
+    """Draw the thumbnail with tissue in green, patches in blue, and a caption.
 
-    Patches with an artefact have its colour, and are crossed out if they were left out.
+    Patches with an artefact have its colour, and are crossed out if they are left out.
     """
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
@@ -449,7 +449,7 @@ def overview(tiling: Tiling, name: str) -> Image:
         f"{tiling.edge0 * tiling.mpp / tiling.settings.size:.3g} µm/px   "
         f"tissue {tiling.tissue.share:.0%} of the slide"
     )
-    # DejaVu, which matplotlib brings, has the letter µ
+    # DejaVu, which comes with matplotlib, has the letter µ
     font = ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", 18)
     draw, left = ImageDraw.Draw(page), 8.0
     draw.text((left, 8), caption, fill=TEXT, font=font)

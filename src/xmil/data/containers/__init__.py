@@ -1,7 +1,7 @@
-"""Safe opening of what feature files are made of: HDF5, torch, NumPy, zarr, CSV, folders.
+"""Safe access to the containers of feature files: HDF5, torch, NumPy, zarr, CSV, folders.
 
-A container knows names, shapes and types without reading features, refuses whatever could run code, leave the
-folder or allocate more than the file can hold, and hands out rows on demand.
+A container knows names, shapes and types without reading features, and reads rows on demand. It refuses
+anything that could run code, leave the folder or allocate more than the file can hold.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _OTHERS = {
     "safetensors": "a safetensors file, not a feature file; models are read by xmil.load_model.",
     "image": "an image or slide, not a feature file; cut and embed it first.",
     "json": "a JSON file, not a feature file.",
-    "unknown": "neither HDF5, torch, NumPy, zarr nor CSV; it is of an unknown layout, or damaged and to be "
-    "copied again.",
+    "unknown": "neither HDF5, torch, NumPy, zarr nor CSV; the layout is unknown, or the file is damaged: "
+    "copy it again.",
 }
 
 
 def sniff(path: Path) -> str:
-    """The kind of a path: h5, pt, npz, npy, zarr, csv, parquet, safetensors, json, image, folder, unknown."""
+    """Detect the kind of a path: a name in `CONTAINERS` or `_OTHERS`, "unknown" among them."""
     if path.is_dir():
         return "zarr" if any((path / mark).is_file() for mark in MARKS) else "folder"
-    if _is_special(path):  # opening a pipe would wait for ever
+    if _is_special(path):  # opening a pipe would block
         raise FileError(absent(path))
     try:
         with open(path, "rb") as stream:
@@ -67,7 +67,7 @@ def sniff(path: Path) -> str:
 
 
 def open_contents(path: Path) -> Contents:
-    """The container of a feature file; an error that names what else the path may be."""
+    """Open the container of a feature file; refuse other kinds of files by name."""
     kind = sniff(path)
     if kind not in CONTAINERS:
         raise FileError(f"{path}: {_OTHERS[kind]}")
@@ -79,7 +79,7 @@ def open_contents(path: Path) -> Contents:
 def _is_special(path: Path) -> bool:
     try:
         return path.exists() and not path.is_file()
-    except (OSError, ValueError):  # opening it says what is wrong
+    except (OSError, ValueError):  # opening it raises a better error
         return False
 
 

@@ -25,9 +25,9 @@ from xmil.data.containers.container import (
     readable,
 )
 
-ARRAY = "array"  # the name of the array in a `.npy`, which has none of its own
+ARRAY = "array"  # our name of the array in a `.npy`
 _NUMPY = "NumPy file"
-_HEADER = 10_000  # bytes a header may take; NumPy's own limit
+_HEADER = 10_000  # most bytes of a header; NumPy's own limit
 
 
 class NpyContents(Contents):
@@ -53,7 +53,7 @@ class NpyContents(Contents):
 
 
 class NpyRows(Rows):
-    """Rows of a `.npy` by memory map, opened for each reading."""
+    """Rows of a `.npy` by memory map, opened for each read."""
 
     def __init__(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         self.path, self.shape, self.dtype = path, shape, dtype
@@ -65,7 +65,7 @@ class NpyRows(Rows):
 
 
 class NpzContents(Contents):
-    """The arrays of a `.npz`, their headers read without the data."""
+    """The arrays of a `.npz`; opening it reads only their headers."""
 
     kind = "npz"
 
@@ -91,11 +91,11 @@ class NpzContents(Contents):
         return NpzRows(self, [name], shape, self.arrays[name].dtype)
 
     def stacked(self, names: list[str]) -> Rows:
-        """One row per member: the vectors of the given names, in that order."""
+        """One row per member: the named vectors, in that order."""
         widths = {int(np.prod(self.arrays[name].shape, dtype=object)) for name in names}
         if len(widths) != 1:
             raise FileError(
-                f"{self.path}: its vectors have several widths: {sorted(widths)[:8]}; one is needed."
+                f"{self.path}: its vectors must have one width. Got {sorted(widths)[:8]} instead."
             )
         shape = (len(names), widths.pop())
         check_memory(shape[0] * shape[1] * 4, "the bag", self.path)
@@ -114,10 +114,10 @@ class NpzRows(Rows):
     def read(self, index: Index | None = None) -> FloatArray:
         if not self.by_member:
             return ArrayRows(self.contents._read(self.names[0]).reshape(self.shape)).read(index)
-        picked = self.names if index is None else [self.names[i] for i in index]
-        out = np.empty((len(picked), self.shape[1]), np.float32)
+        names = self.names if index is None else [self.names[i] for i in index]
+        out = np.empty((len(names), self.shape[1]), np.float32)
         with readable(self.contents.path, _NUMPY), np.load(self.contents.path, allow_pickle=False) as archive:
-            for row, name in enumerate(picked):
+            for row, name in enumerate(names):
                 out[row] = archive[name].reshape(-1)
         return out
 
@@ -127,17 +127,17 @@ def _header(stream: IO[bytes], name: str, path: Path) -> ArrayInfo:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(stream, max_header_size=_HEADER)
     if dtype.hasobject:
-        raise FileError(f"{path}: {name!r} holds Python objects, which could run code, and is not read.")
+        raise FileError(f"{path}: {name!r} is refused: it holds Python objects, which could run code.")
     if any(length < 0 for length in shape):
         raise FileError(f"{path}: {name!r} declares the impossible shape {shape}; the file is damaged.")
     return ArrayInfo(tuple(shape), dtype)
 
 
-TENSOR = "tensor"  # the name of a bare tensor, which has none of its own
+TENSOR = "tensor"  # our name of a bare tensor
 
 
 class TorchContents(Contents):
-    """A tensor, a NumPy array, or a flat dict of them, memory-mapped where the file allows."""
+    """A tensor, a NumPy array, or a flat dict of them, memory-mapped if the file allows."""
 
     kind = "pt"
 
@@ -162,7 +162,7 @@ class TorchContents(Contents):
 
 
 def load(path: Path) -> Any:
-    """What a torch file holds, by torch's restricted unpickler."""
+    """Load a torch file by torch's restricted unpickler."""
     import torch
     from numpy._core.multiarray import _reconstruct, scalar
 
@@ -185,23 +185,23 @@ def load(path: Path) -> Any:
             if not any(sign in str(error).lower() for sign in signs):
                 raise
             raise FileError(
-                f"{path}: holds Python objects beyond tensors, which could run code, and is not loaded; save "
-                "the tensor alone with torch.save."
+                f"{path}: refused, it holds other Python objects than tensors, which could run code; save "
+                "only the tensor with torch.save."
             ) from None
 
 
 def _check_zip(path: Path) -> None:
-    """Torch stores its zip members plain; packed or overlong ones are not torch's."""
+    """Refuse a zip with compressed or overlong members, which torch never writes."""
     with readable(path, "torch file"), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise FileError(f"{path}: a packed zip, which torch does not write; it is not loaded.")
+        raise FileError(f"{path}: refused, it is a compressed zip, which torch does not write.")
     total = sum(member.file_size for member in members)
     check_stored(total, path.stat().st_size, packed=False, name="the archive", path=path)
 
 
 def _numpy(value: Any, name: str, path: Path) -> npt.NDArray[Any]:
-    """The tensor as an array without copying; expanded or sparse ones declare more than they store."""
+    """View a tensor as an array; refuse expanded or sparse ones, which declare more than they store."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What every container offers: named arrays with shapes, attributes, and rows on demand."""
+"""The interface of every container: named arrays with shapes, attributes, and rows on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Index = npt.NDArray[np.int64]
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 NUMBERS = "fiub"
 MARKS = (".zgroup", ".zarray", ".zmetadata", "zarr.json")  # files that make a folder a zarr store
-_RATIO = 1100  # deflate cannot shrink further; other codecs rarely come near
+_RATIO = 1100  # more than deflate can shrink; other codecs rarely come close
 _SLACK = 1 << 20
 
 
@@ -51,9 +51,9 @@ class Rows(ABC):
         """All rows, or those of the index in its order."""
 
     def read_stored(self, empty: Empty = np.empty) -> npt.NDArray[Any]:  # noqa: ARG002 - for subclasses
-        """All rows in the type they are stored in where that is quicker, else as float32.
+        """All rows, in their stored type if that is faster, else as float32.
 
-        `empty` makes the array that they are read into.
+        `empty` allocates the array.
         """
         return self.read()
 
@@ -67,12 +67,12 @@ class ArrayRows(Rows):
         self.dtype = array.dtype
 
     def read(self, index: Index | None = None) -> FloatArray:
-        picked = self.array if index is None else self.array[index]
-        return np.array(picked, dtype=np.float32, order="C")
+        rows = self.array if index is None else self.array[index]
+        return np.array(rows, dtype=np.float32, order="C")
 
 
 class Contents(ABC):
-    """An opened container: the names in it, and arrays on demand."""
+    """An opened container: names, and arrays on demand."""
 
     kind: ClassVar[str]
 
@@ -90,13 +90,13 @@ class Contents(ABC):
         return shorten(names, 8) or "no arrays"
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """One small array, whole: numbers only."""
+        """Read one small array of numbers."""
         info = self._numbers(name)
         check_memory(info.nbytes, name, self.path)
         return self._read(name)
 
     def rows(self, name: str) -> Rows:
-        """The (n, d) array of that name, as rows on demand; a leading axis of 1 is dropped."""
+        """The (n, d) array of a name, as rows on demand; drops a leading axis of 1."""
         shape = self._numbers(name).shape
         if len(shape) == 3 and shape[0] == 1:
             shape = shape[1:]
@@ -105,7 +105,7 @@ class Contents(ABC):
         if len(shape) == 1:
             raise FileError(
                 f"{self.path}: {name!r} is one vector of {shape[0]} numbers, a slide-level embedding and not "
-                "a bag of patches; give the patch features it was made from."
+                "a bag of patches; use the patch features it was made from."
             )
         if len(shape) != 2:
             raise FileError(f"{self.path}: {name!r} must have shape (patches, width). Got {shape} instead.")
@@ -114,18 +114,16 @@ class Contents(ABC):
         return self._rows(name, (n, width))
 
     def info(self, name: str) -> ArrayInfo:
-        """Shape and type of an array that must be there."""
+        """Shape and type of an array; an error if it is missing."""
         if name not in self.arrays:
             raise FileError(f"{self.path}: has no {name!r}; found {self.describe()}.")
         return self.arrays[name]
 
     def _numbers(self, name: str) -> ArrayInfo:
-        """`info`, refused for objects, text and compound types."""
+        """Like `info`; refuse objects, text and compound types."""
         info = self.info(name)
         if info.dtype.kind not in NUMBERS or info.dtype.names is not None:
-            raise FileError(
-                f"{self.path}: {name!r} must hold numbers. Got dtype {info.dtype} instead; it is not read."
-            )
+            raise FileError(f"{self.path}: {name!r} must hold numbers. Got dtype {info.dtype} instead.")
         return info
 
     @abstractmethod
@@ -136,21 +134,21 @@ class Contents(ABC):
 
 
 def check_stored(declared: int, stored: int, *, packed: bool, name: str, path: Path) -> None:
-    """Refuse an array that declares more than its bytes in the file can give."""
+    """Refuse an array that declares more bytes than the file stores."""
     limit = stored * _RATIO + _SLACK if packed else stored
     if declared > limit:
         raise FileError(
             f"{path}: {name!r} declares {declared:,} bytes but the file stores {stored:,}: it is truncated, "
-            "was never finished or is damaged; write it again."
+            "incomplete or damaged; write it again."
         )
 
 
 def check_chunks(written: int, chunks: int, *, name: str, path: Path) -> None:
-    """Refuse an array with chunks that were never written: they would be read as zeros."""
+    """Refuse an array with missing chunks, which libraries read as zeros."""
     if written < chunks:
         raise FileError(
             f"{path}: {name!r} has {written:,} of {chunks:,} chunks; the others were never written and would "
-            "be read as zeros; write the file again."
+            "read as zeros; write the file again."
         )
 
 
@@ -161,7 +159,7 @@ def check_memory(nbytes: int, name: str, path: Path, *, stored: int | None = Non
 
 @contextmanager
 def readable(path: Path, what: str) -> Iterator[None]:
-    """Whatever a library finds wrong with a file, as one sentence: it raises almost any type on damage."""
+    """Turn any error of a library into one sentence: on damage it raises almost any type."""
     try:
         yield
     except XmilError:

@@ -1,4 +1,4 @@
-"""HDF5: names, shapes and attributes without features; rows by hyperslab; no links that leave the file."""
+"""HDF5: names, shapes and attributes without features; rows by hyperslab; no links out of the file."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from xmil.data.containers.container import (
 from xmil.data.containers.packing import CHUNK_CACHE, check_hdf5_chunks
 
 FLOATS = (np.dtype("<f2"), np.dtype("<f4"))  # read as stored
-_MANY = 64  # no feature file has more names at its root; beyond lies something else
-_GAP = 4  # a few rows read in vain are cheaper than another call into HDF5
-_SPAN = 8192  # rows read in one go, to bound the memory beside the result
+_MANY = 64  # no feature file has more names at its root
+_GAP = 4  # reading a few unneeded rows is cheaper than another call into HDF5
+_SPAN = 8192  # rows per read, to bound memory
 
 
 class H5Contents(Contents):
@@ -55,13 +55,13 @@ class H5Contents(Contents):
             self.arrays[name] = ArrayInfo(tuple(node.shape or ()), node.dtype, _attributes(node, self.path))
             try:
                 _dataset(file, name, self.path)
-            except FileError as fault:  # raised when the array is asked for; others may be sound
+            except FileError as fault:  # raised when the array is read; others may be sound
                 self._faults[name] = fault
         else:
             self._links.append(name)
 
     def describe(self) -> str:
-        """The arrays, and the links that are not followed."""
+        """The arrays, and the links that are refused."""
         links = f", and links that are not followed: {', '.join(self._links)}" if self._links else ""
         return super().describe() + links
 
@@ -80,9 +80,9 @@ class H5Contents(Contents):
 
 
 class H5Rows(Rows):
-    """Rows of one dataset; the file is opened for each reading, so that workers can share the object.
+    """Rows of one dataset; each read opens the file, so that workers can share the object.
 
-    The dataset has been checked when the object was made, and is again where the file has changed since.
+    The dataset is checked again only if the file changed since the object was made.
     """
 
     def __init__(self, path: Path, name: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
@@ -96,7 +96,7 @@ class H5Rows(Rows):
                 return np.zeros((self.shape[0] if index is None else len(index), self.shape[1]), np.float32)
             if index is not None:
                 return _read_rows(dataset, index, path=self.path)
-            if dataset.dtype != np.float32:  # NumPy widens half precision many times faster than HDF5 does
+            if dataset.dtype != np.float32:  # NumPy widens half precision many times faster than HDF5
                 return np.asarray(dataset[()].astype(np.float32).reshape(self.shape))
             out = np.empty(dataset.shape, np.float32)
             dataset.read_direct(out)
@@ -109,16 +109,14 @@ class H5Rows(Rows):
             if dataset.dtype not in FLOATS or dataset.ndim != 2 or offset is None or 0 in self.shape:
                 return self.read()
         out = empty(self.shape, dataset.dtype)
-        left = out.reshape(-1).view(np.uint8).data
-        with self.path.open("rb", buffering=0) as stream:  # other threads run meanwhile, unlike with HDF5
+        buffer = out.reshape(-1).view(np.uint8).data
+        with self.path.open("rb", buffering=0) as stream:  # unlike HDF5, this lets other threads run
             stream.seek(int(offset))
-            while left:
-                count = stream.readinto(left)
+            while buffer:
+                count = stream.readinto(buffer)
                 if not count:
-                    raise FileError(
-                        f"{self.path}: ends within its features; it is truncated, write or copy it again."
-                    )
-                left = left[count:]
+                    raise FileError(f"{self.path}: truncated within its features; write or copy it again.")
+                buffer = buffer[count:]
         return out
 
     def _dataset(self, file: Any) -> Any:
@@ -132,7 +130,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _read_rows(dataset: Any, index: Index, *, path: Path) -> FloatArray:
-    """Some rows, by the cheapest way the layout allows."""
+    """Read some rows in the cheapest way that the layout allows."""
     from h5py import h5s
 
     offset = dataset.id.get_offset()
@@ -144,38 +142,38 @@ def _read_rows(dataset: Any, index: Index, *, path: Path) -> FloatArray:
     rowwise = dataset.ndim == 2 and dataset.chunks == (1, dataset.shape[1])  # as CLAM and TRIDENT write
     if rowwise and not packed:
         width = dataset.dtype.itemsize * dataset.shape[1]
-        for at, row in enumerate(index.tolist()):
-            if dataset.id.get_chunk_info_by_coord((row, 0)).size != width:  # h5py would read past its end
-                raise FileError(f"{path}: a chunk has another size than it declares; write the file again.")
-            out[at] = np.frombuffer(dataset.id.read_direct_chunk((row, 0))[1], dataset.dtype)
+        for i, row in enumerate(index.tolist()):
+            if dataset.id.get_chunk_info_by_coord((row, 0)).size != width:  # h5py would read beyond its end
+                raise FileError(f"{path}: a chunk differs from its declared size; write the file again.")
+            out[i] = np.frombuffer(dataset.id.read_direct_chunk((row, 0))[1], dataset.dtype)
         return out
     order = np.argsort(index, kind="stable")
-    wanted = index[order]
+    rows = index[order]
     lead = dataset.ndim - 2  # axes of length 1
-    for start, stop, members in _spans(wanted, chunk=dataset.chunks[-2] if dataset.chunks else None):
+    for start, stop, members in _spans(rows, chunk=dataset.chunks[-2] if dataset.chunks else None):
         count = (1,) * lead + (stop - start, dataset.shape[-1])
         block = np.empty(count, dataset.dtype)
         space = dataset.id.get_space()
         space.select_hyperslab((*(0,) * lead, start, 0), count)
         dataset.id.read(h5s.create_simple(count), space, block)
-        out[order[members]] = block.reshape(count[-2:])[wanted[members] - start]
+        out[order[members]] = block.reshape(count[-2:])[rows[members] - start]
     return out
 
 
-def _spans(wanted: Index, *, chunk: int | None) -> Iterator[tuple[int, int, slice]]:
-    """Runs of rows to read in one go: (first row, row after the last, their positions in `wanted`)."""
+def _spans(rows: Index, *, chunk: int | None) -> Iterator[tuple[int, int, slice]]:
+    """Spans of ascending rows to read together: (first row, row after the last, their slice of `rows`)."""
     step = max(_GAP, chunk or 0)
     first = 0
-    for i in range(1, len(wanted) + 1):
-        ends = i == len(wanted) or wanted[i] - wanted[i - 1] > step or wanted[i] - wanted[first] >= _SPAN
+    for i in range(1, len(rows) + 1):
+        ends = i == len(rows) or rows[i] - rows[i - 1] > step or rows[i] - rows[first] >= _SPAN
         if ends:
-            yield int(wanted[first]), int(wanted[i - 1]) + 1, slice(first, i)
+            yield int(rows[first]), int(rows[i - 1]) + 1, slice(first, i)
             first = i
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The file, with whatever HDF5 finds wrong turned into one sentence."""
+    """Open the file, and turn any error of HDF5 into one sentence."""
     import h5py
 
     with (
@@ -190,7 +188,7 @@ def _names(group: Any) -> list[str]:
 
 
 def _node(file: Any, name: str) -> Any:
-    """The object of a name, or None for links that leave the file or lead nowhere."""
+    """The object of a name, or None for links that are broken or leave the file."""
     import h5py
 
     link = file.get(name, getlink=True)
@@ -204,13 +202,9 @@ def _is_group(node: Any) -> bool:
 def _dataset(file: Any, name: str, path: Path) -> Any:
     dataset = _node(file, name)
     if dataset is None or _is_group(dataset):
-        raise FileError(
-            f"{path}: {name!r} is a link out of the file, which is not followed; copy the data in."
-        )
+        raise FileError(f"{path}: {name!r} is refused: it is a link out of the file; copy the data in.")
     if dataset.is_virtual or dataset.external:
-        raise FileError(
-            f"{path}: {name!r} is stored in other files, which are not followed; copy the data in."
-        )
+        raise FileError(f"{path}: {name!r} is refused: it is stored in other files; copy the data in.")
     if not _is_standard(dataset.id.get_type()):
         raise FileError(f"{path}: {name!r} must hold plain numbers. Got another type; the file is damaged.")
     packed = bool(dataset.id.get_create_plist().get_nfilters())
@@ -227,14 +221,16 @@ def _dataset(file: Any, name: str, path: Path) -> Any:
         if packed:
             check_hdf5_chunks(dataset, name, path)
         elif dataset.id.get_storage_size() != dataset.id.get_num_chunks() * chunk:
-            raise FileError(f"{path}: {name!r} has chunks of another size than it declares; write it again.")
+            raise FileError(
+                f"{path}: the chunks of {name!r} differ from their declared size; write it again."
+            )
     return dataset
 
 
 def _attributes(node: Any, path: Path) -> dict[str, Any]:
-    """Small attributes as plain values; those that cannot be read safely are named, with None.
+    """Read small attributes as plain values; None for those that cannot be read safely.
 
-    `'None'` means none, as TRIDENT writes it.
+    The text `None`, which TRIDENT writes, means None.
     """
     from h5py import h5o
 
@@ -251,7 +247,7 @@ def _attributes(node: Any, path: Path) -> dict[str, Any]:
 
 
 def _is_standard(kind: Any) -> bool:
-    """Whether HDF5 can hand the values over without converting them: damaged types can make it hang."""
+    """Whether HDF5 can read the values without conversion: it can hang on damaged types."""
     from h5py import h5t
 
     if isinstance(kind, h5t.TypeStringID):
@@ -277,7 +273,7 @@ Message = tuple[int, int, bytes]
 
 
 def read_texts(path: Path, address: int) -> dict[str, str]:
-    """The variable-length text attributes of the object at `address`, as far as they are sound."""
+    """Read the sound variable-length text attributes of the object at `address`."""
     texts: dict[str, str] = {}
     try:
         with open(path, "rb") as file:
@@ -343,7 +339,7 @@ def _block(block: bytes, order: int | None) -> Iterator[Message]:
 
 
 def _heap_object(file: IO[bytes], length: int, address: int, index: int) -> bytes | None:
-    """An object of the heap at the address, or None where the heap is damaged."""
+    """An object of the heap at an address, or None if the heap is damaged."""
     if length == 0:
         return b""
     magic, version, _, _, size = struct.unpack("<4sBBHQ", _read(file, address, 16))

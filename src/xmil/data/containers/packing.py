@@ -1,8 +1,8 @@
-"""What a packed chunk gives when it is unpacked: bounded before a library unpacks it.
+"""Bound the size of a packed chunk before a library unpacks it.
 
-A file's index says how large a chunk is; the chunk itself may hold a thousand times as much, and libraries
-unpack it to the end. HDF5's deflate, zlib, gzip, bz2 and lzma are unpacked here up to the size declared, and
-no further; blosc, lz4 and zstd state their size in front.
+A file's index declares the size of a chunk, but the chunk may hold a thousand times as much, and libraries
+unpack all of it. Here HDF5's deflate, zlib, gzip, bz2 and lzma are unpacked only up to the declared size;
+blosc, lz4 and zstd state their size in their header.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from xmil.core.budget import allowance
 from xmil.core.errors import FileError
 
 DEFLATE, SHUFFLE, FLETCHER, SZIP, NBIT, SCALED = range(1, 7)  # HDF5's numbers of filters
-KEEPING = (SHUFFLE, FLETCHER)  # do not change a chunk's size, but for a checksum
-CHUNK_CACHE = 1 << 17  # bytes of HDF5's: it keeps chunks as unpacked, and counts them as declared
-_DEFLATES = 1032  # bytes that one byte can give
-_ROOM = 64  # for checksums, headers and what cannot be packed
+KEEPING = (SHUFFLE, FLETCHER)  # keep a chunk's size, except for a checksum
+CHUNK_CACHE = 1 << 17  # bytes of HDF5's cache: it stores unpacked chunks but counts declared sizes
+_DEFLATES = 1032  # most bytes that one byte can unpack to
+_ROOM = 64  # for checksums, headers and incompressible data
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_SIZES = {0: 0, 1: 2, 2: 4, 3: 8}
 
@@ -53,7 +53,7 @@ def check_hdf5_chunks(dataset: Any, name: str, path: Path) -> None:
 
 
 def _stored(dataset: Any) -> list[tuple[int, int]]:
-    """Place and length in the file of every chunk."""
+    """Offset and length of every chunk in the file."""
     chunks: list[tuple[int, int]] = []
     if hasattr(dataset, "chunk_iter"):
         dataset.chunk_iter(lambda info: chunks.append((info.byte_offset, info.size)))
@@ -78,36 +78,36 @@ def check_zarr_chunks(folder: Path, codecs: set[str], declared: int, *, name: st
                 content = stream.read(_ROOM if packers[0] in STATING else -1)
             check_unpacked(packers[0], content, declared, name=name, path=path)
             if packers[0] == "blosc" and struct.unpack_from("<I", content, 12)[0] != file.stat().st_size:
-                raise _cut(name, path)  # blosc would leave what is missing as memory happens to be
+                raise _unreadable(name, path)  # blosc would leave the missing bytes uninitialised
 
 
 def check_unpacked(codec: str, content: bytes, declared: int, *, name: str, path: Path) -> None:
-    """Refuse packed bytes that give more than is declared."""
+    """Refuse packed bytes that unpack to more than declared."""
     try:
         unpacked = UNPACKED[codec](content, declared + _ROOM)
     except (zlib.error, OSError, EOFError, lzma.LZMAError, struct.error):
-        raise _cut(name, path) from None
+        raise _unreadable(name, path) from None
     if unpacked > declared + _ROOM - 1:
         raise _bomb(name, path)
 
 
 def _inflated(content: bytes, most: int) -> int:
-    return len(zlib.decompressobj(47).decompress(content, most))  # zlib or gzip, as its head says
+    return len(zlib.decompressobj(47).decompress(content, most))  # zlib or gzip, by its header
 
 
 def _zstd(content: bytes, _: int) -> int:
-    """The size in the frame's head; 0 where it states none."""
+    """The size in the frame's header; 0 if it states none."""
     if content[:4] != _ZSTD:
         return 0
     flags = content[4]
-    single, places = flags >> 5 & 1, _ZSTD_SIZES[flags >> 6]
-    places = places or single
+    single = flags >> 5 & 1
+    width = _ZSTD_SIZES[flags >> 6] or single
     start = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
-    size = int.from_bytes(content[start : start + places], "little")
-    return size + 256 if places == 2 else size
+    size = int.from_bytes(content[start : start + width], "little")
+    return size + 256 if width == 2 else size
 
 
-STATING = ("blosc", "lz4", "zstd")  # say in front how much they give
+STATING = ("blosc", "lz4", "zstd")  # state their size in their header
 UNPACKED: dict[str, Callable[[bytes, int], int]] = {
     "zlib": _inflated,
     "gzip": _inflated,
@@ -119,7 +119,7 @@ UNPACKED: dict[str, Callable[[bytes, int], int]] = {
 }
 
 
-def _cut(name: str, path: Path) -> FileError:
+def _unreadable(name: str, path: Path) -> FileError:
     return FileError(f"{path}: {name!r} has a chunk that cannot be unpacked; write or copy the file again.")
 
 

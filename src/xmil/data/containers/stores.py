@@ -1,4 +1,4 @@
-"""Zarr stores on disk (extra `zarr`): plain codecs only, nothing outside the store, rows on demand."""
+"""Zarr stores (extra `zarr`), text tables and folders of vectors; rows on demand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from xmil.data.containers.container import (
 )
 from xmil.data.containers.packing import check_zarr_chunks
 
-# Codecs that only move bytes; others (pickle, json objects) could run code or load plugins.
+# Codecs that only transform bytes; others (pickle, json objects) could run code or load plugins.
 CODECS = {
     *("blosc", "zstd", "lz4", "gzip", "zlib", "bz2", "lzma", "bytes", "transpose", "shuffle", "delta"),
     *("crc32c", "fletcher32", "adler32", "crc32", "sharding_indexed", "vlen-utf8"),
@@ -38,7 +38,7 @@ _FILES = 2_000_000
 
 
 class ZarrContents(Contents):
-    """The arrays of a zarr group, two levels deep by default, found by their metadata files."""
+    """The arrays of a zarr group, found by their metadata files."""
 
     kind = "zarr"
 
@@ -79,9 +79,7 @@ class ZarrContents(Contents):
         try:
             import zarr
         except ImportError:
-            raise FileError(
-                f"{self.path}: a zarr store; install the extra to read it: pip install 'xmil[zarr]'."
-            ) from None
+            raise FileError(f"{self.path}: a zarr store; to read it, pip install 'xmil[zarr]'.") from None
         array = zarr.open_array(str(folder), mode="r")
         edges = getattr(array, "shards", None) or array.chunks
         chunk = math.prod(int(edge) for edge in edges) * self.arrays[name].dtype.itemsize
@@ -95,7 +93,7 @@ class ZarrContents(Contents):
 
 
 class ZarrRows(Rows):
-    """Rows of a zarr array; only the chunks that hold them are read."""
+    """Rows of a zarr array; reads only the chunks that hold them."""
 
     def __init__(
         self, contents: ZarrContents, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
@@ -115,13 +113,13 @@ class ZarrRows(Rows):
 
 
 def _check_store(path: Path) -> None:
-    """Refuse stores that reach outside themselves through symbolic links."""
+    """Refuse stores with symbolic links to the outside."""
     root = path.resolve()
     for count, (folder, folders, files) in enumerate(os.walk(path)):
         for name in folders + files:
             entry = Path(folder, name)
             if entry.is_symlink() and not entry.resolve().is_relative_to(root):
-                raise FileError(f"{entry}: a link out of the store, which is not followed; copy the data in.")
+                raise FileError(f"{entry}: refused, it is a link out of the store; copy the data in.")
         if count > _FILES:
             raise FileError(f"{path}: has more than {_FILES:,} folders; it is not a feature store.")
 
@@ -129,7 +127,7 @@ def _check_store(path: Path) -> None:
 def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > 1 << 24:
-            raise FileError(f"{path}: metadata of more than 16 MiB; it is not read.")
+            raise FileError(f"{path}: refused, its metadata exceed 16 MiB; write the store again.")
         loaded = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(
@@ -140,10 +138,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _array_info(mark: Path, name: str, store: Path) -> ArrayInfo:
     meta = _json(mark)
-    if strange := _codec_names(meta) - CODECS:
+    if unknown := _codec_names(meta) - CODECS:
         raise FileError(
-            f"{store}: {name!r} uses the codec {', '.join(sorted(strange))}, which is not allowed here; it "
-            "is not read."
+            f"{store}: {name!r} is refused: the codec {', '.join(sorted(unknown))} is not allowed; write it "
+            "with zstd or gzip."
         )
     try:
         shape = tuple(int(length) for length in meta["shape"])
@@ -160,14 +158,14 @@ def _array_info(mark: Path, name: str, store: Path) -> ArrayInfo:
 
 
 def _codec_names(meta: dict[str, Any]) -> set[str]:
-    """Every codec, filter and compressor a metadata document names, however deep."""
-    several = [meta.get(name) for name in ("filters", "codecs")]
-    listed = [
+    """Every codec, filter and compressor that a metadata document names, at any depth."""
+    lists = [meta.get(name) for name in ("filters", "codecs")]
+    codecs = [
         meta.get("compressor"),
-        *(codec for entry in several if isinstance(entry, list) for codec in entry),
+        *(codec for entry in lists if isinstance(entry, list) for codec in entry),
     ]
     names: set[str] = set()
-    for codec in listed:
+    for codec in codecs:
         if isinstance(codec, dict):
             names.add(str(codec.get("id") or codec.get("name")))
             inner = codec.get("configuration")
@@ -179,7 +177,7 @@ _CELL = 1 << 22  # characters of one cell; longer ones are damage, not data
 
 
 class CsvContents(Contents):
-    """A text table; its columns are arrays of numbers where they can be."""
+    """A text table whose columns can be read as numbers."""
 
     kind = "csv"
 
@@ -213,7 +211,7 @@ class FolderContents(Contents):
         super().__init__(path)
         self.ids = sorted(n for entry in path.glob("*.pt") if (n := small_number(entry.stem)) is not None)
         vector = _vector(path, self.ids[0]) if self.ids else None
-        if vector is not None and vector.ndim == 1:  # else a folder of bags whose slides are numbered
+        if vector is not None and vector.ndim == 1:  # else a folder of bags with numbered slides
             self.arrays["vectors"] = ArrayInfo((len(self.ids), len(vector)), vector.dtype)
 
     def _read(self, name: str) -> npt.NDArray[Any]:
@@ -230,13 +228,13 @@ class FolderRows(Rows):
         self.path, self.ids, self.shape, self.dtype = path, ids, shape, dtype
 
     def read(self, index: Index | None = None) -> FloatArray:
-        picked = self.ids if index is None else [self.ids[i] for i in index]
-        out = np.empty((len(picked), self.shape[1]), np.float32)
-        for row, name in enumerate(picked):
+        ids = self.ids if index is None else [self.ids[i] for i in index]
+        out = np.empty((len(ids), self.shape[1]), np.float32)
+        for row, name in enumerate(ids):
             vector = _vector(self.path, name)
             if vector.shape != self.shape[1:]:
                 entry = self.path / f"{name}.pt"
-                raise FileError(f"{entry}: has shape {vector.shape}, the others ({self.shape[1]},).")
+                raise FileError(f"{entry}: has shape {vector.shape}, but the others have ({self.shape[1]},).")
             out[row] = vector
         return out
 
@@ -252,13 +250,13 @@ def _vector(path: Path, name: int) -> npt.NDArray[Any]:
 
     entry = path / f"{name}.pt"
     if not entry.resolve().is_relative_to(path.resolve()):
-        raise FileError(f"{entry}: a link out of the folder, which is not followed; copy the file in.")
+        raise FileError(f"{entry}: refused, it is a link out of the folder; copy the file in.")
     values = TorchContents(entry).read(TENSOR)
     return values[0] if values.ndim == 2 and values.shape[0] == 1 else values
 
 
 def read_csv(path: Path) -> dict[str, list[str | None]]:
-    """Columns of a text table as text; empty cells are None. Comma, semicolon or tab."""
+    """Read the columns of a text table (comma, semicolon or tab) as text; empty cells are None."""
     check_memory(path.stat().st_size * 8, "the table", path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -276,17 +274,15 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
         raise FileError(f"{path}: not a readable CSV table ({error}); save it again.") from None
     rows = [row for row in rows if any(cell.strip() for cell in row)]
     if not rows:
-        raise FileError(f"{path}: the table is empty; a header and one row at least are needed.")
+        raise FileError(f"{path}: the table is empty; it needs a header and at least one row.")
     header = [name.strip() for name in rows[0]]
-    doubled = sorted(name for name, count in Counter(header).items() if name and count > 1)
-    if doubled:
-        raise FileError(
-            f"{path}: the header names {', '.join(doubled)} more than once; name each column once."
-        )
+    repeated = sorted(name for name, count in Counter(header).items() if name and count > 1)
+    if repeated:
+        raise FileError(f"{path}: the header repeats {', '.join(repeated)}; name each column once.")
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
             raise FileError(
-                f"{path}: row {number} has {len(row)} cells, the header {len(header)}; fix the row."
+                f"{path}: row {number} has {len(row)} cells, but the header has {len(header)}; fix the row."
             )
     cells = zip(*rows[1:], strict=True) if len(rows) > 1 else [()] * len(header)
     return {

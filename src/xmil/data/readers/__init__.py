@@ -1,11 +1,11 @@
 """Readers of feature files, one file for each producer.
 
-A reader claims a container by what is inside it and turns it into a `Header`. To add one, write a module with
+A reader recognises a container by its contents and turns it into a `Header`. To add one, write a module with
 
     @reader("mytool", kinds=("h5",), claims=lambda contents: "my_features" in contents)
     def read(contents: Contents, ask: Ask) -> Header: ...
 
-and name it under the entry point group `xmil.readers`; `xmil.read_bag` and `xmil inspect` take it from there.
+and name it under the entry point group `xmil.readers`; `xmil.read_bag` and `xmil inspect` then use it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Read = Callable[[Contents, Ask], Header]
 
 @dataclass(frozen=True)
 class Reader:
-    """One layout: the containers it lives in, how it is recognised, how it is read.
+    """One layout: its containers, and the functions that recognise and read it.
 
-    `fallback` readers are asked only when no other claims the container.
+    `fallback` readers apply only if no other claims the container.
     """
 
     name: str
@@ -57,9 +57,8 @@ def reader(
 ) -> Callable[[Read], Read]:
     """Register a function as the reader of a layout.
 
-    `kinds` are the containers it is asked about: h5, pt, npy, npz, zarr, csv, folder. `claims` is given an
-    opened one and says by the names in it, as `"my_features" in contents`, or by `contents.attrs`, whether
-    it is of the layout.
+    `kinds` are its containers: h5, pt, npy, npz, zarr, csv, folder. `claims` takes an opened container and
+    tells whether it has the layout, by its names (`"my_features" in contents`) or by `contents.attrs`.
     """
     check_names("kind of container", kinds, CONTAINERS)
 
@@ -71,7 +70,7 @@ def reader(
 
 
 def find_reader(contents: Contents, format: str) -> Reader:  # noqa: A002 - the public parameter's name
-    """The reader named, or the one that claims the container."""
+    """Find the named reader, or the one that claims the container."""
     _load_built_in()
     if format != "auto":
         kinds = READERS[format].kinds
@@ -81,14 +80,17 @@ def find_reader(contents: Contents, format: str) -> Reader:  # noqa: A002 - the 
                 f"{' or '.join(kinds)}."
             )
         return READERS[format]
-    asked = [READERS[name] for name in READERS if contents.kind in READERS[name].kinds]
-    chosen = [entry for entry in asked if not entry.fallback and entry.claims(contents)]
-    chosen = chosen or [entry for entry in asked if entry.fallback and entry.claims(contents)]
+    claiming = [
+        entry
+        for name in READERS
+        if contents.kind in (entry := READERS[name]).kinds and entry.claims(contents)
+    ]
+    chosen = [entry for entry in claiming if not entry.fallback] or claiming
     if not chosen:
         raise FileError(_unknown(contents))
     if len(chosen) > 1:
         names = ", ".join(entry.name for entry in chosen)
-        raise FileError(f"{contents.path}: fits several layouts ({names}); choose one with format=.")
+        raise FileError(f"{contents.path}: matches several layouts ({names}); choose one with format=.")
     return chosen[0]
 
 
@@ -106,7 +108,7 @@ def _unknown(contents: Contents) -> str:
     tried = ", ".join(name for name in READERS if contents.kind in READERS[name].kinds) or "none"
     if contents.kind == "folder":
         return (
-            f"{contents.path}: a folder, not one bag; name a file in it. `xmil inspect` lists what it holds."
+            f"{contents.path}: a folder, not one bag; name a file in it. `xmil inspect` lists its contents."
         )
     advice = (
         "is it a checkpoint? xmil.load_model reads those"
@@ -114,7 +116,7 @@ def _unknown(contents: Contents) -> str:
         else "call them 'features' and 'coords', name the layout with format=, or write a reader for it "
         "(docs/howto/own-reader.md)"
     )
-    return f"{contents.path}: of an unknown layout; it holds {contents.describe()}; tried {tried}; {advice}."
+    return f"{contents.path}: unknown layout; it holds {contents.describe()}; tried {tried}; {advice}."
 
 
 def _load_built_in() -> None:

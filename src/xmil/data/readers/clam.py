@@ -40,7 +40,7 @@ def _coords_attrs(contents: Contents) -> Any:
 
 
 def _claims(contents: Contents) -> bool:
-    """Features with corners that no other tool describes, or a tensor with such a file beside it."""
+    """Features with corners but no other tool's attributes, or a tensor with such a file beside it."""
     if contents.kind == "h5":
         foreign = {*_FOREIGN, "patch_level"} & set(_coords_attrs(contents))
         return "features" in contents and "coords" in contents and not foreign and "imgs" not in contents
@@ -55,7 +55,7 @@ def _claims(contents: Contents) -> bool:
     claims=lambda contents: "patch_level" in (about := set(_coords_attrs(contents))) and not about & _FOREIGN,
 )
 def read_patches(contents: Contents, ask: Ask) -> Header:
-    """Corners only: level-0 pixels, the edge at `patch_level` times the whole part of the downsample."""
+    """Read corners in level-0 pixels; the edge is that at `patch_level` times the truncated downsample."""
     features = contents.rows("features") if "features" in contents else None
     header = Header(contents.path, "clam-patches", features, slide_id=slide_name(contents.path))
     edge, notes = _patch_edge(_coords_attrs(contents), contents.path)
@@ -64,12 +64,12 @@ def read_patches(contents: Contents, ask: Ask) -> Header:
 
 @reader("clam", kinds=("h5", "pt"), claims=_claims)
 def read_features(contents: Contents, ask: Ask) -> Header:
-    """Features and level-0 corners; the edge comes from `patches/`, or from the coordinate gap."""
+    """Read features and level-0 corners; the edge comes from `patches/`, or from the coordinate gap."""
     rows = contents.rows(TENSOR if contents.kind == "pt" else "features")
     header = Header(contents.path, "clam", rows, slide_id=slide_name(contents.path))
     if contents.kind == "pt":
         return _join_h5(header, ask)
-    edge = int(positive(_coords_attrs(contents).get("patch_size")) or 0)  # its pixels have no pyramid level
+    edge = int(positive(_coords_attrs(contents).get("patch_size")) or 0)  # the file names no pyramid level
     if not edge or ask.patch_size is not None:
         return _with_edge(header, corners(contents), ask=ask)
     note = f"patch edge {edge} from the attribute patch_size, taken as level-0 pixels"
@@ -78,7 +78,7 @@ def read_features(contents: Contents, ask: Ask) -> Header:
 
 @reader("gigapath", kinds=("h5",), claims=lambda _: False)
 def read_gigapath(contents: Contents, ask: Ask) -> Header:
-    """The same layout, asked for by name: patches of 256 px at 20x, so the slide's mpp gives the edge."""
+    """Read the same layout, by format= only: patches have 256 px at 20x, so the mpp gives the edge."""
     header = Header(contents.path, "gigapath", contents.rows("features"), slide_id=slide_name(contents.path))
     if ask.mpp is None or ask.patch_size is not None:
         return _with_edge(header, corners(contents), ask=ask)
@@ -89,7 +89,7 @@ def read_gigapath(contents: Contents, ask: Ask) -> Header:
 
 @reader("clam-images", kinds=("h5",), claims=lambda contents: "imgs" in contents and "coords" in contents)
 def read_images(contents: Contents, ask: Ask) -> Header:
-    """Old CLAM files with the patch images inside: corners are divided by the downsample."""
+    """Read old CLAM files with patch images, whose corners are divided by the downsample."""
     images = contents.arrays["imgs"]
     scale = _pair(images.attrs.get("downsample"), contents.path)
     edge = images.shape[1] * scale[0] if len(images.shape) == 4 else None
@@ -99,7 +99,7 @@ def read_images(contents: Contents, ask: Ask) -> Header:
 
 
 def _join_h5(header: Header, ask: Ask) -> Header:
-    """A `.pt` with the corners of the `.h5` of the same name, joined by row order."""
+    """Add the corners of the `.h5` of the same name to a `.pt`, by row order."""
     from xmil.data.containers import open_contents
 
     beside = _h5_beside(header.path)
@@ -110,8 +110,8 @@ def _join_h5(header: Header, ask: Ask) -> Header:
     coords = corners(open_contents(beside))
     if len(coords) != len(header):
         raise FileError(
-            f"{header.path}: has {len(header)} rows but {beside} has {len(coords)} coordinates; they are of "
-            "different runs. Read the .h5, or this file alone with format='plain'."
+            f"{header.path}: has {len(header)} rows but {beside} has {len(coords)} coordinates; they come "
+            "from different runs. Read the .h5, or this file alone with format='plain'."
         )
     note = f"coordinates of {beside.parent.name}/{beside.name}, joined by row order"
     return _with_edge(replace(header, inferred=(*header.inferred, note)), coords, ask=ask)
@@ -132,7 +132,7 @@ def _with_edge(header: Header, coords: npt.NDArray[Any], *, ask: Ask) -> Header:
 
 
 def _sibling_edge(path: Path, coords: npt.NDArray[Any]) -> tuple[float | None, list[str]]:
-    """The edge from `patches/<slide>.h5`, if its corners are the same."""
+    """Take the edge from `patches/<slide>.h5` if its corners are the same."""
     from xmil.data.containers import open_contents
 
     name = slide_name(path)
@@ -161,9 +161,9 @@ def _patch_edge(about: Any, path: Path) -> tuple[float | None, list[str]]:
     except (KeyError, TypeError, ValueError):
         return None, []
     edge = size * scale * custom
-    how = f"{size} px at level {about.get('patch_level')} times the downsample {scale}"
-    more = f" and the custom downsample {custom}" if custom > 1 else ""
-    return edge, [f"patch edge {edge} from {how}{more}"]
+    source = f"{size} px at level {about.get('patch_level')} times the downsample {scale}"
+    source += f" and the custom downsample {custom}" if custom > 1 else ""
+    return edge, [f"patch edge {edge} from {source}"]
 
 
 def _pair(value: Any, path: Path) -> npt.NDArray[np.float64]:

@@ -40,7 +40,7 @@ def _claims(contents: Contents) -> bool:
 
 @reader("xmil", kinds=("pt", "npz", "folder"), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
-    """Vectors in ascending patch number, with boxes and annotations where the patch table is near."""
+    """Read vectors in ascending patch number, with boxes and annotations if there is a patch table."""
     stored: list[int] | None = None
     if isinstance(contents, NpzContents):
         names = sorted(contents.arrays, key=int)
@@ -58,7 +58,7 @@ def read(contents: Contents, ask: Ask) -> Header:
     numbers = [int(value or 0) for value in columns["patch_id"]]
     if len(numbers) != len(header) or (stored is not None and stored != numbers):
         raise FileError(
-            f"{header.path}: has {len(header)} vectors, but {table} lists {len(numbers)} other patches."
+            f"{header.path}: its {len(header)} vectors do not match the {len(numbers)} patches in {table}."
         )
     header = replace(header, columns={"patch_id": np.array(numbers), **_annotations(columns, table)})
     xy, edge = _boxes(columns, table)
@@ -68,7 +68,7 @@ def read(contents: Contents, ask: Ask) -> Header:
 
 def _ascending(columns: Columns, path: Path) -> Columns:
     if "patch_id" not in columns:
-        raise FileError(f"{path}: has no column 'patch_id'; contents {', '.join(columns)}.")
+        raise FileError(f"{path}: has no column 'patch_id'. Found: {', '.join(columns)}.")
     try:
         order = sorted(range(len(columns["patch_id"])), key=lambda i: int(columns["patch_id"][i] or ""))
     except ValueError:
@@ -92,7 +92,7 @@ def _boxes(columns: Columns, path: Path) -> tuple[Any, float | None]:
 
 
 def _numbers(cell: str | None) -> tuple[float, ...]:
-    """A number or tuple of numbers written as text."""
+    """Parse a number or tuple of numbers."""
     if cell is None or len(cell) > 200:
         raise ValueError
     value = ast.literal_eval(cell)
@@ -100,7 +100,7 @@ def _numbers(cell: str | None) -> tuple[float, ...]:
 
 
 def _annotations(columns: Columns, path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """One column for each annotation class: the share of the patch it covers."""
+    """Make one column per annotation class: the share of the patch that it covers."""
     cells = columns.get("annotation_classes")
     if cells is None:
         return {}

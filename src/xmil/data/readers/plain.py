@@ -1,6 +1,6 @@
 """Plain arrays: a `.pt` tensor or NumPy array (TRIDENT's `.pt` mode), a `.npy`, a `.npz` of named arrays.
 
-So is an HDF5 file of features alone: it can be explained; a map of it cannot be drawn.
+Also an HDF5 file with only features: xmil can explain it, but draw no map.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from xmil.data.header import Ask, Header, grid_edge, named_graphs, place, slide_
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 
-# The names people give to features, in the order they are looked for.
+# Common names of features, in order of preference.
 NAMES = (TENSOR, ARRAY, "features", "feats", "embeddings", "tile_embeds", "x", "X", "arr_0")
 
 
 def _features(contents: Contents) -> str | None:
-    if contents.kind == "h5" and "coords" in contents:  # its layout says what they mean, or nothing does
+    if (
+        contents.kind == "h5" and "coords" in contents
+    ):  # their meaning depends on the layout, which another reader knows
         return None
     return next((name for name in NAMES if name in contents), None)
 
@@ -32,7 +34,7 @@ def _features(contents: Contents) -> str | None:
     fallback=True,
 )
 def read(contents: Contents, ask: Ask) -> Header:
-    """Features, and level-0 corners where an array is named `coords`."""
+    """Read features, and an array named `coords` as level-0 corners."""
     name = _features(contents) or next(iter(contents.arrays), TENSOR)
     header = Header(contents.path, "plain", contents.rows(name), slide_id=slide_name(contents.path))
     notes = [] if name in (TENSOR, ARRAY) else [f"features from the array {name!r}"]
@@ -50,15 +52,15 @@ VECTORS = ("slide_embedding", "slide_features", "embedding", *NAMES)
 
 @reader("embedding", kinds=("h5", "pt", "npy", "npz"), claims=lambda _: False)
 def read_embedding(contents: Contents, ask: Ask) -> Header:  # noqa: ARG001  # a slide's vector has no patches to place
-    """The vector of the slide; patch features are refused."""
+    """Read the vector of a slide; refuse patch features."""
     name = next((name for name in VECTORS if name in contents), None)
     if name is None:
         raise FileError(f"{contents.path}: holds no slide embedding; it holds {contents.describe()}.")
     values = contents.read(name)
     if values.ndim == 0 or values.shape[:-1] not in ((), (1,), (1, 1)):
         raise FileError(
-            f"{contents.path}: {name!r} has the shape {values.shape}, not that of one vector for the slide; "
-            "train from patches instead."
+            f"{contents.path}: {name!r} must hold one vector for the slide. Got shape {values.shape} "
+            "instead; for patches leave out data.source = 'embeddings'."
         )
     return Header(
         contents.path, "embedding", ArrayRows(values.reshape(1, -1)), slide_id=slide_name(contents.path)

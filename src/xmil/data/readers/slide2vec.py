@@ -1,4 +1,4 @@
-"""slide2vec: `tile_embeddings/<slide>.pt` or `.npz`, told by the `<slide>.meta.json` beside it.
+"""slide2vec: `tile_embeddings/<slide>.pt` or `.npz`, recognised by `<slide>.meta.json` beside it.
 
 Coordinates are in `tiles/<slide>.coordinates.npz` (`x`, `y`: level-0 corners), with the slide's size and
 spacing in `tiles/<slide>.coordinates.meta.json`.
@@ -29,7 +29,7 @@ def _claims(contents: Contents) -> bool:
 
 @reader("slide2vec", kinds=("pt", "npz"), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
-    """Features with level-0 corners; edge, mpp and slide size from the files of the tiling."""
+    """Read features with level-0 corners; edge, mpp and slide size come from the files of the tiling."""
     about, tiling = _about(contents.path), read_json(_beside(contents.path, "coordinates.meta.json"))
     if about.get("artifact_type") == REGIONS:
         raise FileError(
@@ -53,7 +53,7 @@ def read(contents: Contents, ask: Ask) -> Header:
 
 
 def _corners(contents: Contents) -> npt.NDArray[np.int64] | None:
-    """Corners in the order of the features, by the numbers of the tiles where both files have them."""
+    """Read corners in the order of the features, matched by tile number if both files have them."""
     beside = _beside(contents.path, "coordinates.npz")
     if beside is None:
         return None
@@ -63,15 +63,17 @@ def _corners(contents: Contents) -> npt.NDArray[np.int64] | None:
     corners = np.stack([stored.read("x"), stored.read("y")], axis=1)
     if "tile_index" not in contents or "tile_index" not in stored:
         return corners
-    places = {int(tile): row for row, tile in enumerate(stored.read("tile_index"))}
-    wanted = [int(tile) for tile in contents.read("tile_index")]
-    if missing := [tile for tile in wanted if tile not in places]:
-        raise FileError(f"{beside}: lacks the tile {missing[0]}, which {contents.path.name} has features of.")
-    return np.asarray(corners[[places[tile] for tile in wanted]], dtype=np.int64).reshape(-1, 2)
+    row_of = {int(tile): row for row, tile in enumerate(stored.read("tile_index"))}
+    tiles = [int(tile) for tile in contents.read("tile_index")]
+    if missing := [tile for tile in tiles if tile not in row_of]:
+        raise FileError(
+            f"{beside}: lacks the tile {missing[0]}, for which {contents.path.name} has features."
+        )
+    return np.asarray(corners[[row_of[tile] for tile in tiles]], dtype=np.int64).reshape(-1, 2)
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """What slide2vec says of the features."""
+    """slide2vec's description of the features."""
     return read_json(find_beside(path, [f"{slide_name(path)}.meta.json"], levels=0))
 
 

@@ -22,7 +22,7 @@ def _claims(contents: Contents) -> bool:
 
 @reader("slideflow", kinds=("pt",), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
-    """Corners are the centres less half an edge, and the edge is the tile's microns by the slide's mpp."""
+    """Read features; corners are centres minus half an edge, the edge is the tile's microns over the mpp."""
     config = read_json(find_beside(contents.path, ["bags_config.json"], levels=0))
     extractor = config.get("extractor")
     if isinstance(extractor, dict):
@@ -40,7 +40,7 @@ def read(contents: Contents, ask: Ask) -> Header:
     if isinstance(size, int | float) and size > 0:
         edge = float(size)
     elif size is not None:
-        notes = [f"tile size given as {size!r}: a magnification, from which no level-0 edge follows"]
+        notes = [f"tile size {size!r} is a magnification, which does not give a level-0 edge"]
     elif not config:
         notes = ["no bags_config.json with the tile size beside the bag"]
     return place(header, _centres(contents.path), "px-centre", edge=edge, ask=ask, notes=notes)

@@ -30,7 +30,7 @@ def _claims(contents: Contents) -> bool:
 
 @reader("spatialdata", kinds=("zarr",), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
-    """The one feature table of the store; where there are several, its folder is named in the path."""
+    """Read the feature table of a store; the path names its folder if there are several."""
     store, table = _table(contents)
     tiles = _region(store, table)
     spec = _tile_spec(store, tiles)
@@ -72,21 +72,22 @@ def _table(contents: Contents) -> tuple[ZarrContents, str]:
     if len(tables) > 1:
         names = ", ".join(tables)
         raise FileError(
-            f"{contents.path}: holds several feature tables ({names}); name one: {contents.path}/{tables[0]}."
+            f"{contents.path}: holds several feature tables ({names}); name one, such as "
+            f"{contents.path}/{tables[0]}."
         )
     return ZarrContents(contents.path), tables[0]
 
 
 def _region(store: ZarrContents, table: str) -> str:
-    """The shapes a table is of: stored with it, else the one whose name ends the table's."""
+    """The shapes of a table: by its attribute, else the longest name that ends the table's name."""
     region = store.group_attrs(table).get("region")
     if isinstance(region, list) and len(region) == 1:
         region = region[0]
     if isinstance(region, str):
         return region
     shapes = [Path(name).name for name in store.groups if Path(name).parent.name == "shapes"]
-    fitting = [name for name in shapes if Path(table).name.endswith(name)]
-    return max(fitting, key=len, default="tiles")
+    matches = [name for name in shapes if Path(table).name.endswith(name)]
+    return max(matches, key=len, default="tiles")
 
 
 def _tile_spec(store: ZarrContents, tiles: str) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def _tile_spec(store: ZarrContents, tiles: str) -> dict[str, Any]:
 
 
 def _mpp(spec: dict[str, Any]) -> float | None:
-    """The slide's mpp: that of the tiles by their downsample from level 0."""
+    """The slide's mpp: that of the tiles over their downsample from level 0."""
     mpp, scale = spec.get("mpp"), spec.get("base_downsample")
     if not isinstance(mpp, int | float) or not isinstance(scale, int | float) or mpp <= 0 or scale <= 0:
         return None
@@ -118,14 +119,12 @@ def _read_boxes(store: ZarrContents, table: str, *, tiles: str, n: int) -> Boxes
         return None
     numbers, boxes = polygons
     key = f"{table}/obs/tile_id"
-    wanted = store.read(key).astype(np.int64) if key in store else np.arange(n)
+    tile_ids = store.read(key).astype(np.int64) if key in store else np.arange(n)
     order = np.argsort(numbers, kind="stable")
-    places = np.searchsorted(numbers[order], wanted)
-    if len(wanted) != n or np.any(places >= len(numbers)) or np.any(numbers[order][places] != wanted):
-        raise FileError(
-            f"{store.path}: the tiles of {table!r} are not all among shapes/{tiles}; write it again."
-        )
-    return boxes[order][places]
+    index = np.searchsorted(numbers[order], tile_ids)
+    if len(tile_ids) != n or np.any(index >= len(numbers)) or np.any(numbers[order][index] != tile_ids):
+        raise FileError(f"{store.path}: shapes/{tiles} lacks tiles of {table!r}; write the store again.")
+    return boxes[order][index]
 
 
 def _polygons(path: Path, tiles: str) -> tuple[npt.NDArray[np.int64], Boxes] | None:

@@ -1,7 +1,7 @@
 """STAMP 1 and 2 (El Nahhas et al. 2024, arXiv 2312.10944) and marugoto.
 
 `<slide>.h5` with `feats` (float16) and `coords`. STAMP 2 stores microns and its tile size in root attributes;
-before, coordinates had a stride of 224 for tiles of 256 µm, and `augmented` marks rows that are copies.
+STAMP 1 has coordinates with a stride of 224 for tiles of 256 µm, and `augmented` marks copied rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _OLD_STRIDE, _OLD_TILE_UM = 224.0, 256.0
 
 @reader("stamp", kinds=("h5",), claims=lambda contents: "stamp_version" in contents.attrs)
 def read(contents: Contents, ask: Ask) -> Header:
-    """STAMP 2: microns from the top left; the slide's mpp turns them into level-0 pixels."""
+    """Read STAMP 2: microns from the top left, which the slide's mpp converts to level-0 pixels."""
     level = contents.attrs.get("feat_type", "tile")
     if level != "tile":
         raise FileError(
-            f"{contents.path}: holds one {level}-level embedding, not a bag; give the tile features."
+            f"{contents.path}: holds one {level}-level embedding, not a bag; use the tile features."
         )
     header = _header(contents, "stamp", version=str(contents.attrs["stamp_version"]))
     if "coords" not in contents:
@@ -41,7 +41,7 @@ def read(contents: Contents, ask: Ask) -> Header:
     claims=lambda contents: "feats" in contents and "stamp_version" not in contents.attrs,
 )
 def read_old(contents: Contents, ask: Ask) -> Header:
-    """STAMP 1 and marugoto: a stride of about 224 stands for 256 µm; augmented rows are left out."""
+    """Read STAMP 1 and marugoto: a stride of about 224 means 256 µm; leave out augmented rows."""
     header = _header(contents, "marugoto", version=None)
     if "coords" not in contents:
         return place(header, None, ask=ask)
@@ -50,7 +50,7 @@ def read_old(contents: Contents, ask: Ask) -> Header:
     if stride is None or abs(stride - _OLD_STRIDE) > 2:
         note = f"coordinates of an unknown unit (stride {stride}, not about 224)"
         return place(header, coords, "unknown", ask=ask, notes=[note])
-    note = f"microns from the stride of {stride}: 224 stands for 256 µm"
+    note = f"microns from the stride of {stride}: 224 means 256 µm"
     microns = coords / _OLD_STRIDE * _OLD_TILE_UM
     return place(header, microns, "um", edge=_OLD_TILE_UM, ask=ask, notes=[note])
 

@@ -1,7 +1,7 @@
 """TIAToolbox 2 (Pocock et al. 2022): a zarr group with `features` and boxes `coordinates` (x0, y0, x1, y1).
 
-The boxes are in pixels of the resolution the patches were read at, which is not stored: the patch edge in
-level-0 pixels, given by the user, settles the scale.
+The boxes are in pixels of the reading resolution, which the file does not store: the user gives the scale by
+the patch edge in level-0 pixels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xmil.data.readers import reader
     claims=lambda contents: "features" in contents and "coordinates" in contents,
 )
 def read(contents: Contents, ask: Ask) -> Header:
-    """Boxes in reading-resolution pixels, scaled where `patch_size` is given."""
+    """Read boxes in reading-resolution pixels, scaled if the user gives `patch_size`."""
     header = Header(
         contents.path, "tiatoolbox", contents.rows("features"), slide_id=slide_name(contents.path)
     )

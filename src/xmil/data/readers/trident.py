@@ -17,7 +17,7 @@ from xmil.data.containers import Contents
 from xmil.data.header import Ask, Header, place, positive, slide_name, stored_extras
 from xmil.data.readers import reader
 
-OURS = "xmil"  # the root attribute that carries what TRIDENT's layout has no place for
+OURS = "xmil"  # the root attribute with what TRIDENT's layout cannot store
 STATED = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
 
 
@@ -29,7 +29,7 @@ def _claims(contents: Contents) -> bool:
 
 @reader("trident", kinds=("h5",), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
-    """Features and corners as stored; magnifications are buckets, so no mpp is made of them."""
+    """Read features and corners; magnifications are too coarse to infer an mpp."""
     ours = _ours(contents)
     about = contents.arrays["coords"].attrs if "coords" in contents else {}
     features = contents.rows("features") if "features" in contents else None
@@ -61,7 +61,7 @@ def read(contents: Contents, ask: Ask) -> Header:
 
 
 def corners(contents: Contents) -> npt.NDArray[Any]:
-    """`coords` as (n, 2): a leading axis of 1 is dropped, (0,) is the empty bag."""
+    """`coords` as (n, 2), without a leading axis of 1; (0,) is the empty bag."""
     coords = contents.read("coords")
     if coords.ndim == 3 and coords.shape[0] == 1:
         coords = coords[0]

@@ -26,7 +26,7 @@ def _claims(contents: Contents) -> bool:
 
 @reader("wsinfer", kinds=("h5", "csv"), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
-    """Boxes without features."""
+    """Read boxes without features."""
     if contents.kind == "h5":
         about = contents.arrays["coords"].attrs
         edge = about.get("patch_size")

@@ -1,4 +1,4 @@
-"""Checkpoints: any of the field's into a model, ours out."""
+"""Load models from checkpoints of the field's families, and save our own."""
 
 from __future__ import annotations
 
@@ -54,28 +54,28 @@ def load_model(
     encoder: str | None = None,
     head: int | None = None,
 ) -> MILModel:
-    """The model in a checkpoint, in eval mode on the CPU; see docs/reference/checkpoints.md for the families.
+    """Load a checkpoint, in eval mode on the CPU; see docs/reference/checkpoints.md for the families.
 
-    Only tensors are read: a checkpoint that would run code is refused. Weights stored in float64 stay so; any
-    others become float32. What the checkpoint and the files beside it cannot say of its outputs, such as the
-    `task` of a published survival model, can be given; `head` keeps one of the outputs, such as the one that
-    is the log risk. What was assumed or left out is in the model's `notes`.
+    Reads tensors only and refuses a checkpoint that would run code. Weights stored in float64 keep that type;
+    others become float32. Pass what neither the checkpoint nor the files beside it record, such as the `task`
+    of a published survival model; `head` keeps one of the outputs, such as the log risk. The model's `notes`
+    list what was assumed or left out.
     """
-    says = {"class_names": class_names, "task": task, "reference": reference, "time_bins": time_bins}
-    return _load(Path(path), {**says, "encoder": encoder}, head)[0]
+    outputs = {"class_names": class_names, "task": task, "reference": reference, "time_bins": time_bins}
+    return _load(Path(path), {**outputs, "encoder": encoder}, head)[0]
 
 
 def save_model(model: MILModel, path: str | PathLike[str]) -> None:
     """Write a model as safetensors with its spec in the header; `load_model` reads it back.
 
-    A folder that is there, or a name that ends with a slash, gets `config.json`, `model.safetensors` and a
+    An existing folder, or a name that ends with a slash, gets `config.json`, `model.safetensors` and a
     card, `README.md`.
     """
     from safetensors.torch import save
 
     if not isinstance(model, MILModel) or not hasattr(model, "spec"):
         raise CheckpointError(
-            f"save_model takes a model of create_model or load_model, not {type(model).__name__}."
+            f"save_model takes a model from create_model or load_model, not {type(model).__name__}."
         )
     if os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir():
         write_config(model, Path(path))
@@ -87,17 +87,17 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
     if model.background is not None:
         state |= {key: torch.from_numpy(getattr(model.background, name)) for name, key in BACKGROUND.items()}
         header[BACKGROUND_KEY] = json.dumps({"n": model.background.n})
-    content = save(state, metadata=header)  # bytes first: a full disk is then an OSError, told in one line
+    content = save(state, metadata=header)  # bytes first: a full disk then raises a plain OSError
     write_bytes(path, content)
 
 
 def describe_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
-    """What a checkpoint is: family, model, sizes, parameters, and what was assumed or ignored."""
+    """Describe a checkpoint: family, model, sizes, parameters, and what was assumed or ignored."""
     model, family = _load(Path(path), {}, None)
     spec = asdict(model.spec)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    ordinary = None if model.background is None else model.background.title
-    facts = {"path": str(path), "family": family, **spec, "weights": weights, "background": ordinary}
+    background = None if model.background is None else model.background.title
+    facts = {"path": str(path), "family": family, **spec, "weights": weights, "background": background}
     notes = [note for note in model.notes if note not in model.warnings]
     return {**facts, "notes": notes, "warnings": list(model.warnings)}
 
@@ -106,32 +106,32 @@ def _load(path: Path, options: Mapping[str, Any], head: int | None) -> tuple[MIL
     weights = read_weights(path)
     overrides = {name: value for name, value in options.items() if value is not None}
     try:
-        family, converted, says = _recognise(weights, overrides)
+        family, converted, outputs = _recognise(weights, overrides)
         if head is not None:
             converted = one_output(converted, head)
-            says = {name: value for name, value in says.items() if name not in ("class_names", "time_bins")}
+            outputs = {k: v for k, v in outputs.items() if k not in ("class_names", "time_bins")}
         with limit_size(converted.state):
             sizes = {"in_dim": converted.in_dim, "n_classes": converted.n_classes}
             own = {"name": converted.model, **sizes, "params": converted.params}
-            model = build(ModelSpec(**{**own, **says, **overrides}))
+            model = build(ModelSpec(**{**own, **outputs, **overrides}))
     except XmilError as error:
         raise CheckpointError(f"{weights.path}: {error}") from None
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as error:
         reason = " ".join(repr(error).split())[:300]
-        raise CheckpointError(f"{weights.path}: its shapes do not fit together ({reason}).") from None
+        raise CheckpointError(f"{weights.path}: the shapes of its weights do not match ({reason}).") from None
     _fill(model, converted, weights.path)
     model.background = weights.background
-    if "task" not in {**says, **overrides}:
+    if "task" not in {**outputs, **overrides}:
         model.warnings = (
-            f"The {model.n_classes} outputs of the checkpoint are taken as classification: nothing in it or "
-            "beside it says what they mean; in Python load_model(path, task=...) does.",
+            f"The {model.n_classes} outputs of the checkpoint are taken as classification: neither it nor "
+            "the files beside it state a task; in Python, load_model(path, task=...) sets it.",
         )
     model.notes = (*converted.notes, *weights.notes, *model.warnings)
     return model, family
 
 
 def _recognise(weights: StoredWeights, overrides: Mapping[str, Any]) -> tuple[str, Converted, dict[str, Any]]:
-    """The family, the conversion, and what the checkpoint and the files beside it say of the outputs."""
+    """Find the family, convert, and read the outputs' meaning from the checkpoint and files beside it."""
     if weights.spec is not None:
         spec = dict(vars(ModelSpec(**weights.spec)))
         name, in_dim, n_classes = (spec.pop(key) for key in ("name", "in_dim", "n_classes"))
@@ -140,8 +140,8 @@ def _recognise(weights: StoredWeights, overrides: Mapping[str, Any]) -> tuple[st
     converted = family.convert(state, weights.settings)
     converted = replace(converted, notes=[*converted.notes, *notes])
     names = weights.settings.get("class_names")
-    says: dict[str, Any] = {"class_names": names} if isinstance(names, list | tuple) else {}
-    says |= features_beside(weights.path, weights.settings)
+    fields: dict[str, Any] = {"class_names": names} if isinstance(names, list | tuple) else {}
+    fields |= features_beside(weights.path, weights.settings)
     task = overrides.get("task")
     try:
         beside = outputs_beside(weights.path.parent, weights.settings, converted.n_classes)
@@ -149,15 +149,15 @@ def _recognise(weights: StoredWeights, overrides: Mapping[str, Any]) -> tuple[st
         if task is None:
             raise
         beside = {}
-    says |= beside if task in (None, beside.get("task")) else {}
-    return family.name, converted, {**says, **converted.says}
+    fields |= beside if task in (None, beside.get("task")) else {}
+    return family.name, converted, {**fields, **converted.spec}
 
 
-NEAREST = 3  # families that are named where none fits
+NEAREST = 3  # families that the error names if none fits
 
 
 def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, Tensor], list[str]]:
-    """The family, its keys without prefixes, and a note on keys that had to be left out to find it."""
+    """Find the family, its keys without prefixes, and a note on the keys left out."""
     stored = weights.state
     for network in KNOWN:
         if network.fits(stored):
@@ -166,7 +166,7 @@ def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, Tensor], lis
         state, others = under_prefix(stored, prefix)
         for name in FAMILIES:
             if not FAMILIES[name].missing(state):
-                note = f"dropped {shorten(others, 6)}: not under {prefix!r}, where the model is"
+                note = f"dropped {shorten(others, 6)}: not under the model's prefix {prefix!r}"
                 return FAMILIES[name], state, [note] if others else []
     if (advice := stamp_advice(weights.settings)) is not None:
         raise CheckpointError(advice)
@@ -176,9 +176,9 @@ def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, Tensor], lis
     nearest = sorted(lacking, key=lambda name: len(lacking[name]) / len(FAMILIES[name].needs))[:NEAREST]
     tried = "; ".join(f"{name} lacks {lacking[name][0]}" for name in nearest)
     raise CheckpointError(
-        f"of no known family. Keys: {keys}. Tried: {tried.replace(chr(92), '')}; and "
-        f"{len(lacking) - NEAREST} more. For a network of your own name a function that builds it and loads "
-        "the weights: model=FILE.py:FUNCTION."
+        f"of an unknown family. Keys: {keys}. Tried: {tried.replace(chr(92), '')}; and "
+        f"{len(lacking) - NEAREST} more. For your own network, name a function that builds it and loads the "
+        "weights: model=FILE.py:FUNCTION."
     )
 
 
@@ -191,27 +191,29 @@ def _fill(model: MILModel, converted: Converted, path: Path) -> None:
         for key, value in converted.state.items()
         if key in own and own[key].shape != value.shape
     ]
-    faults = [("missing", missing), ("not expected", extra), ("of the wrong shape", shapes)]
+    faults = [("missing", missing), ("unexpected", extra), ("of the wrong shape", shapes)]
     if any(keys for _, keys in faults):
         listing = "; ".join(f"{fault}: {', '.join(keys)}" for fault, keys in faults if keys)
-        raise CheckpointError(f"{path}: the keys do not fit {converted.model}. {listing}.")
+        raise CheckpointError(f"{path}: the keys do not match {converted.model}. {listing}.")
     if {value.dtype for value in converted.state.values() if value.is_floating_point()} == {torch.float64}:
         model.double()
     model.load_state_dict(converted.state)
 
 
 def one_output(converted: Converted, head: int) -> Converted:
-    """The conversion with the output `head` alone, such as the log risk beside an unused second output."""
+    """Reduce a conversion to the output `head`, such as the log risk beside an unused second output."""
     if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < converted.n_classes:
         raise bad_parameter("head", "load_model", f"an int in the range [0, {converted.n_classes})", head)
     layer = MODELS[converted.model].last_layer
     if layer is None:
-        raise CheckpointError(f"the outputs of {converted.model} are not rows of one layer; leave out head=.")
+        raise CheckpointError(
+            f"the outputs of {converted.model} do not come from one linear layer; leave out head=."
+        )
     state = dict(converted.state)
     for key in (f"{layer}.weight", f"{layer}.bias"):
         if key in state:
             state[key] = state[key][head : head + 1]
-    notes = [*converted.notes, f"output {head} of {converted.n_classes} was kept"]
+    notes = [*converted.notes, f"kept output {head} of {converted.n_classes}"]
     return replace(converted, n_classes=1, state=state, notes=notes)
 
 
@@ -221,18 +223,19 @@ _SLACK = 1 << 20
 
 @contextmanager
 def limit_size(state: Mapping[str, Tensor]) -> Iterator[None]:
-    """Stop the building as soon as its parameters outgrow the stored ones; they are not filled by then."""
+    """Raise as soon as a model under construction has more parameters than the stored weights fill."""
     room = _SLACK + _WIDER * sum(value.numel() * value.element_size() for value in state.values())
-    most, here = 64 + 4 * len(state), threading.get_ident()
-    built = [0, 0]
+    most, thread = 64 + 4 * len(state), threading.get_ident()
+    n_bytes = n_parameters = 0
 
     def count(_module: Any, _name: str, parameter: Tensor | None) -> None:
-        if threading.get_ident() != here or parameter is None:
+        nonlocal n_bytes, n_parameters
+        if threading.get_ident() != thread or parameter is None:
             return
-        built[0] += parameter.numel() * parameter.element_size()
-        built[1] += 1
-        if built[0] > room or built[1] > most:
-            raise CheckpointError("its settings ask for a model larger than the stored weights fill.")
+        n_bytes += parameter.numel() * parameter.element_size()
+        n_parameters += 1
+        if n_bytes > room or n_parameters > most:
+            raise CheckpointError("its settings describe a larger model than the stored weights can fill.")
 
     handle = register_module_parameter_registration_hook(count)
     try:
@@ -245,7 +248,7 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
 def write_config(model: MILModel, folder: Path) -> None:
-    """The settings and the card beside the weights; a card that is there is left alone."""
+    """Write the settings and the card beside the weights; keep an existing card."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -265,7 +268,7 @@ def write_config(model: MILModel, folder: Path) -> None:
 
 
 def card(model: MILModel) -> str:
-    """A card to be completed: what the model is and how it is loaded."""
+    """A model card to complete: what the model is and how to load it."""
     spec = model.spec
     weights = sum(parameter.numel() for parameter in model.parameters())
     facts = {

@@ -1,7 +1,7 @@
-"""Checkpoint families of the field: from their keys to our models.
+"""Checkpoint families of the field, recognised by their keys and converted to our models.
 
-A family says which keys it cannot do without, and turns a state dict into a model's name, parameters and
-state. Shapes say most; settings files fill in what shapes cannot say.
+A family lists the keys it requires and turns a state dict into a model's name, parameters and state. Most
+parameters follow from shapes; settings files give the others.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PREFIXES = ("model.", "module.", "net.", "model.model.", "vision_transformer.") 
 
 @dataclass(frozen=True)
 class Converted:
-    """A model to build and the state to put into it.
+    """A model to build and its state.
 
-    `says` are fields of a `ModelSpec` that the checkpoint or its code settles, such as the task.
+    `spec` holds fields of a `ModelSpec` that the checkpoint or its code determines, such as the task.
     """
 
     model: str
@@ -34,7 +34,7 @@ class Converted:
     params: dict[str, Any]
     state: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
-    says: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict)
 
 
 Convert = Callable[[State, Mapping[str, Any]], Converted]
@@ -42,14 +42,14 @@ Convert = Callable[[State, Mapping[str, Any]], Converted]
 
 @dataclass(frozen=True)
 class Family:
-    """A way of naming weights: the keys it needs (regular expressions), and the conversion."""
+    """One convention of naming weights: the required keys (regular expressions) and the conversion."""
 
     name: str
     needs: tuple[str, ...]
     convert: Convert
 
     def missing(self, state: State) -> list[str]:
-        """The needed patterns that no key matches."""
+        """The required patterns that no key matches."""
         return [need for need in self.needs if not any(re.fullmatch(need, key) for key in state)]
 
 
@@ -67,7 +67,7 @@ def family(name: str, *needs: str) -> Callable[[Convert], Convert]:
 
 
 def under_prefix(state: State, prefix: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The keys under a prefix, without it and those of wrappers (Lightning, DataParallel); and the others."""
+    """Keys under a prefix, stripped of it and of wrappers (Lightning, DataParallel), and the other keys."""
     keys = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     for wrapper in ("module.", "model.", "module."):
         if keys and all(key.startswith(wrapper) for key in keys):
@@ -76,7 +76,7 @@ def under_prefix(state: State, prefix: str) -> tuple[dict[str, Tensor], list[str
 
 
 def rename(state: State, *rules: tuple[str, str]) -> dict[str, Tensor]:
-    """Keys rewritten by the first rule (regular expression, replacement) that matches their whole prefix."""
+    """Rewrite keys by the first rule (regular expression, replacement) that matches their start."""
     renamed = {}
     for key, value in state.items():
         for pattern, replacement in rules:
@@ -89,27 +89,27 @@ def rename(state: State, *rules: tuple[str, str]) -> dict[str, Tensor]:
 
 
 def drop(state: State, *patterns: str, note: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The state without the keys that match a pattern, and the note with their {names} or {count}, if any."""
-    gone = [key for key in state if any(re.match(pattern, key) for pattern in patterns)]
-    notes = [note.format(names=", ".join(gone), count=len(gone))] if gone else []
-    return {key: value for key, value in state.items() if key not in gone}, notes
+    """Drop the keys that match a pattern; if there are any, add a note with their {names} or {count}."""
+    dropped = [key for key in state if any(re.match(pattern, key) for pattern in patterns)]
+    notes = [note.format(names=", ".join(dropped), count=len(dropped))] if dropped else []
+    return {key: value for key, value in state.items() if key not in dropped}, notes
 
 
 def count(state: State, pattern: str) -> int:
-    """How many different numbers stand in the first group of a key pattern."""
+    """Count the different numbers in the first group of a key pattern."""
     return len(ordered(state, pattern))
 
 
 def ordered(state: State, pattern: str) -> list[str]:
-    """The numbers in the first group of a key pattern, ascending, as they stand in the keys."""
+    """The numbers in the first group of a key pattern, ascending, as text."""
     numbers = {match[1] for key in state if (match := re.match(pattern, key))}
     return sorted(numbers, key=int)
 
 
-def transmil_of(
+def convert_transmil(
     state: State, params: dict[str, Any], notes: list[str] | None = None, *, default_heads: int
 ) -> Converted:
-    """What the shapes of a TransMIL say, under the names of ours."""
+    """Convert a TransMIL: its sizes from shapes, its keys to our names."""
     state = rename(
         state,
         (r"_fc1\.", "instance.0."),
@@ -137,20 +137,18 @@ def transmil_of(
 
 
 def n_outputs(state: State, key: str) -> int:
-    """The number of outputs: rows of the last layer."""
+    """Count the outputs: rows of the last layer."""
     if key not in state:
-        raise CheckpointError(
-            f"the classifier is missing ({key}); a checkpoint without a head cannot be explained."
-        )
+        raise CheckpointError(f"has no classifier ({key}); a checkpoint without a head cannot be explained.")
     return int(state[key].shape[0])
 
 
-RESULTS = "net(x)[0]['logits']"  # what MIL-Lab's models give
+RESULTS = "net(x)[0]['logits']"  # the logits of MIL-Lab's models
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A network of others: the keys that tell it, the class to build, and how it gives logits."""
+    """A network that we do not rebuild: the keys it has, the class to build, and how to get its logits."""
 
     owner: str
     build: str
@@ -159,19 +157,19 @@ class Foreign:
     takes: str = "net, x"
 
     def fits(self, state: State) -> bool:
-        """Whether each of the needed patterns is at the end of a key."""
+        """Whether each required pattern matches the end of a key."""
         return all(any(re.search(f"(^|\\.){need}$", key) for key in state) for need in self.needs)
 
     def advice(self) -> str:
-        """The class and the two lines."""
+        """How to build the network and explain it."""
         return (
-            f"of {self.owner}'s {self.build.rpartition('.')[2]}, which is not rebuilt here. Build "
-            f"net = {self.build}(...), fill it with net.load_state_dict(...), and explain it as it is: "
+            f"of {self.owner}'s {self.build.rpartition('.')[2]}, which xmil does not rebuild. Build "
+            f"net = {self.build}(...), fill it with net.load_state_dict(...), and explain it directly: "
             f"xmil.explain(net.eval(), bag, forward=lambda {self.takes}: {self.logits})."
         )
 
 
-KNOWN = (  # networks that are not rebuilt here
+KNOWN = (  # networks that we recognise but do not rebuild
     Foreign("MIL-Lab", "src.models.ilra.ILRAModel", (r"gab_blocks\.0\.latent", r"pooling\.S"), RESULTS),
     Foreign("MIL-Lab", "src.models.wikg.WIKGMILModel", (r"W_head\.weight", r"W_tail\.weight"), RESULTS),
     Foreign("MIL-Lab", "src.models.dftd.DFTDModel", (r"attCls\..*weight", r"patch_embed\.fc1.*"), RESULTS),
@@ -213,12 +211,12 @@ KNOWN = (  # networks that are not rebuilt here
 
 
 def stamp_advice(settings: Mapping[str, Any]) -> str | None:
-    """What to do with a model of STAMP's that no family of ours fits."""
+    """How to explain a STAMP model that fits no family."""
     hyper = settings.get(HYPER_PARAMETERS, {})
     if "stamp_version" not in hyper or not isinstance(hyper.get("model_name"), str):
         return None
     return (
-        f"of STAMP's model {hyper['model_name']!r}, which is not rebuilt here. Build "
-        "net = stamp.modeling.deploy.load_model_from_ckpt(path).model and explain it as it is: "
+        f"of STAMP's model {hyper['model_name']!r}, which xmil does not rebuild. Build "
+        "net = stamp.modeling.deploy.load_model_from_ckpt(path).model and explain it directly: "
         "xmil.explain(net.eval(), bag, forward=lambda net, x: net(x))."
     )

@@ -1,4 +1,4 @@
-"""Reading weights from files: tensors only, never a pickle's code."""
+"""Read weights from files: tensors only, never a pickle's code."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from xmil.core.pickles import PurePickle, check_torch_file
 from xmil.core.text import parse_json, shorten
 
 SPEC_KEY = "xmil"
-HYPER_PARAMETERS = "hyper_parameters"  # where Lightning keeps the settings of a model
-BACKGROUND_KEY = "xmil_background"  # in the header: how many patches the mean is over
+HYPER_PARAMETERS = "hyper_parameters"  # Lightning's key for the settings of a model
+BACKGROUND_KEY = "xmil_background"  # in the header: the number of patches in the mean
 BACKGROUND = {"mean": "xmil_background.mean", "patches": "xmil_background.patches"}  # beside the weights
 IN_FOLDER = ("model.safetensors", "best_model.pt", "pytorch_model.bin")
-AGAIN = "download or copy it again, or give what torch.save or save_model wrote"
+AGAIN = "download or copy it again, or name a file that torch.save or save_model wrote"
 _REFUSED = re.compile(r"unsupported\s+(global|class):?\s+(?:GLOBAL\s+)?([\w.]+)", re.IGNORECASE)
 _CONTAINERS = ("model_state_dict", "state_dict", "model", "model_state", "net")
 _SCALAR: Any = np.float64(0).__reduce__()[0]  # numpy's own reconstructor of scalars
@@ -45,7 +45,7 @@ _NUMPY_SCALARS: list[Any] = [
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Tensors by key, with the settings stored beside or inside their file."""
+    """Tensors by key, with the settings stored in or beside their file."""
 
     path: Path
     state: Mapping[str, Tensor]
@@ -56,9 +56,9 @@ class StoredWeights:
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """The checkpoints a path stands for: itself, or the best models of a folder that `xmil train` wrote.
+    """The checkpoints of a path: itself, or the best models of a folder that `xmil train` wrote.
 
-    Its best.json may come from anyone: what it names must be a file inside the folder.
+    The folder's best.json is untrusted: it may only name files inside the folder.
     """
     best = path / "best.json"
     if not path.is_dir() or not best.is_file():
@@ -68,27 +68,27 @@ def checkpoint_files(path: Path) -> list[Path]:
         if not names:
             raise ValueError("none")
     except (ValueError, OSError, KeyError, TypeError):
-        raise CheckpointError(f"{best}: names no models; name their checkpoints instead.") from None
+        raise CheckpointError(f"{best}: lists no models; name their checkpoints instead.") from None
     for name in names:
         if not isinstance(name, str) or not _is_inside(path, name):
             raise CheckpointError(
-                f"{best}: names {str(name)[:200]!r}, which is not a file of weights in its folder; put the "
-                "models back, or name their checkpoints instead."
+                f"{best}: names {str(name)[:200]!r}, which is not a file in its folder; put the models back, "
+                "or name their checkpoints instead."
             )
     return [path / name for name in names]
 
 
 def _is_inside(folder: Path, name: str) -> bool:
-    """Whether a name is that of a file in a folder, whatever links lead there."""
+    """Whether a name is a file in a folder after all links are resolved."""
     try:
-        place = (folder / name).resolve()
-        return place.is_relative_to(folder.resolve()) and place.is_file()
+        path = (folder / name).resolve()
+        return path.is_relative_to(folder.resolve()) and path.is_file()
     except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
         return False
 
 
 def read_weights(path: Path) -> StoredWeights:
-    """The tensors of a checkpoint file, or of the checkpoint in a folder."""
+    """Read the tensors of a checkpoint file, or of the checkpoint in a folder."""
     if path.is_dir():
         path = in_folder(path)
     if not path.is_file():
@@ -110,13 +110,13 @@ def read_weights(path: Path) -> StoredWeights:
 
 
 def in_folder(folder: Path) -> Path:
-    """The checkpoint in a folder of a model."""
+    """Find the checkpoint in a model's folder."""
     for name in IN_FOLDER:
         if (folder / name).is_file():
             return folder / name
     raise CheckpointError(
-        f"{folder}: a folder without any of {', '.join(IN_FOLDER)}; name the checkpoint file, or a folder of "
-        "`xmil train`."
+        f"{folder}: this folder has none of {', '.join(IN_FOLDER)}; name the checkpoint file, or a folder "
+        "that `xmil train` wrote."
     )
 
 
@@ -137,16 +137,16 @@ def _read_safetensors(path: Path) -> StoredWeights:
         raise CheckpointError(f"{path}: not a readable safetensors file ({reason}); {AGAIN}.") from None
     settings = read_settings(path.parent)
     if spec is None and isinstance(settings.get(SPEC_KEY), Mapping):
-        spec = settings[SPEC_KEY]  # the folder's config.json: another tool has written the weights anew
+        spec = settings[SPEC_KEY]  # from config.json: another tool rewrote the weights
     return StoredWeights(path, state, settings, spec, background=background)
 
 
 def _load_tensors(path: Path) -> Any:
-    """`torch.load` of tensors, numbers and containers; NumPy scalars of optimisers are let through."""
+    """Run `torch.load` on tensors, numbers, containers, and the NumPy scalars of optimisers."""
     try:
         check_torch_file(path)
         with warnings.catch_warnings(), torch.serialization.safe_globals(_NUMPY_SCALARS):
-            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # it is refused below
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # refused below
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileError as error:
         raise CheckpointError(str(error)) from None
@@ -155,23 +155,23 @@ def _load_tensors(path: Path) -> Any:
             if zipfile.is_zipfile(path) and (content := read_lightning(path)) is not None:
                 return content
         except CheckpointError:
-            pass  # what it holds beside tensors is named below
+            pass  # the error below names what it holds besides tensors
         except FileError as bomb:
             raise CheckpointError(str(bomb)) from None
         match = _REFUSED.search(str(error))
-        if match is None and not _begins_as_checkpoint(path):
+        if match is None and not _starts_as_checkpoint(path):
             raise _damaged(path, error) from None
-        reason = f"unsupported {match[1].lower()} {match[2]}" if match else "its pickle is not one of tensors"
+        reason = f"unsupported {match[1].lower()} {match[2]}" if match else "its pickle holds other objects"
         raise CheckpointError(
             f"{path}: refused, it holds more than tensors and loading it could run code "
-            f"({reason}). Save the model's state_dict() alone and load that."
+            f"({reason}). Save only the model's state_dict() and load that."
         ) from None
     except Exception as error:  # a damaged pickle can fail in any way; none of them may pass as success
         raise _damaged(path, error) from None
 
 
 def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """The mapping of names to tensors, wherever the writer put it, and notes on what was left out."""
+    """Find the mapping of names to tensors, and note what is left out."""
     if not isinstance(content, Mapping):
         what = type(content).__name__
         raise CheckpointError(f"{path}: holds a {what}, not a state dict; for features use xmil.read_bag.")
@@ -185,7 +185,7 @@ def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]
             if key != name and values and all(isinstance(value, Tensor) for value in values.values())
         ]
         if others:
-            notes = [f"left out {shorten(others, 6)}: other weights beside {name!r}, which was taken"]
+            notes = [f"left out {shorten(others, 6)}: other weights than {name!r}"]
         content = content[name]
     state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if not state:
@@ -201,7 +201,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _check_head(path: Path) -> None:
-    """Name what is no torch file at a glance: one that cannot be opened, an empty one, safetensors."""
+    """Refuse files that cannot be opened, are empty, or hold safetensors under another suffix."""
     try:
         with path.open("rb") as file:
             head = file.read(9)
@@ -214,24 +214,24 @@ def _check_head(path: Path) -> None:
         and head[8:] == b"{"
         and int.from_bytes(head[:8], "little") < path.stat().st_size
     ):
-        raise CheckpointError(f"{path}: holds safetensors; rename it so that it ends in .safetensors.")
+        raise CheckpointError(f"{path}: holds safetensors; rename it to end in .safetensors.")
 
 
 def _damaged(path: Path, error: BaseException) -> CheckpointError:
-    """The error for a file that does not load, by how it begins: as a checkpoint, or as something else."""
-    if _begins_as_checkpoint(path):
+    """The error for a file that does not load: a damaged checkpoint, or another kind of file."""
+    if _starts_as_checkpoint(path):
         line = _first_line(error)
         reason = line if " " in line else f"{type(error).__name__} {line}"
         return CheckpointError(f"{path}: truncated or not a checkpoint ({reason}); {AGAIN}.")
-    with path.open("rb") as file:  # often a web page, or a pointer to the file
+    with path.open("rb") as file:  # often a web page, or a Git LFS pointer
         line = file.read(60).split(b"\n")[0].decode("ascii", "replace").strip()
-    plain = line and line.isprintable() and line.isascii()
-    beginning = f"it begins with {line!r}" if plain else "it does not begin like one"
-    return CheckpointError(f"{path}: not a checkpoint ({beginning}); {AGAIN}.")
+    is_text = line and line.isprintable() and line.isascii()
+    start = f"it starts with {line!r}" if is_text else "it has another file signature"
+    return CheckpointError(f"{path}: not a checkpoint ({start}); {AGAIN}.")
 
 
-def _begins_as_checkpoint(path: Path) -> bool:
-    """Whether the first bytes are those of a zip or a pickle: both could hold code."""
+def _starts_as_checkpoint(path: Path) -> bool:
+    """Whether the file starts like a zip or a pickle, which could both hold code."""
     with path.open("rb") as file:
         head = file.read(2)
     return head[:1] == b"\x80" or head == b"PK" or zipfile.is_zipfile(path)
@@ -260,20 +260,20 @@ HARMLESS = {
     "fractions": {"Fraction"},
     "uuid": {"UUID"},
     "copyreg": {"_reconstructor"},
-}  # of Python's own library: still stubs, but no reason to refuse a file
+}  # from the standard library: replaced by stubs too, but not refused
 
 
 class Stub:
-    """Stands in for an object of an unknown class, and ignores what a pickle does to it."""
+    """Placeholder for an object of an unknown class; ignores all calls of a pickle."""
 
     def ignore(self, *_: Any, **__: Any) -> None:
-        """Do nothing, whatever the arguments are."""
+        """Do nothing."""
 
     __init__ = __setstate__ = __setitem__ = append = extend = add = ignore
 
 
 def read_lightning(path: Path) -> dict[str, Any] | None:
-    """The content of a Lightning checkpoint with stubs for foreign objects; None for any other file."""
+    """Read a Lightning checkpoint with stubs for foreign objects; None for any other file."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
@@ -297,24 +297,24 @@ class _Reader(PurePickle):
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Tensors and ordered dictionaries are made; all else is a stub, or refused."""
+        """Resolve tensors and ordered dictionaries; replace other classes by stubs, or refuse them."""
         if module == "torch._utils" and name in _REBUILD:
             return (lambda data, *_: data) if name == "_rebuild_parameter" else self._tensor
         if module in ("torch", "torch.storage") and name in STORAGES:
             return STORAGES[name]
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
-        renamed = _compat_pickle.IMPORT_MAPPING.get(module, module), name  # older pickles: of Python 2
+        renamed = _compat_pickle.IMPORT_MAPPING.get(module, module), name  # names from Python 2
         module, name = _compat_pickle.NAME_MAPPING.get((module, name), renamed)
         root = module.partition(".")[0]
         if root in sys.stdlib_module_names and name.partition(".")[0] not in HARMLESS.get(module, set()):
             raise CheckpointError(
-                f"refused, it names {module}.{name}, which no settings need and which could run code."
+                f"refused, it names {module}.{name}, which settings do not need and which could run code."
             )
         return type(name.rpartition(".")[2] or "Stub", (Stub,), {})
 
     def persistent_load(self, pid: Any) -> Tensor:
-        """The bytes of a storage as a flat tensor."""
+        """Read a storage as a flat tensor."""
         kind, key = pid[1], str(pid[2])
         dtype = kind if isinstance(kind, torch.dtype) else torch.uint8
         if key not in self._storages:
@@ -324,9 +324,9 @@ class _Reader(PurePickle):
         return self._storages[key]
 
     def _tensor(self, storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
-        """A copy of a view of a storage, which torch refuses where it would reach beyond it.
+        """Copy a view of a storage; torch refuses views that exceed it.
 
-        Views may share their numbers: what all copies take together is counted before one is made.
+        Views may share memory that copies do not, so the budget counts every copy first.
         """
         view = storage.as_strided(tuple(size), tuple(stride), int(offset))
         self._total += view.numel() * view.element_size()
@@ -336,13 +336,13 @@ class _Reader(PurePickle):
 
 _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor", "_rebuild_parameter")
 
-SETTINGS = ("args.json", "config.json")  # of xMIL and of MIL-Lab
-REFERENCE, BINS = "ref_value.json", "survival_bins.npy"  # of a regression, of a survival model
+SETTINGS = ("args.json", "config.json")  # xMIL's and MIL-Lab's
+REFERENCE, BINS = "ref_value.json", "survival_bins.npy"  # for a regression, for a survival model
 HEAD_TYPES = ("classification", "regression", "survival")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings that xMIL (args.json) or MIL-Lab (config.json) wrote beside the weights."""
+    """Read the settings that xMIL (args.json) or MIL-Lab (config.json) wrote beside the weights."""
     for name in SETTINGS:
         if (folder / name).is_file():
             settings = _json(folder / name)
@@ -351,9 +351,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def outputs_beside(folder: Path, settings: Mapping[str, Any], n_outputs: int) -> dict[str, Any]:
-    """What the files in a folder say of the outputs, as fields of a `ModelSpec`; nothing where they do not.
+    """Read the meaning of the outputs from the files in a folder, as fields of a `ModelSpec`, if any.
 
-    The paper's settings, which have no `head_type`, are those of a classifier.
+    The paper's settings have no `head_type`: they belong to a classifier.
     """
     task = _task(folder, settings)
     if task == "regression":
@@ -368,21 +368,21 @@ _MIL_LAB = re.compile(r"\.base\.([A-Za-z0-9_-]+)\.")  # abmil.base.uni_v2.pc108-
 
 
 def features_beside(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint's settings, or MIL-Lab's name for it, say of the features it was trained on.
+    """Find the training features in a checkpoint's settings, or in MIL-Lab's name for it.
 
     >>> features_beside(Path("abmil.base.uni_v2.pc108-24k/model.safetensors"), {"tile_size_px": 224})
     {'encoder': 'uni_v2', 'features': {'patch_px': 224}}
     """
-    both: dict[str, Any] = {**settings, **(settings.get(HYPER_PARAMETERS) or {})}
-    encoder = next((both[key] for key in ENCODER_KEYS if isinstance(both.get(key), str)), None)
+    merged: dict[str, Any] = {**settings, **(settings.get(HYPER_PARAMETERS) or {})}
+    encoder = next((merged[key] for key in ENCODER_KEYS if isinstance(merged.get(key), str)), None)
     match = _MIL_LAB.search(str(path))
     encoder = encoder or (match[1] if match else None)
-    px, um, mpp = (_positive(both.get(key)) for key in ("tile_size_px", "tile_size_um", "mpp"))
+    px, um, mpp = (_positive(merged.get(key)) for key in ("tile_size_px", "tile_size_um", "mpp"))
     mpp = mpp or (round(um / px, 4) if um and px else None)
     features = {"patch_px": None if px is None else int(px), "mpp": mpp}
     features = {name: value for name, value in features.items() if value is not None}
-    says = {"encoder": encoder, "features": features}
-    return {name: value for name, value in says.items() if value}
+    fields = {"encoder": encoder, "features": features}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _positive(value: Any) -> float | None:
@@ -395,13 +395,13 @@ def _task(folder: Path, settings: Mapping[str, Any]) -> str | None:
     head_type = settings.get("head_type")
     if head_type not in (None, *HEAD_TYPES):
         types = ", ".join(HEAD_TYPES)
-        raise CheckpointError(f"args.json has the head_type {head_type!r}, not one of {types}; give task=.")
+        raise CheckpointError(f"args.json has the head_type {head_type!r}, not one of {types}; pass task=.")
     tasks = {*beside, head_type} - {None}
     if len(tasks) > 1:
         stated = f"head_type {head_type!r}" if head_type is not None else "no head_type"
         raise CheckpointError(
             f"the files beside it contradict each other: {stated} in args.json, and "
-            f"{' and '.join(beside.values())}; give task=."
+            f"{' and '.join(beside.values())}; pass task=."
         )
     if tasks:
         return str(tasks.pop())
@@ -409,19 +409,19 @@ def _task(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _reference(folder: Path, settings: Mapping[str, Any]) -> float | tuple[float, ...] | None:
-    """The value that the outputs are deviations from."""
+    """Read the value that the outputs are deviations from."""
     path = folder / REFERENCE
     stored = _json(path) if path.is_file() else settings.get("ref_value")
     if stored is None:
         return None
     values = stored if isinstance(stored, list) else [stored]
     if not values or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-        raise CheckpointError(f"{path.name} beside it holds {stored!r}, not a number; give reference=.")
+        raise CheckpointError(f"{path.name} beside it holds {stored!r}, not a number; pass reference=.")
     return tuple(map(float, values)) if isinstance(stored, list) else float(stored)
 
 
 def _time_bins(folder: Path, n_outputs: int) -> tuple[float, ...] | None:
-    """The times between the bins: the stored edges without the first and the last."""
+    """Read the times between the bins: the stored edges without the first and the last."""
     path = folder / BINS
     if not path.is_file():
         return None
@@ -429,13 +429,13 @@ def _time_bins(folder: Path, n_outputs: int) -> tuple[float, ...] | None:
         edges = read_arrays(path)[""]
     except (OSError, LookupError, ValueError, FileError) as error:
         raise CheckpointError(
-            f"{BINS} beside it is not an array of numbers ({_first_line(error)}); give time_bins=."
+            f"{BINS} beside it is not an array of numbers ({_first_line(error)}); pass time_bins=."
         ) from None
     if not isinstance(edges, np.ndarray) or edges.dtype.kind not in "fiu" or edges.shape != (n_outputs + 1,):
         shape = getattr(edges, "shape", None)
         raise CheckpointError(
             f"{BINS} beside it has the shape {shape}, not {n_outputs + 1} edges of {n_outputs} bins; "
-            "give time_bins=."
+            "pass time_bins=."
         )
     return tuple(float(edge) for edge in edges[1:-1])
 

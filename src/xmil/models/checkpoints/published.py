@@ -15,17 +15,17 @@ from xmil.core.text import shorten
 from xmil.models.checkpoints.families import (
     Converted,
     State,
+    convert_transmil,
     count,
     drop,
     family,
     n_outputs,
     ordered,
     rename,
-    transmil_of,
 )
 from xmil.models.checkpoints.files import HYPER_PARAMETERS
 
-# settings of both codes that say nothing of a loaded model, or that shapes and `convert` have answered
+# settings of xMIL and MIL-Lab that do not matter for a loaded model, or that shapes and `convert` cover
 _SETTINGS = """
 mode split_path metadata_dirs patches_dirs features_dirs results_dir train_subsets val_subsets test_subsets
 balance_key sampler drop_duplicates patch_filters train_bag_size sort_sampled_patches test_bag_sampling
@@ -40,25 +40,25 @@ attention no_attn_residual pool_method no_ppeg pe_position pos_embed scan num_en
 class_names
 """
 KNOWN_SETTINGS = frozenset(_SETTINGS.split())
-INSTANCE_LOSS = (r"instance_loss_fn\.", r"instance_classifiers\.")  # of CLAM
-OF_INSTANCE_LOSS = "ignored {count} keys of the instance loss"
+INSTANCE_LOSS = (r"instance_loss_fn\.", r"instance_classifiers\.")  # CLAM's
+INSTANCE_LOSS_NOTE = "ignored {count} keys of the instance loss"
 
 
 def notes_on(settings: Mapping[str, Any]) -> list[str]:
-    """Notes on settings that nobody here knows; one encoder for each instance is refused."""
+    """Note unknown settings; refuse a model with one encoder per instance."""
     if int(settings.get("num_encoders") or 1) > 1:
         raise CheckpointError(
             f"args.json has num_encoders {settings['num_encoders']}, an encoder for each patch; build the "
-            "network with its own code and give it to xmil.explain(net, bag)."
+            "network with its own code and pass it to xmil.explain(net, bag)."
         )
     unknown = sorted(set(settings) - KNOWN_SETTINGS) if "aggregation_model" in settings else []
-    return [f"args.json has settings of unknown meaning: {shorten(unknown, 6)}"] if unknown else []
+    return [f"args.json has unknown settings: {shorten(unknown, 6)}"] if unknown else []
 
 
 def attention_model(
     model: str, state: State, params: dict[str, Any], notes: list[str], n_classes: int | None = None
 ) -> Converted:
-    """A model of ours with `AttentionScores` among its layers, whose shapes say the widths."""
+    """Convert a model with `AttentionScores`, whose shapes give the widths."""
     attention_dim, dim = state["attention.V.weight"].shape
     first = state.get("instance.0.0.weight")
     in_dim = dim if first is None else int(first.shape[1])
@@ -68,7 +68,7 @@ def attention_model(
 
 
 def abmil(state: State, *, n_layers: int, dropout: float, notes: list[str] | None = None) -> Converted:
-    """An AttnMIL whose attention may be gated and have branches."""
+    """Convert an AttnMIL, gated or not, with one or more attention branches."""
     params = {
         "gated": "attention.U.weight" in state,
         "branches": state["attention.w.weight"].shape[0],
@@ -112,15 +112,15 @@ def xmil_attnmil(state: State, settings: Mapping[str, Any]) -> Converted:
 
 @family("xmil-transmil", r"translayers\.0\.attn\.to_qkv\.weight", r"_fc1\.0\.weight", r"_fc2\.weight")
 def xmil_transmil(state: State, settings: Mapping[str, Any]) -> Converted:
-    """TransMIL of the paper's authors; its `mlp_layers` were never applied and are left out."""
-    place = settings.get("pe_position", 1)  # the layer after which older settings encode positions
-    if place not in (-1, 1):
+    """TransMIL of the paper's authors; its `mlp_layers` have no effect and are left out."""
+    position = settings.get("pe_position", 1)  # the layer before the position code, in older settings
+    if position not in (-1, 1):
         raise CheckpointError(
-            f"args.json has pe_position {place!r}; only 1 (after the first layer) and -1 load."
+            f"args.json has pe_position {position!r}; only 1 (after the first layer) and -1 are supported."
         )
-    thrown_away = "ignored {names}: computed and thrown away by the published code"
-    state, notes = drop(state, r"mlp_layers\.", note=thrown_away)
-    if settings.get("no_ppeg") or place == -1:
+    unused = "ignored {names}: the published code computes but never uses them"
+    state, notes = drop(state, r"mlp_layers\.", note=unused)
+    if settings.get("no_ppeg") or position == -1:
         state, more = drop(state, r"pos_layer\.", note="ignored {names}: the model was trained without them")
         notes += more
     state = rename(state, (r"translayers\.", "layers."))
@@ -131,7 +131,7 @@ def xmil_transmil(state: State, settings: Mapping[str, Any]) -> Converted:
         "bag_dropout": float(settings.get("dropout_class") or 0.0),
         "pool": {"sum": "sum"}.get(settings.get("pool_method", ""), "class_token"),
     }
-    return transmil_of(state, params, notes + notes_on(settings), default_heads=8)
+    return convert_transmil(state, params, notes + notes_on(settings), default_heads=8)
 
 
 @family("xmil-addmil", r"pointer\.model\.0\.weight", r"classifier\.model\.0\.weight")
@@ -151,7 +151,7 @@ def xmil_addmil(state: State, settings: Mapping[str, Any]) -> Converted:
     r"linear_head\.weight",
 )
 def xmil_mambamil(state: State, settings: Mapping[str, Any]) -> Converted:
-    """MambaMIL of the successor; a cross scan is put back as its code does."""
+    """MambaMIL of the xMIL authors; a cross scan is undone as in their code."""
     state = rename(
         state,
         (r"proj\.0\.", "instance.0.0."),
@@ -175,16 +175,14 @@ def xmil_mambamil(state: State, settings: Mapping[str, Any]) -> Converted:
     scan = {1: "simple", 2: "bidirectional", 4: "cross"}.get(len(names))
     if scan is None or settings.get("scan", scan) != scan:
         raise CheckpointError(
-            f"{len(names)} scans in a layer, which is not the {settings.get('scan')!r} scan."
+            f"its layers have {len(names)} scans, which does not match the {settings.get('scan')!r} scan."
         )
     positions = "learned" if "columns" in state else str(settings.get("pos_embed", "none"))
     notes = []
     if positions != "none":
-        notes = [
-            "places are level-0 coordinates over 256 pixels; another grid is a parameter of create_model"
-        ]
+        notes = ["positions are level-0 coordinates over 256 pixels; create_model takes another grid"]
     elif "pos_embed" not in settings:
-        notes = ["taken as without a position code: no args.json has pos_embed"]
+        notes = ["assumed no position code: args.json has no pos_embed, or is missing"]
     params = {
         "n_layers": count(state, r"layers\.(\d+)\."),
         "scan": scan,
@@ -206,7 +204,7 @@ def mil_lab_transmil(state: State, settings: Mapping[str, Any]) -> Converted:
         state, (r"blocks\.(\d+)\.attention\.", r"layers.\1.attn."), (r"blocks\.(\d+)\.", r"layers.\1.")
     )
     params = {"n_feature_layers": _patch_embed(state), "dropout": float(settings.get("dropout") or 0.0)}
-    return transmil_of(state, params, default_heads=int(settings.get("num_heads") or 4))
+    return convert_transmil(state, params, default_heads=int(settings.get("num_heads") or 4))
 
 
 @family(
@@ -216,8 +214,8 @@ def mil_lab_transmil(state: State, settings: Mapping[str, Any]) -> Converted:
     r"classifier\.weight",
 )
 def mil_lab_abmil(state: State, settings: Mapping[str, Any]) -> Converted:
-    """ABMIL of MIL-Lab, gated or not, and its CLAM, which adds what serves the instance loss alone."""
-    state, notes = drop(state, *INSTANCE_LOSS, note=OF_INSTANCE_LOSS)
+    """ABMIL of MIL-Lab, gated or not, and its CLAM, which only adds the instance loss."""
+    state, notes = drop(state, *INSTANCE_LOSS, note=INSTANCE_LOSS_NOTE)
     state = rename(state, *attention_keys(r"global_attn\."))
     n_layers = _patch_embed(state)
     return abmil(state, n_layers=n_layers, dropout=float(settings.get("dropout") or 0.0), notes=notes)
@@ -231,8 +229,8 @@ def mil_lab_abmil(state: State, settings: Mapping[str, Any]) -> Converted:
     r"classifier\.weight",
 )
 def mil_lab_dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
-    """DSMIL of MIL-Lab; `b_classifier.fcc` is never applied and left out."""
-    never_applied = "ignored {names}: never applied by MIL-Lab's code"
+    """DSMIL of MIL-Lab; its code never applies `b_classifier.fcc`, which is left out."""
+    never_applied = "ignored {names}: MIL-Lab's code never applies them"
     state, notes = drop(state, r"b_classifier\.fcc\.", note=never_applied)
     state = rename(
         state,
@@ -278,12 +276,12 @@ def mil_lab_transformer(state: State, settings: Mapping[str, Any]) -> Converted:
         "qkv_bias": True,
     }
     heads = settings.get("num_heads")
-    notes = [] if heads else ["taken as 8 heads: no config.json has num_heads"]
-    return transmil_of(state, params, notes, default_heads=int(heads or 8))
+    notes = [] if heads else ["assumed 8 heads: config.json has no num_heads, or is missing"]
+    return convert_transmil(state, params, notes, default_heads=int(heads or 8))
 
 
 def _patch_embed(state: dict[str, Tensor]) -> int:
-    """Rename MIL-Lab's `patch_embed.{i}` in place to `instance.{0, 1, ...}.0`; the number of layers."""
+    """Rename MIL-Lab's `patch_embed.{i}` in place to `instance.{0, 1, ...}.0`; return how many."""
     numbers = ordered(state, r"patch_embed\.(\d+)\.weight")
     for new, old in enumerate(numbers):
         for part in ("weight", "bias"):
@@ -299,8 +297,8 @@ def _patch_embed(state: dict[str, Tensor]) -> int:
     r"classifiers\..*weight",
 )
 def clam(state: State, settings: Mapping[str, Any]) -> Converted:
-    """CLAM, single- or multi-branch, gated or not; what serves the instance loss alone is left out."""
-    state, notes = drop(state, *INSTANCE_LOSS, note=OF_INSTANCE_LOSS)
+    """CLAM, single- or multi-branch, gated or not, without its instance loss."""
+    state, notes = drop(state, *INSTANCE_LOSS, note=INSTANCE_LOSS_NOTE)
     state = rename(state, (r"attention_net\.module\.", "attention_net."))
     first = (r"attention_net\.0\.", "instance.0.0.")
     state = rename(state, first, *attention_keys(r"attention_net\.[23]\."))
@@ -316,7 +314,7 @@ def clam(state: State, settings: Mapping[str, Any]) -> Converted:
 def transmil(state: State, settings: Mapping[str, Any]) -> Converted:
     """TransMIL as its authors published it."""
     state = rename(state, *((rf"layer{i}\.", f"layers.{i - 1}.") for i in range(1, 10)))
-    return transmil_of(state, {}, default_heads=8)
+    return convert_transmil(state, {}, default_heads=8)
 
 
 @family(
@@ -348,7 +346,7 @@ def hippo(state: State, settings: Mapping[str, Any]) -> Converted:
     r"b_classifier\.fcc\.weight",
 )
 def dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
-    """DSMIL as its authors published it: its score is the sigmoid of the bag stream, for each class alone."""
+    """DSMIL as its authors published it: the score of each class is a sigmoid of the bag stream."""
     state = rename(
         state,
         (r"i_classifier\.fc\.0\.", "instance_classifier."),
@@ -360,7 +358,7 @@ def dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
     n_classes, in_dim = state["instance_classifier.weight"].shape
     task = "multilabel" if n_classes > 1 else "classification"
     params = {**_query_and_values(state), "streams": "bag"}
-    return Converted("dsmil", in_dim, n_classes, params, state, says={"task": task})
+    return Converted("dsmil", in_dim, n_classes, params, state, spec={"task": task})
 
 
 def _query_and_values(state: State) -> dict[str, Any]:
@@ -372,12 +370,12 @@ def _query_and_values(state: State) -> dict[str, Any]:
 
 
 ONE_LOGIT = {"task": "classification"}  # binary cross-entropy
-TANH = "taken as tanh attention: the file does not say which activation it has"
+TANH = "assumed tanh attention: the file does not record the activation"
 
 
 @family("torchmil-abmil", r"pool\.fc1\.weight", r"pool\.fc2\.weight", r"classifier\.weight")
 def torchmil_abmil(state: State, settings: Mapping[str, Any]) -> Converted:
-    """ABMIL, gated or not, and CLAM_SB, whose instance classifiers serve its loss alone."""
+    """ABMIL, gated or not, and CLAM_SB without its instance loss."""
     loss = (r"inst_classifiers\.", r"inst_loss_fn\.", r"criterion\.")
     state, notes = drop(state, *loss, note="ignored {count} keys of the loss")
     state = rename(
@@ -386,15 +384,15 @@ def torchmil_abmil(state: State, settings: Mapping[str, Any]) -> Converted:
         (r"pool\.fc_gated\.", "attention.U."),
         (r"pool\.fc2\.", "attention.w."),
     )
-    state["attention.w.bias"] = torch.zeros(1)  # a softmax would not notice
+    state["attention.w.bias"] = torch.zeros(1)  # a softmax ignores it
     params = {"gated": "attention.U.weight" in state, "n_layers": 0}
     converted = attention_model("attnmil", state, params, [TANH, *notes])
-    return replace(converted, says=dict(ONE_LOGIT))
+    return replace(converted, spec=dict(ONE_LOGIT))
 
 
 @family("torchmil-dsmil", r"inst_classifier\.weight", r"bag_classifier\.weight", r"q_nn\.(0\.)?weight")
 def torchmil_dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
-    """DSMIL: as its `predict` has it, the mean of both streams."""
+    """DSMIL: the mean of both streams, as in its `predict`."""
     state, notes = drop(state, r"criterion\.", note="ignored {count} keys of the loss")
     state = rename(
         state,
@@ -403,7 +401,7 @@ def torchmil_dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
         (r"q_nn\.", "query.0."),
         (r"v_nn\.1\.", "values.0."),
     )
-    if state["bag_classifier.weight"].ndim == 2:  # a linear layer, which is a convolution of ours
+    if state["bag_classifier.weight"].ndim == 2:  # a linear layer; ours is a convolution
         state["bag_classifier.weight"] = state["bag_classifier.weight"].unsqueeze(1)
     n_classes, width = state["instance_classifier.weight"].shape
     notes = ["the mean of both streams, as in torchmil's predict", *notes]
@@ -411,7 +409,7 @@ def torchmil_dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
 
 
 STAMP_TASKS = {"classification": "classification", "regression": "regression", "survival": "cox"}
-STAMP_HEADS = 8  # where its settings do not say
+STAMP_HEADS = 8  # unless its settings have n_heads
 
 
 @family(
@@ -439,11 +437,14 @@ def stamp_vit(state: State, settings: Mapping[str, Any]) -> Converted:
     heads = [len(ordered(state, rf"layers\.{i}\.attn\.query_encoders\.(\d+)\.")) for i in layers]
     alibi, notes = any(heads), []
     if alibi:
-        state, notes = _joined(state, layers, heads[0]), ["mean distances are part of each head's slope"]
+        state, notes = (
+            _joined_heads(state, layers, heads[0]),
+            ["each head's slope includes the mean distance"],
+        )
     elif "n_heads" not in hyper:
-        notes = [f"taken as {STAMP_HEADS} heads: no settings in the file say how many"]
+        notes = [f"assumed {STAMP_HEADS} heads: the file has no n_heads"]
     if hyper.get("task") not in (None, *STAMP_TASKS):
-        notes = [*notes, f"its settings have the task {hyper['task']!r}, which is unknown here"]
+        notes = [*notes, f"its settings have the unknown task {hyper['task']!r}"]
     dim, in_dim = state["instance.0.weight"].shape
     params = {
         "dim": dim,
@@ -454,22 +455,22 @@ def stamp_vit(state: State, settings: Mapping[str, Any]) -> Converted:
     }
     outputs = n_outputs(state, "classifier.weight")
     names, task = hyper.get("categories"), hyper.get("task")
-    says: dict[str, Any] = {"task": STAMP_TASKS[task]} if task in STAMP_TASKS else {}
+    spec: dict[str, Any] = {"task": STAMP_TASKS[task]} if task in STAMP_TASKS else {}
     if isinstance(names, list | tuple) and len(names) == outputs and all(isinstance(n, str) for n in names):
-        says |= {"class_names": tuple(names), "task": says.get("task", "classification")}
-    return Converted("stamp_vit", in_dim, outputs, params, dict(state), notes, says)
+        spec |= {"class_names": tuple(names), "task": spec.get("task", "classification")}
+    return Converted("stamp_vit", in_dim, outputs, params, dict(state), notes, spec)
 
 
-def _joined(state: State, layers: list[str], heads: int) -> dict[str, torch.Tensor]:
-    """The encoders of each head as one projection, and the slopes of the distances."""
+def _joined_heads(state: State, layers: list[str], heads: int) -> dict[str, torch.Tensor]:
+    """Join the encoders of all heads into one projection, and compute the slopes of the distances."""
     joined = {key: value for key, value in state.items() if ".attn." not in key or ".to_out." in key}
     for i in layers:
-        at = f"layers.{i}.attn."
+        attn = f"layers.{i}.attn."
         for part in ("weight", "bias"):
             kinds = ("query", "key", "value")
-            rows = [state[f"{at}{kind}_encoders.{h}.{part}"] for kind in kinds for h in range(heads)]
-            joined[f"{at}to_qkv.{part}"] = torch.cat(rows)
-        scales = [state[f"{at}attentions.{h}.bias_scale"] for h in range(heads)]
-        means = [state[f"{at}attentions.{h}.scale_distance.running_mean"] for h in range(heads)]
-        joined[f"{at}slopes"] = torch.cat(scales) / torch.cat(means)
+            rows = [state[f"{attn}{kind}_encoders.{h}.{part}"] for kind in kinds for h in range(heads)]
+            joined[f"{attn}to_qkv.{part}"] = torch.cat(rows)
+        scales = [state[f"{attn}attentions.{h}.bias_scale"] for h in range(heads)]
+        means = [state[f"{attn}attentions.{h}.scale_distance.running_mean"] for h in range(heads)]
+        joined[f"{attn}slopes"] = torch.cat(scales) / torch.cat(means)
     return joined

@@ -1,16 +1,16 @@
-"""The libraries that decode slides, each behind the one interface of `Slide`."""
+"""The libraries that decode slides, all behind the interface of `Slide`."""
 
 from __future__ import annotations
 
-SMALLEST, COARSEST = 0.02, 20.0  # microns per pixel: what a microscope gives; other numbers are for printers
+SMALLEST, COARSEST = 0.02, 20.0  # microns per pixel of a microscope; other values are meant for printers
 
 
 class UnreadableSlideError(Exception):
-    """A backend's word that a file is not for it, and why; the next one is tried."""
+    """A backend cannot read a file, for the reason given; `open_slide` tries the next one."""
 
 
 def plausible(mpp: float | None) -> float | None:
-    """An mpp that a microscope can have, else None: 72 dots an inch are no magnification.
+    """An mpp that a microscope can have, else None: 72 dots per inch is a printer's resolution.
 
     >>> plausible(0.25), plausible(352.8), plausible(float("nan"))
     (0.25, None, None)
@@ -29,7 +29,7 @@ def resolution_mpp(per_unit: float, unit: str) -> float | None:
 
 
 def square_mpp(x: float | None, y: float | None, source: str) -> tuple[float | None, str | None]:
-    """One mpp from that of both axes, and its source; without mpp and with the reason if they are far apart.
+    """One mpp from that of both axes, and its source; if they differ much, None and the reason.
 
     >>> square_mpp(0.5, 0.5, "tags"), square_mpp(0.5, 0.25, "tags"), square_mpp(None, None, "tags")
     ((0.5, 'tags'), (None, '0.5 µm wide and 0.25 µm high, not square'), (None, None))

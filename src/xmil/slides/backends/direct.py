@@ -1,8 +1,8 @@
-"""JPEG tiles of an SVS or TIFF without OpenSlide in between: read raw, decoded whole, each of them once.
+"""Read the JPEG tiles of an SVS or TIFF without OpenSlide, and decode each only once.
 
-OpenSlide draws every region anew from the tiles it touches. Patches that lie beside each other share tiles,
-so decoding whole tiles and cutting patches from them is quicker, for the same pixels: where a level's scale
-is a whole number, OpenSlide copies pixels as they are. Everything else is left to OpenSlide.
+OpenSlide decodes all tiles of every region again. Neighbouring patches share tiles, so it is faster to decode
+whole tiles and cut patches from them. The pixels are the same: if a level's scale is a whole number,
+OpenSlide copies pixels unchanged. OpenSlide reads everything else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from xmil.slides.slide import Pixels, Size, Slide
 
 VENDORS = ("OpenSlide, aperio", "OpenSlide, generic-tiff")
 YCBCR = 6  # TIFF's code
-KEPT = 64 << 20  # bytes of decoded tiles: those of a few hundred neighbouring patches
-PROBE = 64  # pixels of the square that is read both ways before a level is trusted
+CACHE = 64 << 20  # bytes of decoded tiles, for a few hundred neighbouring patches
+PROBE = 64  # pixels of the square that is read both ways to compare them
 
 
 class DirectSlide(Slide):
-    """A slide of OpenSlide's whose levels of JPEG tiles are decoded here."""
+    """An OpenSlide slide whose levels of JPEG tiles are decoded directly."""
 
     def __init__(self, slide: Slide, tiff: TiffSlide, levels: dict[int, int]) -> None:
         super().__init__(
@@ -35,16 +35,16 @@ class DirectSlide(Slide):
             backend=f"{slide.backend}, JPEG tiles decoded directly",
         )
         self._slide, self._tiff = slide, tiff
-        self.direct = {level: at for level, at in levels.items() if self._equal(level, at)}
+        self.direct = {level: page for level, page in levels.items() if self._equal(level, page)}
 
-    def _equal(self, level: int, at: int) -> bool:
-        """Whether a square from the middle of the level has the same pixels both ways."""
+    def _equal(self, level: int, page: int) -> bool:
+        """Whether OpenSlide and direct decoding give the same square in the middle of a level."""
         width, height = self.level_dimensions[level]
         size = min(PROBE, width), min(PROBE, height)
         x, y = (width - size[0]) // 2, (height - size[1]) // 2
         try:
-            ours = self._tiff._read(at, x, y, size)
-        except Exception:  # damage, or a codec that is missing: OpenSlide says what it is
+            ours = self._tiff._read(page, x, y, size)
+        except Exception:  # damage, or a missing codec: OpenSlide's error names it
             return False
         return np.array_equal(ours, self._slide._read(level, x, y, size))
 
@@ -60,10 +60,10 @@ class DirectSlide(Slide):
 
 
 def with_direct_tiles(slide: Slide) -> Slide:
-    """The slide, its JPEG tiles decoded directly where that gives OpenSlide's own pixels.
+    """Decode the JPEG tiles of a slide directly, where that gives the same pixels as OpenSlide.
 
-    A level is read so only where it is tiled, of 8-bit JPEG in RGB or YCbCr with every tile written, and its
-    scale is a whole number.
+    This applies to tiled levels of 8-bit JPEG in RGB or YCbCr, with every tile written and a whole-number
+    scale.
     """
     if not slide.backend.startswith(VENDORS):
         return slide
@@ -71,11 +71,11 @@ def with_direct_tiles(slide: Slide) -> Slide:
 
     try:
         file = tifffile.TiffFile(slide.path)
-    except Exception:  # OpenSlide reads it; what tifffile dislikes does not matter
+    except Exception:  # OpenSlide can read it, so tifffile's error does not matter
         return slide
     try:
         tiff = TiffSlide(slide.path, file, file.series[0], mpp=(None, None))
-        tiff.keep = KEPT
+        tiff.cache_bytes = CACHE
         direct = DirectSlide(slide, tiff, _levels(slide, tiff))
     except Exception:
         file.close()
@@ -87,15 +87,15 @@ def with_direct_tiles(slide: Slide) -> Slide:
 
 
 def _levels(slide: Slide, tiff: TiffSlide) -> dict[int, int]:
-    """Levels of the slide to pages of the TIFF."""
-    pages_of = {}
+    """Map levels of the slide to pages of the TIFF."""
+    page_of = {}
     for level, scale in enumerate(slide.level_downsamples):
         size = slide.level_dimensions[level]
         pages = [i for i, other in enumerate(tiff.level_dimensions) if other == size]
         even = float(scale).is_integer() and tuple(side * scale for side in size) == slide.dimensions
         if len(pages) == 1 and (level == 0 or even) and _is_plain_jpeg(tiff._pages[pages[0]]):
-            pages_of[level] = pages[0]
-    return pages_of
+            page_of[level] = pages[0]
+    return page_of
 
 
 def _is_plain_jpeg(page: Any) -> bool:

@@ -12,24 +12,24 @@ from xmil.slides.backends import UnreadableSlideError, resolution_mpp, square_mp
 from xmil.slides.backends.tiff import check_brightfield, check_pages
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
-CACHE = 256 << 20  # bytes of decoded tiles: neighbouring patches share them
+CACHE = 256 << 20  # bytes of decoded tiles, which neighbouring patches share
 
 
 class OpenSlideSlide(Slide):
-    """A slide behind an OpenSlide handle, which serves several threads at once."""
+    """A slide read by OpenSlide; several threads may share it."""
 
     def __init__(self, path: Path, handle: Any) -> None:
-        about = dict(handle.properties)
-        mpp, source = _mpp(about)
+        properties = dict(handle.properties)
+        mpp, source = _mpp(properties)
         super().__init__(
             path,
             levels=[(int(width), int(height)) for width, height in handle.level_dimensions],
             downsamples=[float(scale) for scale in handle.level_downsamples],
             mpp=mpp,
             mpp_source=source,
-            magnification=_number(about, "openslide.objective-power"),
-            bounds=_bounds(about),
-            backend=f"OpenSlide, {about.get('openslide.vendor')}",
+            magnification=_number(properties, "openslide.objective-power"),
+            bounds=_bounds(properties),
+            backend=f"OpenSlide, {properties.get('openslide.vendor')}",
         )
         self._handle = handle
 
@@ -39,7 +39,7 @@ class OpenSlideSlide(Slide):
         return on_white(np.asarray(region))
 
     def read_label(self) -> Pixels | None:
-        """The label among OpenSlide's associated images."""
+        """Read the label among OpenSlide's associated images."""
         label = self._handle.associated_images.get("label")
         return None if label is None else on_white(np.asarray(label))
 
@@ -49,10 +49,10 @@ class OpenSlideSlide(Slide):
 
 
 def open_(path: Path) -> Slide:
-    """Open by OpenSlide."""
+    """Open a slide with OpenSlide."""
     try:
         import openslide
-    except OSError as error:  # the library behind it is not there, or of another system
+    except OSError as error:  # its C library is missing, or built for another system
         raise UnreadableSlideError(f"OpenSlide cannot be loaded: {' '.join(str(error).split())}") from None
     if path.is_file():
         check_pages(path)
@@ -72,28 +72,28 @@ def open_(path: Path) -> Slide:
         raise
 
 
-def _mpp(about: Mapping[str, str]) -> tuple[float | None, str | None]:
-    x, y = (_number(about, f"openslide.mpp-{axis}") for axis in "xy")
+def _mpp(properties: Mapping[str, str]) -> tuple[float | None, str | None]:
+    x, y = (_number(properties, f"openslide.mpp-{axis}") for axis in "xy")
     stored = square_mpp(x, y, "openslide.mpp-x")
     if stored[1] is not None:
         return stored
-    unit = about.get("tiff.ResolutionUnit", "")
-    tags = [_number(about, f"tiff.{axis}Resolution") for axis in "XY"]
+    unit = properties.get("tiff.ResolutionUnit", "")
+    tags = [_number(properties, f"tiff.{axis}Resolution") for axis in "XY"]
     x, y = (None if tag is None else resolution_mpp(tag, unit) for tag in tags)
     return square_mpp(x, y, "TIFF resolution tags")
 
 
-def _bounds(about: Mapping[str, str]) -> tuple[int, int, int, int] | None:
-    values = [_number(about, f"openslide.bounds-{name}") for name in ("x", "y", "width", "height")]
+def _bounds(properties: Mapping[str, str]) -> tuple[int, int, int, int] | None:
+    values = [_number(properties, f"openslide.bounds-{name}") for name in ("x", "y", "width", "height")]
     x, y, width, height = (None if value is None else int(value) for value in values)
     if x is None or y is None or not width or not height:
         return None
     return x, y, width, height
 
 
-def _number(about: Mapping[str, str], key: str) -> float | None:
+def _number(properties: Mapping[str, str], key: str) -> float | None:
     try:
-        number = float(about[key])
+        number = float(properties[key])
     except (KeyError, ValueError):
         return None
     return number if np.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""Plain pictures through Pillow: PNG, JPEG, and small TIFFs that nothing else decodes."""
+"""Plain pictures through Pillow: PNG, JPEG, and small TIFFs that no other backend decodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from xmil.core.errors import XmilError
 from xmil.slides.backends import UnreadableSlideError
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
-STRIP = 256  # rows turned into colours in one go, to bound the memory beside the result
+STRIP = 256  # rows converted at once, to bound memory
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
 class PictureSlide(Slide):
-    """A picture held in memory: one level, no mpp of its own."""
+    """A picture in memory: one level, no stored mpp."""
 
     def __init__(self, path: Path, pixels: Pixels, *, kind: str) -> None:
         height, width = pixels.shape[:2]
@@ -28,7 +28,7 @@ class PictureSlide(Slide):
 
 
 def open_(path: Path) -> Slide:
-    """Open by Pillow; pictures above its limit for a bomb are refused."""
+    """Open a picture with Pillow; refuse one above Pillow's size limit."""
     from PIL import UnidentifiedImageError
 
     try:

@@ -1,7 +1,7 @@
 """TIFFs through tifffile: plain, pyramidal and OME-TIFF, read segment by segment.
 
-A segment is a tile or a strip: only those that a region touches are read and decoded, and the last ones are
-kept, since neighbouring patches share them.
+A segment is a tile or a strip. Only the segments that a region touches are read and decoded; the last ones
+stay in a cache, since neighbouring patches share them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from xmil.core.text import parse_xml
 from xmil.slides.backends import UnreadableSlideError, resolution_mpp, square_mpp
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
-logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are told by our own errors
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # our own errors report damaged files
 
-KEPT = 256 << 20  # bytes of decoded segments kept
+CACHE = 256 << 20  # bytes of decoded segments
 LARGEST_SEGMENT = 2 << 30
 NEEDS_CODECS = (33003, 33004, 33005, 34712, 50001)  # JPEG 2000 by Aperio and by TIFF, WebP
 JPEG, RGB = 7, 2  # TIFF's codes for the compression and the photometric interpretation
@@ -38,7 +38,7 @@ _MICRONS = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6}
 
 
 class TiffSlide(Slide):
-    """A TIFF whose pages are the levels."""
+    """A TIFF whose pages are levels."""
 
     def __init__(self, path: Path, file: Any, series: Any, *, mpp: tuple[float | None, str | None]) -> None:
         pages = [level.keyframe for level in series.levels]
@@ -52,12 +52,12 @@ class TiffSlide(Slide):
         )
         self._file, self._pages = file, pages
         self._lock = Lock()
-        self._kept: OrderedDict[tuple[int, int], npt.NDArray[Any]] = OrderedDict()
-        self._held, self.keep = 0, KEPT  # bytes of them, and how many may be
+        self._cache: OrderedDict[tuple[int, int], npt.NDArray[Any]] = OrderedDict()
+        self._cached_bytes, self.cache_bytes = 0, CACHE
 
     def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
         page = self._pages[level]
-        if page.is_memmappable and page.planarconfig == 1:  # one strip may hold the whole picture
+        if page.is_memmappable and page.planarconfig == 1:  # one strip may hold the full picture
             with self._lock:
                 rows = page.asarray(out="memmap").reshape(page.imagelength, page.imagewidth, -1)
             return _as_rgb(np.array(rows[y : y + size[1], x : x + size[0]]), page)
@@ -75,18 +75,18 @@ class TiffSlide(Slide):
     def _segment(self, level: int, index: int) -> npt.NDArray[Any]:
         key = (level, index)
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
             page = self._pages[level]
             data = _bytes(self._file, page, index)
         segment = _decoded(page, data, index)
         with self._lock:
-            if key not in self._kept:  # another thread may have been quicker
-                self._kept[key] = segment
-                self._held += segment.nbytes
-            while self._held > self.keep and len(self._kept) > 1:
-                self._held -= self._kept.popitem(last=False)[1].nbytes
+            if key not in self._cache:  # another thread may have been faster
+                self._cache[key] = segment
+                self._cached_bytes += segment.nbytes
+            while self._cached_bytes > self.cache_bytes and len(self._cache) > 1:
+                self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return segment
 
     def close(self) -> None:
@@ -95,14 +95,14 @@ class TiffSlide(Slide):
 
 
 def open_ome(path: Path) -> Slide:
-    """Open an OME-TIFF, whose levels lie where OpenSlide does not look; other files are passed on."""
+    """Open an OME-TIFF, whose levels OpenSlide does not see; leave other files to the next backend."""
     if not path.name.lower().endswith((".tif", ".tiff", ".btf")):
         raise UnreadableSlideError("")
     return open_(path, ome=True)
 
 
 def stored_ome_mpp(path: Path) -> float | None:
-    """The mpp of an OME-TIFF whose pixels another library reads; None where it says nothing."""
+    """Read the mpp of an OME-TIFF that another backend reads; None if it stores none."""
     import tifffile
 
     try:
@@ -114,7 +114,7 @@ def stored_ome_mpp(path: Path) -> float | None:
 
 
 def open_(path: Path, *, ome: bool = False) -> Slide:
-    """Open by tifffile; with `ome`, OME-TIFFs alone."""
+    """Open a TIFF with tifffile; with `ome`, only OME-TIFFs."""
     import tifffile
 
     try:
@@ -136,7 +136,7 @@ def open_(path: Path, *, ome: bool = False) -> Slide:
         series = file.series[0]
         _check_pixels(path, series)
         slide = TiffSlide(path, file, series, mpp=_mpp(file, series.keyframe))
-        slide._read(0, 0, 0, (1, 1))  # a codec that is missing shows here, and another backend is tried
+        slide._read(0, 0, 0, (1, 1))  # fails if a codec is missing, so that another backend is tried
         return slide
     except (UnreadableSlideError, FileError):
         file.close()
@@ -149,7 +149,7 @@ def open_(path: Path, *, ome: bool = False) -> Slide:
 
 
 def check_brightfield(path: Path) -> None:
-    """Refuse a plain TIFF of other pixels, of which OpenSlide would show the first page in eight bits."""
+    """Refuse a plain TIFF that is not brightfield: OpenSlide would show its first page in eight bits."""
     try:
         import tifffile
 
@@ -158,29 +158,29 @@ def check_brightfield(path: Path) -> None:
             _check_pixels(path, file.series[0])
     except FileError:
         raise
-    except Exception:  # not for this library to judge
+    except Exception:  # OpenSlide decides
         return
 
 
 def _check_pixels(path: Path, series: Any) -> None:
-    """Refuse a TIFF that is not a brightfield slide, and say what it is."""
+    """Refuse a TIFF that is not a brightfield slide, and name its kind."""
     page = series.keyframe
     brightfield = series.axes in ("YX", "YXS", "SYX") and page.samplesperpixel in (1, 3, 4)
     if page.dtype == np.uint8 and brightfield:
         return
-    what = "a TIFF of other pixels"
+    what = "a TIFF with unsupported pixels"
     if "Z" in series.axes:
-        what = "a Z-stack; save one focal plane as a slide of its own"
+        what = "a Z-stack; save one focal plane as a slide"
     elif "T" in series.axes:
-        what = "a series in time"
+        what = "a time series"
     elif "C" in series.axes or (page.dtype != np.uint8 and page.samplesperpixel == 1):
-        what = "a fluorescence image, or channels apart"
+        what = "a fluorescence image, or separate channels"
     kind = f"{page.dtype} with the axes {series.axes}, shape {series.shape}"
-    raise FileError(f"{path}: {what} ({kind}); a brightfield slide has 8-bit RGB.")
+    raise FileError(f"{path}: {what} ({kind}); xmil reads brightfield slides in 8-bit RGB.")
 
 
 def _touched(page: Any, x: int, y: int, size: Size) -> Iterator[tuple[int, int, int, int]]:
-    """Index, top, left and plane of the segments that a region touches, in every plane."""
+    """Yield index, top, left and plane of the segments that a region touches, in every plane."""
     width, length = _segment_size(page)
     across, down = -(-page.imagewidth // width), -(-page.imagelength // length)
     columns = range(x // width, (x + size[0] - 1) // width + 1)
@@ -211,11 +211,11 @@ def _bytes(file: Any, page: Any, index: int) -> bytes | None:
 
 
 def _decoded(page: Any, data: bytes | None, index: int) -> npt.NDArray[Any]:
-    """A segment (length, width, samples); one that was never written is white."""
+    """Decode a segment (length, width, samples); a missing one is white."""
     width, length = _segment_size(page)
     channels = page.samplesperpixel if page.planarconfig == 1 else 1
     if width * length * channels > LARGEST_SEGMENT:
-        raise ValueError("one strip holds it all; convert it to a tiled TIFF")
+        raise ValueError("its picture is a single large strip; convert it to a tiled TIFF")
     check_budget(width * length * channels, "a tile", page.parent.filehandle.path)
     if data is None:
         return np.full((length, width, channels), 255, dtype=np.uint8)
@@ -230,12 +230,12 @@ def _decoded(page: Any, data: bytes | None, index: int) -> npt.NDArray[Any]:
 
 
 def _jpeg(page: Any, data: bytes) -> npt.NDArray[Any]:
-    """A JPEG segment by Pillow: the page's tables go in front, RGB is marked where it is no YCbCr."""
+    """Decode a JPEG segment by Pillow: prepend the page's tables, and a marker if it is RGB, not YCbCr."""
     from PIL import Image
 
-    head = (page.jpegtables or b"")[2:-2]  # without start and end of image
-    mark = ADOBE_RGB if int(page.photometric) == RGB else b""
-    with Image.open(BytesIO(data[:2] + mark + head + data[2:])) as picture:
+    head = (page.jpegtables or b"")[2:-2]  # without start and end markers
+    marker = ADOBE_RGB if int(page.photometric) == RGB else b""
+    with Image.open(BytesIO(data[:2] + marker + head + data[2:])) as picture:
         pixels = np.asarray(picture if page.samplesperpixel == 1 else picture.convert("RGB"))
     return pixels.reshape(*pixels.shape[:2], -1)
 
@@ -250,7 +250,7 @@ def _as_rgb(pixels: Pixels, page: Any) -> Pixels:
 
 
 def _mpp(file: Any, page: Any) -> tuple[float | None, str | None]:
-    """Microns per pixel from OME's metadata, else from the resolution tags where they are a microscope's."""
+    """Microns per pixel from OME metadata, else from plausible resolution tags."""
     if file.is_ome:
         stored = square_mpp(*_ome_sizes(file.ome_metadata), "OME PhysicalSize")
         if stored[1] is not None:
@@ -285,18 +285,18 @@ def _ome_magnification(text: str) -> float | None:
 
 
 def _check_parts(path: Path, text: str) -> None:
-    """Refuse an OME-TIFF that is made of files outside its folder: tifffile would mix their pixels in."""
+    """Refuse an OME-TIFF that refers to files outside its folder, which tifffile would read."""
     for node in _ome_nodes(text, "UUID"):
         name = node.get("FileName") or ""
         if set(name) & {"/", "\\", "\0"} or name == "..":
             raise FileError(
-                f"{path}: its metadata take pixels from {name!r}, outside its folder, which is not opened; "
-                "write the slide as one file."
+                f"{path}: refused, its metadata refer to pixels in {name!r}, outside its folder; write the "
+                "slide as one file."
             )
 
 
 def _ome_nodes(text: str, element: str) -> Iterator[Any]:
-    """The elements of a name, whatever the schema's version."""
+    """The elements of a name in any version of the schema."""
     try:
         root = parse_xml(text)
     except ValueError:
@@ -305,22 +305,22 @@ def _ome_nodes(text: str, element: str) -> Iterator[Any]:
 
 
 LARGEST_TILE = 1 << 26  # pixels
-_TAGS = 4096  # of one page, at most
+_TAGS = 4096  # most tags of a page
 _WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH, _OFFSETS = 256, 257, 322, 323, 324
 
 
 class _Kind(NamedTuple):
-    """How a TIFF writes numbers: its byte order, and the sizes of plain and of large files."""
+    """How a TIFF writes numbers: struct formats in its byte order, and sizes in bytes."""
 
     counted: str
     offset: str
     tag: int
-    value: int  # where in a tag
-    first: int  # where in the head of the file
+    value: int  # offset in a tag
+    first: int  # offset in the file's header
 
 
 def check_pages(path: Path) -> None:
-    """Refuse a TIFF whose pages cannot be what they claim; other files pass."""
+    """Refuse a TIFF whose pages claim impossible sizes; other files pass."""
     with path.open("rb") as stream:
         head = stream.read(16).ljust(16, b"\0")
         end = "<" if head[:1] == b"I" else ">"
@@ -335,35 +335,35 @@ def check_pages(path: Path) -> None:
                 raise FileError(f"{path}: {fault}; the file is damaged, copy it again.")
 
 
-def _pages(stream: BinaryIO, kind: _Kind, at: int) -> Iterator[bytes]:
-    """The tags of each page, until the list ends or leaves the file."""
+def _pages(stream: BinaryIO, kind: _Kind, offset: int) -> Iterator[bytes]:
+    """Yield the tags of each page, until the list ends or leaves the file."""
     visited = set[int]()
-    while at and at not in visited:
-        visited.add(at)
+    while offset and offset not in visited:
+        visited.add(offset)
         try:
-            stream.seek(at)
+            stream.seek(offset)
             (count,) = struct.unpack(kind.counted, stream.read(struct.calcsize(kind.counted)))
             yield stream.read(min(count, _TAGS) * kind.tag)
-            (at,) = struct.unpack(kind.offset, stream.read(struct.calcsize(kind.offset)))
+            (offset,) = struct.unpack(kind.offset, stream.read(struct.calcsize(kind.offset)))
         except (struct.error, OverflowError, OSError):
             return
-    if at:
-        raise UnreadableSlideError("its list of pages leads back into itself")
+    if offset:
+        raise UnreadableSlideError("its list of pages is circular")
 
 
 def _tile_fault(tags: bytes, kind: _Kind) -> str:
-    """What is wrong with a page's tiles; empty where nothing is."""
+    """The fault of a page's tiles; empty if they are sound."""
     end, sizes, tiles = kind.counted[0], dict.fromkeys((_WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH), 0), 0
-    for at in range(0, len(tags) - kind.tag + 1, kind.tag):
-        code, number = struct.unpack_from(f"{end}HH", tags, at)
+    for start in range(0, len(tags) - kind.tag + 1, kind.tag):
+        code, number = struct.unpack_from(f"{end}HH", tags, start)
         if code in sizes:
             wide = "H" if number == 3 else "I"
-            sizes[code] = struct.unpack_from(f"{end}{wide}", tags, at + kind.value)[0]
+            sizes[code] = struct.unpack_from(f"{end}{wide}", tags, start + kind.value)[0]
         if code == _OFFSETS:
-            tiles = struct.unpack_from(f"{end}{'Q' if kind.tag == 20 else 'I'}", tags, at + 4)[0]
+            tiles = struct.unpack_from(f"{end}{'Q' if kind.tag == 20 else 'I'}", tags, start + 4)[0]
     width, length = sizes[_TILE_WIDTH], sizes[_TILE_LENGTH]
     if width * length > LARGEST_TILE:
-        return f"a tile of {width:,} by {length:,} pixels"
+        return f"claims a tile of {width:,} by {length:,} pixels"
     if tiles and width and length and -(-sizes[_WIDTH] // width) * -(-sizes[_LENGTH] // length) > tiles:
-        return f"a page claims more pixels than its {tiles:,} tiles hold"
+        return f"claims a page with more pixels than its {tiles:,} tiles hold"
     return ""

@@ -1,4 +1,4 @@
-"""DICOM slides through wsidicom: those whose colours or codecs OpenSlide refuses."""
+"""DICOM slides through wsidicom, for colours or codecs that OpenSlide refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xmil.slides.slide import Pixels, Size, Slide
 
 
 class WsiDicomSlide(Slide):
-    """A series of DICOM files; its levels halve the size, and some may be missing."""
+    """A series of DICOM files; each level halves the size, and some may be missing."""
 
     def __init__(self, path: Path, handle: Any) -> None:
         levels = sorted(handle.levels, key=lambda level: level.level)
@@ -35,7 +35,7 @@ class WsiDicomSlide(Slide):
         return np.asarray(region.convert("RGB"))
 
     def read_label(self) -> Pixels | None:
-        """The label of the series."""
+        """Read the label of the series."""
         with self._lock:
             return np.asarray(self._handle.read_label().convert("RGB")) if self._handle.labels else None
 
@@ -45,7 +45,7 @@ class WsiDicomSlide(Slide):
 
 
 def open_(path: Path) -> Slide:
-    """Open the series that a file belongs to; fluorescence and stacks of focal planes are refused by name."""
+    """Open the series of a file with wsidicom."""
     from wsidicom import WsiDicom
 
     files = [str(part) for part in sorted(path.parent.glob("*.dcm"))] if path.is_file() else [str(path)]
@@ -63,7 +63,7 @@ def open_(path: Path) -> Slide:
 
 
 def _of_series(path: Path, files: list[str]) -> list[str]:
-    """The files beside one that belong to its series."""
+    """Find the files of the same series."""
     import pydicom
 
     def series(name: str) -> Any:
