@@ -336,9 +336,7 @@ def differing(trained: Facts, features: Facts) -> list[str]:
     return differences
 
 
-UNTRAINED = (
-    "The features are of an untrained encoder, for testing alone: predictions and maps on them mean nothing."
-)
+UNTRAINED = "The features come from an untrained encoder, for tests only: predictions and maps mean nothing."
 
 
 def is_untrained(trained: Facts, features: Facts) -> bool:

@@ -257,7 +257,7 @@ def inspect_run(path: Path) -> Report:
                 )
     with suppress(XmilError):
         if not run.is_finished:
-            problems.append("the command did not come to its end; repeat it to go on where it stopped")
+            problems.append("the command has not finished; repeat it to continue where it stopped")
     if run.failed:
         reason = "failed; failures.csv says why, and running again tries them again"
         problems.append(f"{counted(len(run.failed), 'slide')} {reason}")

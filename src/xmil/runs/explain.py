@@ -561,9 +561,9 @@ class ExplainRun(ModelRun[Explained]):
         changed = any(before.get(key) != value for key, value in now.items())
         way = " ".join(inputs) if changed and inputs else "their features=, cohort= and split="
         return (
-            f"{self.out}: {counted(len(left), 'slide')} explained earlier not among these: "
+            f"{self.out}: {counted(len(left), 'slide')} explained earlier are not among these: "
             f"{join_names(left, 3)}. "
-            f"slides.csv and summary/ leave them out, their files are kept; the same command with {way} "
+            f"slides.csv and summary/ leave them out, but their files are kept; the same command with {way} "
             "brings them back."
         )
 

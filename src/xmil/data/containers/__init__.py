@@ -43,8 +43,8 @@ _OTHERS = {
     "safetensors": "a safetensors file, not a feature file; models are read by xmil.load_model.",
     "image": "an image or slide, not a feature file; cut and embed it first.",
     "json": "a JSON file, not a feature file.",
-    "unknown": "neither HDF5, torch, NumPy, zarr nor CSV; it is of an unknown layout, or damaged and to be "
-    "copied again.",
+    "unknown": "neither HDF5, torch, NumPy, zarr nor CSV: its layout is unknown, or it is damaged; copy it "
+    "again.",
 }
 
 
