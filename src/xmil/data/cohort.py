@@ -194,8 +194,8 @@ def read_cohort(
 ) -> Cohort:
     """Read a cohort table, or the paper's metadata folder; `metadata` completes the paper's split files.
 
-    `slide_column` names the column of slides, where it is not called so that it is found; `inferred` says
-    which columns were taken.
+    `slide_column` names the column of slides if its name does not tell; `inferred` says which columns were
+    taken.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -231,9 +231,9 @@ def background(
 ) -> Background:
     """The mean of many patches and a few of them, to explain against; each slide counts alike.
 
-    `features` is a folder or file of features, a bag, or several bags, files or arrays (n, d). Of a folder at
-    most `files` are read, evenly spaced by name. `model.background = background(...)` goes with the model
-    when it is saved.
+    `features` is a folder or file of features, a bag, or several bags, files or arrays (n, d). At most
+    `files` of a folder are read, evenly spaced by name. `model.background = background(...)` goes with the
+    model when it is saved.
 
     >>> import numpy as np
     >>> background([np.zeros((3, 2)), np.ones((1, 2))]).mean.tolist()

@@ -48,7 +48,7 @@ WIDTHS = {  # of their features, to tell which may have made those that a model 
 
 
 def list_encoders() -> list[str]:
-    """Names that `load_encoder` knows by itself; timm's models, files and functions come on top."""
+    """Names that `load_encoder` knows by itself; it also takes timm's models, files and functions."""
     return sorted({*ENCODERS, *RECIPES})
 
 

@@ -112,8 +112,8 @@ def choose_method(
 
     `candidates` are names of `CANDIDATES` or of methods; the first stays unless another is better in a paired
     test over `cases` (of each bag; each its own by default) by 0.01 or more. With fewer than five cases no
-    test can say so: then the other must be better in each, by 0.05 in the mean. Of bags with more than 2,048
-    patches as many are drawn. A candidate that is refused on more bags than another is not chosen. `how` are
+    test can tell: then the other must be better in each, and by 0.05 on average. Larger bags are sampled down
+    to 2,048 patches. A candidate that is refused on more bags than another is not chosen. `how` are
     `forward`, `returns` and `average`, as for `explain`.
 
     >>> import torch, xmil

@@ -29,7 +29,7 @@ def chain(
 ) -> Chain:
     """A slide encoder with its probe as one model.
 
-    `probe` is a torch module, a model of ours trained on slide embeddings, a fitted scikit-learn
+    `probe` is a torch module, an xmil model trained on slide embeddings, a fitted scikit-learn
     `LogisticRegression`, `Ridge` or `LinearRegression` or a pipeline of scalers and PCA before one, a fitted
     Cox model (`params_` or `coef_`), or the coefficients of one with `task="cox"`; predictions are the
     probe's own. `forward(encoder, x, *, coords)` gives the embedding where the encoder returns more than one.

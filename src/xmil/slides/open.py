@@ -103,10 +103,10 @@ class SlideListing:
 def find_slides(folder: str | os.PathLike[str], *, follow_links: bool = True) -> dict[str, Path]:
     """Slide id to file, for every slide in a folder and the folders below it, in order of id.
 
-    A folder of DICOM files is one slide under the folder's name. A picture beside a slide of the same name
-    is left out; two slides of one name are an error. Run folders of this package are not searched. Links are
-    followed, unless they lead nowhere or in a circle; without `follow_links` none is that leads out of the
-    folder.
+    A folder of DICOM files is one slide under the folder's name. A picture beside a slide of the same name is
+    left out; two slides of one name are an error. Run folders of this package are not searched. Links are
+    followed, unless they lead nowhere or in a circle; without `follow_links`, links out of the folder are
+    not.
     """
     listing = sort_slides(slide_files(folder, follow_links=follow_links)[0])
     for reason in listing.twice.values():

@@ -58,7 +58,7 @@ def load_model(
 
     Only tensors are read: a checkpoint that would run code is refused. Weights stored in float64 stay so; any
     others become float32. What the checkpoint and the files beside it cannot say of its outputs, such as the
-    `task` of a published survival model, can be given; `head` keeps one of the outputs, such as the one that
+    `task` of a published survival model, you can give; `head` keeps one of the outputs, such as the one that
     is the log risk. What was assumed or left out is in the model's `notes`.
     """
     says = {"class_names": class_names, "task": task, "reference": reference, "time_bins": time_bins}
@@ -68,8 +68,8 @@ def load_model(
 def save_model(model: MILModel, path: str | PathLike[str]) -> None:
     """Write a model as safetensors with its spec in the header; `load_model` reads it back.
 
-    A folder that is there, or a name that ends with a slash, gets `config.json`, `model.safetensors` and a
-    card, `README.md`.
+    An existing folder, or a name that ends with a slash, gets `config.json`, `model.safetensors` and a card,
+    `README.md`.
     """
     from safetensors.torch import save
 
