@@ -398,7 +398,9 @@ def draw_choosing() -> None:
         xlabel="SRG over 12 cases, with its 95 % interval (0: no better than a random order)",
     )
     axis.set_yticklabels([f"{n}  (chosen)" if n == choice.candidate else n for n in table.index])
-    axis.set_title("which map does the model confirm best?", loc="left")
+    axis.set_title(
+        "which map does the model confirm best? lrp stays unless another is clearly ahead", loc="left"
+    )
     save(figure, "choosing")
 
 
