@@ -32,12 +32,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from PIL import Image
+from PIL import Image, ImageChops
 from scipy import ndimage
 from torch import nn
 
 import xmil
 from xmil.demo.tissue import TissueDemo, read_sections
+from xmil.encoders.encoder import Encoder, Transform
 from xmil.evaluate import Flips
 from xmil.heatmaps import Scale, View, picture_box
 from xmil.heatmaps.style import BLUE, RED
@@ -119,7 +120,7 @@ def bag(name: str) -> xmil.Bag:
 
 
 @cache
-def section(name: str = "test-10") -> Any:
+def section(name: str = "test-04") -> Any:
     """A test section with what is known of it."""
     return next(s for s in read_sections(tissue()) if s.name == name)
 
@@ -188,8 +189,8 @@ def show(axis: Any, pixels: Any, title: str = "") -> Any:
 
 
 def overlay(e: xmil.Explanation, view: View, alpha: float = 0.62) -> tuple[Any, Scale]:
-    """The scores over grey tissue, with their scale."""
-    scale = Scale.of(e.scores, signed=e.signed)
+    """The scores over grey tissue, with a scale that ends at the strongest: weak ones look weak."""
+    scale = Scale.of(e.scores, signed=e.signed, clip="none")
     return view.overlay(e, scale, alpha=alpha), scale
 
 
@@ -397,7 +398,9 @@ def draw_choosing() -> None:
         xlabel="SRG over 12 cases, with its 95 % interval (0: no better than a random order)",
     )
     axis.set_yticklabels([f"{n}  (chosen)" if n == choice.candidate else n for n in table.index])
-    axis.set_title("which map does the model confirm best?", loc="left")
+    axis.set_title(
+        "which map does the model confirm best? lrp stays unless another is clearly ahead", loc="left"
+    )
     save(figure, "choosing")
 
 
@@ -492,27 +495,54 @@ def draw_interactions() -> None:
     save(figure, "interactions")
 
 
+class Stains(nn.Module):
+    """How much violet and how much pink there is, by places of 8 px, then the mean over places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.AvgPool2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(b, 3, h, w) with colours in 0 to 1, to (b, 2)."""
+        red, green = x[:, :1], x[:, 1:2]
+        stains = torch.cat([torch.relu(0.5 - red), torch.relu(red - green - 0.15)], dim=1)
+        return self.pool(stains).mean(dim=(2, 3))
+
+
+class Balance(nn.Module):
+    """The mean over patches of violet minus a quarter of pink, as the second of two logits."""
+
+    class_names = ("pink", "violet")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(1, n, 2) to (1, 2)."""
+        z = 4 * x[..., 0].mean(dim=1) - x[..., 1].mean(dim=1)
+        return torch.stack([-z, z], dim=1)
+
+
 def draw_inside() -> None:
-    """Where inside patches their scores come from, by the encoder and model of docs/draw_inside.py."""
-    from draw_inside import Balance, Stains
-
-    from xmil.encoders.encoder import Encoder, Transform
-
+    """Where inside patches their scores come from, by an encoder and a model written by hand."""
     encoder = Encoder("stains", 2, Stains(), Transform(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)))
-    shown, edge = section(), tissue().edge
-    corners = bag(shown.name).coords
+    shown, edge, bags = section("test-10"), tissue().edge, {}
+    for name in (*tissue().names["test"][:4], shown.name):  # those of the background, and the one shown
+        corners = bag(name).coords
+        with xmil.open_slide(slide_of(name)) as slide:
+            cut = [slide.read_area((int(x), int(y), edge, edge), (edge, edge)) for x, y in corners]
+            features = encoder(torch.stack([encoder.transform(patch) for patch in cut])).numpy()
+            bags[name] = xmil.Bag(features, coords=corners, patch_size=edge, mpp=slide.mpp, slide_id=name)
+    ordinary = xmil.background([each for name, each in bags.items() if name != shown.name])
+    params = {"feature_level": True, "background": ordinary}
+    e = xmil.explain(Balance(), bags[shown.name], method="lrp", target="violet", **params)
+    order = np.argsort(-e.scores)
     with xmil.open_slide(slide_of(shown.name)) as slide:
-        cut = [slide.read_area((int(x), int(y), edge, edge), (edge, edge)) for x, y in corners]
-        features = encoder(torch.stack([encoder.transform(patch) for patch in cut])).numpy()
-        own = xmil.Bag(features, coords=corners, patch_size=edge, mpp=slide.mpp, slide_id=shown.name)
-        e = xmil.explain(Balance(), own, method="lrp", target=1, feature_level=True, baseline=None)
-        order = np.argsort(-e.scores)
         inside = xmil.explain_inside(
-            None, encoder, slide, e, patches=[*order[:3], *order[-3:]], patch_px=edge
+            None, encoder, slide, e, patches=[*order[:2], *order[-2:]], patch_px=edge, background=ordinary
         )
         path = WORK / "inside.png"
         inside.plot(slide).write(path)
     picture = Image.open(path).convert("RGB")
+    right = ImageChops.invert(picture).getbbox()[2] + 20  # a sheet has room for more patches
+    picture = picture.crop((0, 0, min(right, picture.width), picture.height))
     size = (1100, round(1100 * picture.height / picture.width))
     keep(picture.resize(size, Image.Resampling.LANCZOS), "inside")
 
@@ -521,17 +551,18 @@ def draw_heatmaps() -> None:
     """A panel as `xmil heatmap` writes it."""
     shown = section()
     methods = [shown.explanations[m] for m in ("lrp", "attention")]
-    figure = xmil.heatmap(methods, slide_of(shown.name), label=TUMOUR, prediction=TUMOUR, size=520)
+    figure = xmil.heatmap(
+        methods, slide_of(shown.name), label=TUMOUR, prediction=TUMOUR, size=520, clip="none"
+    )
     figure.write(WORK / "panel.png")
     picture = Image.open(WORK / "panel.png").convert("RGB")
-    print(picture.size)
     size = (1150, round(1150 * picture.height / picture.width))
     keep(picture.resize(size, Image.Resampling.LANCZOS), "heatmaps")
 
 
 def draw_qupath() -> None:
     """What the exported GeoJSON holds, drawn over the slide."""
-    shown = section()
+    shown = section("test-10")
     view = looked(shown.name, 640)
     text = (tissue().out / "heatmap" / "geojson" / f"{shown.name}.geojson").read_text()
     features = json.loads(text)["features"]

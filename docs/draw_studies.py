@@ -233,7 +233,7 @@ def draw_inside(page: Page) -> Figure:
     dark = page.find(rf"Darkness alone.*? has {interval} on ResNet18's tiles and {interval}")
     cells["darkness, no model"] = dict(zip(("ResNet18", "MobileNetV2"), dark, strict=True))
     order = [*list(names)[:-1], "darkness, no model", "random"]
-    figure = card("No map inside a patch lies better on the nuclei of the class than turned", 5.4)
+    figure = card("Of the maps inside a patch, turned lies best on the nuclei of the class", 5.4)
     for axis, encoder in zip(pair_of(figure), ("ResNet18", "MobileNetV2"), strict=True):
         rows_of(axis, order).set_title(f"encoder {encoder}", pad=28)
         for i, name in enumerate(order):

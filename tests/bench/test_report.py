@@ -101,7 +101,7 @@ def test_a_clear_lead_is_said_and_a_tie_is_not(measure, best):
     close = made({"one": (0.5, 1.0), "two": (0.5, 1.0)})
     told = verdict_of(close, draws_of(close, [0]), measure, [0])
     assert told.level == (told.second,)
-    assert f"not told apart from {told.second}" in told.sentence
+    assert f"cannot be told apart from {told.second}" in told.sentence
 
 
 def test_a_lead_below_the_smallest_difference_is_none():

@@ -102,7 +102,7 @@ def test_slides_left_out_of_a_folder_are_said(tmp_path: Path, capsys: pytest.Cap
     one = ["explain", "--model", folder / "m0.safetensors", "--features", folder / "features" / "s001.h5"]
     code, out, _ = run(*one, "--out", folder / "run", capsys=capsys)
     assert code == 0
-    assert "3 slides explained earlier not among these: s000, s002, s003." in out
+    assert "3 slides explained earlier are not among these: s000, s002, s003." in out
     way = f"--features {folder / 'features'} --cohort {folder / 'cohort.csv'}"
     assert f"the same command with {way} brings them back." in out
     assert len(table(folder / "run" / "slides.csv")) == 1

@@ -169,5 +169,5 @@ def test_what_is_missing_is_said_and_the_rest_goes_on(made: Path, tmp_path: Path
     assert "Survival was left out: 'time' must be numbers from 0 on, and 'event' 0 or 1." in said
     card = json.loads((found.path / "card.json").read_text())
     assert card["shortcuts_not_asked"] == [
-        "site: known of 1 slide, and 8 are needed", "age: known of 0 slides, and 8 are needed",
+        "site: known for 1 slide, and 8 are needed", "age: known for 0 slides, and 8 are needed",
     ]  # fmt: skip

@@ -120,7 +120,7 @@ def test_five_slides_are_too_few_and_the_report_says_how_many_are_needed(study: 
         slides=study / "slides", out=tmp_path / "few",
     )  # fmt: skip
     assert rows_of(found, "shortcuts.csv") == []
-    assert "8 slides are needed, and here are 5" in (found.path / "report.html").read_text()
+    assert "8 slides are needed, but there are 5" in (found.path / "report.html").read_text()
 
 
 def test_a_column_with_the_models_classes_is_the_label(study: Path, tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ class Hidden(nn.Module):
 def build():
     return Hidden()
 """
+SCRIPT = """
+import warnings, torch
+
+def script():
+    with warnings.catch_warnings(action="ignore"):
+        return torch.jit.trace(ResNet("resnet18").eval(), torch.rand(1, 3, 64, 64))
+"""
 
 
 def test_an_encoder_without_known_layers_is_pointed_to_an_option(
@@ -94,6 +101,11 @@ def test_an_encoder_without_known_layers_is_pointed_to_an_option(
         main([*words, "--out", str(tmp_path / "maps")])
     out, err = capsys.readouterr()
     assert "use --map occlusion" in out + err
+    (tmp_path / "hidden.py").write_text(HIDDEN + SCRIPT)
+    traced = [word.replace(":build", ":script") for word in words]
+    with pytest.raises(SystemExit):
+        main([*traced, "--out", str(tmp_path / "traced")])
+    assert "use --map occlusion or --map shifted" in "".join(capsys.readouterr())
     with pytest.raises(SystemExit) as left:
         main([*words, "--out", str(tmp_path / "maps"), "--map", "occlusion", "--patches", "1"])
     assert not left.value.code

@@ -250,7 +250,7 @@ def test_an_unfinished_run_has_no_fault(tmp_path: Path, capsys: pytest.CaptureFi
         raise KeyboardInterrupt
     capsys.readouterr()
     assert run(["verify", str(out)]) == 0
-    assert "did not come to its end" in capsys.readouterr().out
+    assert "has not finished" in capsys.readouterr().out
     (out / "slides" / "s000.parquet").unlink()
     assert [fault.what for fault in verify_run(open_run(out))] == ["slides/s000.parquet"]
 

@@ -325,7 +325,7 @@ def test_a_side_of_chance_is_named_only_where_the_test_tells(tmp_path: Path) -> 
     study = study_of(tmp_path, n=6, readers=("anna",), practice=0)
     read_all(study, Simulated("anna", 1.0))
     text = (write_report(study) / "report.html").read_text(encoding="utf-8")
-    assert "not told apart from chance" in text
+    assert "cannot be told apart from chance" in text
     assert "above chance" not in text
 
 

@@ -180,7 +180,7 @@ class Verdict:
             sure = why_no_interval(self.units, self.unit) or "no interval: too few values"
         level = "ahead of every other row"
         if self.level:
-            level = f"not told apart from {', '.join(map(row_title, self.level))}"
+            level = f"cannot be told apart from {', '.join(map(row_title, self.level))}"
         tests = (
             f"paired t-tests over {counted(self.n, self.unit)}, Holm; differences from {self.smallest:g} on"
         )

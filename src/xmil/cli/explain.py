@@ -73,8 +73,8 @@ def _has_places(run: Run) -> bool:
 
 
 CANNOT_TELL = (
-    "Whether the maps of this model can be trusted, one slide cannot tell: the same command with --out over "
-    "eight cases or more gives a verdict."
+    "One slide cannot tell whether to trust this model's maps: the same command with --out over eight cases "
+    "or more gives a verdict."
 )
 SHOWN = 5  # patches of each sign
 PAIRS = 3

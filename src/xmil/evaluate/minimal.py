@@ -115,7 +115,7 @@ def minimal_set(
     `kind="flip"`: the smallest set whose removal changes whether the target is the predicted class (for
     multi-label models, whether it is predicted); `"keep"`: the smallest set that alone keeps it. Sets are
     proper subsets of the bag. Without a target the predicted class is taken. `evaluations` is how many sets
-    may be tried; the default goes by the cost of one. `how` a module of your own is called is as for
+    may be tried; the default goes by the cost of one. `how` are `forward`, `returns` and `average`, as for
     `explain`.
 
     >>> import torch, xmil

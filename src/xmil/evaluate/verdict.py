@@ -214,7 +214,8 @@ def _judge_method(name: str, values: Floats, units: Sequence[Any], unit: str, se
     row: dict[str, Any] = {"method": name, "srg": float(cases.mean()) if len(cases) else float("nan")}
     row |= {"low": None, "high": None, "p": None, "kind": CANNOT_TELL, "cases": len(cases)}
     if len(cases) < FEWEST_CASES:
-        return {**row, "reason": f"{counted(len(cases), unit)} could be measured, {FEWEST_CASES} are needed"}
+        reason = f"{counted(len(cases), unit)} could be measured, but {FEWEST_CASES} are needed"
+        return {**row, "reason": reason}
     signs = np.random.default_rng([seed, 0x5E8]).choice([-1.0, 1.0], size=(COHORT_ORDERS, len(cases)))
     kind, p = judge(row["srg"], signs @ cases / len(cases))
     interval = bootstrap_mean(cases, units=range(len(cases)), seed=seed)
@@ -232,7 +233,7 @@ def _cohort_sentence(rows: Sequence[Mapping[str, Any]], top: Mapping[str, Any], 
     beside = ""
     if row["kind"] == CANNOT_TELL:
         said = f" (SRG {row['srg']:.2f})" if row["cases"] else ""
-        return f"Whether {name} finds what the model uses cannot be told: {row['reason']}{said}."
+        return f"Cannot tell whether {name} finds what the model uses: {row['reason']}{said}."
     if row["kind"] == BETTER and row["share"] is not None:
         beside = f"; {100 * min(row['share'], 1):.0f} % of the best method tried"
         beside += "" if top is row else f" ({top['method']})"

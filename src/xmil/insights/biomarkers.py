@@ -304,7 +304,7 @@ def _case_outcomes(
     if len(x) < 10 or e.sum() < 3 or np.ptp(x) == 0:
         unit = "slides" if cases is None else "cases"
         raise InputError(
-            f"Survival needs ten {unit}, three events and a biomarker that varies; here are {len(x)} {unit} "
+            f"Survival needs ten {unit}, three events and a biomarker that varies; there are {len(x)} {unit} "
             f"and {int(e.sum())} events."
         )
     return x, t, e, np.array(list(Counter(units).values()), dtype=np.int64)

@@ -181,7 +181,7 @@ def verdict(findings: Findings) -> str:
     tested = [a for a in findings.shortcuts if not (a.tissue or a.confounded)]
     units, unit = (len(findings.slides), "slide") if findings.cases is None else (findings.cases, "case")
     if not tested and units < FEWEST:
-        return f"Shortcuts were not looked for: {FEWEST} {unit}s are needed, and here are {units}."
+        return f"Shortcuts were not looked for: {FEWEST} {unit}s are needed, but there are {units}."
     if not tested and (findings.untested or findings.shortcuts):
         return "Shortcuts were not looked for: none of the columns could be tested; their section says why."
     if not tested:

@@ -236,7 +236,7 @@ def why_untested(
     if cases is not None:
         unit, units = "case", len({c for c, cell in zip(cases, cells, strict=True) if _has_value(cell)})
     if units < FEWEST:
-        return f"known of {counted(units, unit)}, and {FEWEST} are needed"
+        return f"known for {counted(units, unit)}, and {FEWEST} are needed"
     values = len(set(map(str, filled)))
     if values == 1:
         return "the same on all slides"

@@ -62,7 +62,7 @@ def _check(
     if a.audit is not None and float(scores.abs().sum()) < LITTLE * change:
         return _warned(
             a,
-            f"The scores miss what the patches do: they amount to {float(scores.abs().sum()):.3g} in all, "
+            f"The scores miss what the patches do: they amount to {float(scores.abs().sum()):.3g} in total, "
             f"but the output changes by {change:.3g} when the patches are zeroed; {advice}.",
         )
     return a

@@ -27,7 +27,7 @@ STEPS = 50  # of integrated gradients, by default
 WARNED_GAP, ROUNDING = 0.05, 1e-3  # of the change to account for, and of the output
 ALL_ZERO = (
     "Every score is zero: the output has no gradient at these patches, as behind a threshold or with "
-    "rounded weights. Compare with method='one_added' or 'single'."
+    "rounded weights. Compare with method='one_added' or method='single'."
 )
 NO_DERIVATIVE = "WarnNotImplemented"  # torch's name for a step that it cannot differentiate, as in int8
 INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
@@ -144,9 +144,9 @@ def integrated_gradients(
         gap = abs(audit.other) / max(abs(value - constant), abs(audit.instances), 1e-12)
         if gap > WARNED_GAP and abs(audit.other) > ROUNDING * max(abs(value), abs(constant)):
             about["warnings"] += (
-                f"The audit stays open by more than {WARNED_GAP:.0%}: more steps= are needed, or part of "
-                "the output has no gradient (detached values, argmax). Compare with method='single' or "
-                "'one_removed'.",
+                f"The audit stays open by more than {WARNED_GAP:.0%}: take more steps, or part of the "
+                "output has no gradient (detached values, argmax). Compare with method='single' or "
+                "method='one_removed'.",
             )
         attributions.append(Attribution(output, value, scores, audit, **about))
     return Attributions(logits, attributions)

@@ -126,7 +126,9 @@ class EncoderNetwork:
     def traceable(self) -> nn.Module:
         """The module, if its operations can be followed; an error for others."""
         if self.module is None or isinstance(self.module, torch.jit.ScriptModule):
-            raise UnsupportedError("This encoder hides its operations; use method='occlusion' or 'shifted'.")
+            raise UnsupportedError(
+                "This encoder hides operations; use method='occlusion' or method='shifted'."
+            )
         return self.module
 
     def folded(self, pixels: Tensor) -> EncoderNetwork:
@@ -437,7 +439,7 @@ def fold_batch_norm(module: nn.Module, x: Tensor) -> nn.Module:
     if not isinstance(before, Tensor) or not float((before - after).abs().max()) <= limit:
         raise UnsupportedError(
             f"Batch norm of {type(module).__name__} cannot be folded: the folded copy gives another output. "
-            "Leave gamma and epsilon out, or use method='tokens' or 'occlusion'."
+            "Leave gamma and epsilon out, or use method='tokens' or method='occlusion'."
         )
     return twin
 

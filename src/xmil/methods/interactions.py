@@ -78,10 +78,9 @@ def interactions(
 
     Pairs are those among the `top` patches with the largest scores by a method's name, an explanation or
     given scores (`by`), whatever their sign; with `groups`, a label for each patch, those among the groups.
-    Up to twelve patches or groups are enumerated (`exact=False` asks against it); more are sampled until the
-    largest standard error is at most `precision`, in units of the output, or after so many `draws`.
-    `progress(done, total)` is called as draws are done. `how` a module of your own is called is as for
-    `explain`.
+    Up to twelve patches or groups are enumerated (unless `exact=False`); more are sampled until the largest
+    standard error is at most `precision`, in units of the output, or after so many `draws`. `progress(done,
+    total)` is called as draws are done. `how` are `forward`, `returns` and `average`, as for `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)

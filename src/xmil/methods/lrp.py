@@ -343,7 +343,7 @@ def account_warnings(audit: Audit, *, size: float, cuts: Sequence[str] = ()) -> 
         warnings.append(
             f"{shares['cut'] / sum(shares.values()):.0%} of the relevance stops at values that depend on the "
             f"bag but carry no relevance{where}: the scores do not show that part. Compare with "
-            "method='single' or 'one_removed'."
+            "method='single' or method='one_removed'."
         )
     if shares["other"] > WARNED_OTHER * scale:
         warnings.append(

@@ -255,7 +255,7 @@ def _record_call(network: Network, x: Tensor) -> None:
         top = int(network.companions.select("coords", network.rows(x), x).max())
         network.trial_warnings += (
             f"{network.name} gets level-0 coordinates, here up to {top}; if it was trained with "
-            "another unit, pass forward=lambda net, x, *, coords: ... that converts them.",
+            f"another unit, pass forward=lambda net, x, *, coords: ... that converts them{IN_A_RUN}.",
         )
 
 

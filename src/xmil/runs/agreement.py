@@ -115,7 +115,7 @@ def _compare(
     explanations = read_explanations(run.files[slide])
     first = explanations[0]
     if first.coords is None or first.patch_size is None:
-        raise InputError(f"{drawn}: the places of the patches of {slide} are not known.")
+        raise InputError(f"{drawn}: the positions of the patches of {slide} are unknown.")
     with opened(picture) as image:
         origin = None if image is None else (float(image.bounds[0]), float(image.bounds[1]))
     regions = read_regions(drawn, names=tuple(names) or None, origin=origin)

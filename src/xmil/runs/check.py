@@ -131,9 +131,7 @@ def judge_run(
         except XmilError as error:  # a slide that failed, or a model that takes no sub-bags
             why = f"no case could be measured ({str(error).rstrip('.')})"
     if not measured.cases:
-        return RunVerdict(
-            "cannot tell", f"Whether the maps show what the model uses cannot be told: {why}.", ""
-        )
+        return RunVerdict("cannot tell", f"Cannot tell whether the maps show what the model uses: {why}.", "")
     verdict = judge_cohort(measured.srgs, units=measured.units, unit=measured.unit, seed=seed)
     if len(set(measured.units)) < FEWEST_CASES:
         return verdict.with_note(f"{LATE} for more") if late else verdict

@@ -54,8 +54,8 @@ from xmil.storage import Run
 
 BACKGROUND = "background.npz"
 HINT = (
-    "The model has no background: patches are measured within their own bag. background= names a folder of "
-    "ordinary slides; evidence is then what differs from them, which ranks patches better on most models."
+    "The model has no background. background= names a folder of ordinary slides to measure patches against: "
+    "evidence is then what differs from them, which ranks patches better on most models."
 )
 ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
@@ -226,7 +226,7 @@ def recorded_model(run: Run, say: Say = lambda _: None) -> tuple[Path, ...] | No
         builds, name = is_function_name(str(path)), str(path)[:300]
         if builds or not os.path.exists(path):
             what = "built by" if builds else "at"
-            say(f"The run's model, {what} {name}, is not loaded; give model={name} if it is to be used.")
+            say(f"The run's model, {what} {name}, is not loaded; give model={name} to use it.")
             return None
         if why := model_fault(path, str(row.get("digest"))):
             say(f"{name}: {why}; give model=.")

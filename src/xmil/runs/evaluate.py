@@ -85,7 +85,7 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     paths = model_paths(request.model)
     if len(paths) > 1:  # an ensemble's curves would be of several outputs
         names = ", ".join(map(str, paths))
-        raise InputError(f"xmil evaluate takes one model, and here are {len(paths)}; name one: {names}.")
+        raise InputError(f"xmil evaluate takes one model. Got {len(paths)}; name one: {names}.")
     models, device = open_models(request)
     net = models.models[0]
     able = list_methods(net)

@@ -101,15 +101,15 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
 
     The same as `xmil explain`, with the same options and files. `params` holds a method's own parameters by
     its name, as {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over so many
-    sub-bags; `interactions` asks for the pairs among so many of the strongest patches. A folder that a run
-    was stopped in is filled further, and other `methods` add their columns to it. `mpp`, `patch_size`,
-    `format` and `class_names` say what files do not; a column `mpp` of the cohort does so for each slide. A
-    model may be a function of yours that builds it, as "mine:build" or "nets/mine.py:build". `background` is
-    a folder or file of ordinary features that lrp and one_added measure against, in place of the model's own.
+    sub-bags; `interactions` asks for the pairs among so many of the strongest patches. A stopped run
+    continues in its folder, and other `methods` add their columns to it. `mpp`, `patch_size`, `format` and
+    `class_names` say what files do not; a column `mpp` of the cohort does so for each slide. A model may be
+    your own function that builds it, as "mine:build" or "nets/mine.py:build". `background` is a folder or
+    file of ordinary features that lrp and one_added measure against, in place of the model's own.
 
     With `slides` the maps are drawn as well, into OUT/heatmaps, whose failures.csv has the slides that could
-    not be. Without features they are tiled and encoded first, into OUT/tiles and OUT/features, by the encoder
-    that the model's checkpoint names or `encoder`.
+    not be drawn. Without features they are tiled and encoded first, into OUT/tiles and OUT/features, by the
+    encoder that the model's checkpoint names or `encoder`.
     """
     listener = listener or Listener()
     run = explain_run(request, listener)
@@ -545,9 +545,9 @@ class ExplainRun(ModelRun[Explained]):
         changed = any(before.get(key) != value for key, value in now.items())
         way = " ".join(inputs) if changed and inputs else "their features=, cohort= and split="
         return (
-            f"{self.out}: {counted(len(left), 'slide')} explained earlier not among these: "
+            f"{self.out}: {counted(len(left), 'slide')} explained earlier are not among these: "
             f"{shorten(left, 3)}. "
-            f"slides.csv and summary/ leave them out, their files are kept; the same command with {way} "
+            f"slides.csv and summary/ leave them out, but their files are kept; the same command with {way} "
             "brings them back."
         )
 

@@ -400,5 +400,5 @@ def named_slides(
         named = ", ".join(map(str, paths))
         raise InputError(f"{named}: no slides here; name slide files, or the folder that holds them.")
     for path in listing.beside:
-        say(f"{path}: left out, as a slide of this name is there too.")
+        say(f"{path}: left out, because another slide here has this name.")
     return listing

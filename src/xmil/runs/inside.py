@@ -126,7 +126,7 @@ def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
         models = load_models(request.model, background, request.features).models
         if len(models) > 1:
             raise InputError(
-                f"{run.run.path}: is of {len(models)} models and maps inside patches take one; "
+                f"{run.run.path}: has {len(models)} models, but maps inside patches take one; "
                 "explain with params= lrp.feature_level=true and leave out model=."
             )
         model = models[0]
@@ -155,8 +155,8 @@ def _look_into(
                 patch_px=request.patch_px, background=background,
             )  # fmt: skip
         except UnsupportedError as error:  # in a run the map has another name, and layers none
-            advice = str(error).replace("name one with layer=, or use method=", "use map=")
-            raise UnsupportedError(advice) from None
+            advice = str(error).replace("name one with layer=, or ", "").replace("or method=", "or map=")
+            raise UnsupportedError(advice.replace("use method=", "use map=")) from None
         inside.save(run.out / f"{slide}.npz")
         inside.plot(opened).write(run.out / f"{slide}.png")
         write_inside_geojson(run.out / f"{slide}.geojson", inside, opened)

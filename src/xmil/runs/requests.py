@@ -176,7 +176,7 @@ class SeededRequest(DeviceRequest):
 
 
 MODEL = (
-    "Checkpoint, folder of `xmil train`, or a network of yours as module:function or file.py:function; "
+    "Checkpoint, folder of `xmil train`, or your own network as module:function or file.py:function; "
     "several models form an ensemble."
 )
 
@@ -191,7 +191,7 @@ class CohortRequest(SeededRequest):
         "Table of slides and labels; without it, all files are used.", None, panel=INPUT
     )
     label: tuple[str, ...] = option(
-        "Label column; for several labels or values their columns, for survival models time and event.",
+        "Label column; several columns for several labels or values; time and event for survival models.",
         (), panel=INPUT,
     )  # fmt: skip
     split: tuple[str, ...] = option("Use only slides of these splits.", (), panel=INPUT)
@@ -248,7 +248,7 @@ class CohortRequest(SeededRequest):
 RESULTS = "Folder for results; an interrupted run continues where it stopped."
 BACKGROUND = (
     "Folder or file of ordinary features that lrp and one_added measure against, each slide counting alike; "
-    "else the model's own, or the bag alone."
+    "by default the model's own, if it has one."
 )
 
 
@@ -394,8 +394,8 @@ class EvaluateRequest(CohortRequest):
         if self.run is not None:
             if self.annotations is None:
                 raise InputError(
-                    "annotations= is missing: the regions that the run's scores are compared with. How "
-                    "faithful maps are is measured without a run, with model= and features=."
+                    "annotations= is missing: the regions to compare the run's scores with. To measure how "
+                    "faithful maps are, leave out the run and give model= and features=."
                 )
             return
         for name in ("model", "features", "out"):
@@ -635,7 +635,7 @@ class InsideRequest(DeviceRequest):
     encoder: str = option("The encoder that made the features; see `xmil embed`.", panel=INPUT)
     weights: Path | None = option("State dict of the encoder.", None, panel=INPUT)
     model: Any = option(
-        "The run's checkpoint, or the network of yours as module:function, if no relevance vectors are "
+        "The run's checkpoint, or your own network as module:function, if no relevance vectors are "
         "stored; by default the checkpoint that the run names.",
         None, panel=INPUT,
     )  # fmt: skip
@@ -701,7 +701,7 @@ class InsightRequest(RunRequest):
         "Folder of slides, for image properties of patches and examples in the report.", None, panel=INPUT
     )
     model: Any = option(
-        "The run's checkpoint, its training folder for stability over folds, or the network of yours as "
+        "The run's checkpoint, its training folder for stability over folds, or your own network as "
         "module:function; by default the checkpoint that the run names.",
         None,
         panel=INPUT,

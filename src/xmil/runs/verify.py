@@ -84,7 +84,7 @@ def unknowns(run: Run) -> list[str]:
     for row, _ in _model_rows(run):
         path = str(row.get("path") or "")
         if is_function_name(path):
-            notes.append(f"{path[:300]} builds the model and was not called: it may build another one now.")
+            notes.append(f"{path[:300]} builds the model and was not called; it may build another now.")
         elif path and _find_model(run, Path(path)) is None and not Path(path).is_absolute():
             notes.append(
                 f"The model {path[:300]} is named from the folder the run was made in; it is not found."
@@ -114,8 +114,8 @@ def _unknown_files(run: Run) -> Iterator[str]:
         )
     if manifest is not None and manifest.begun:
         yield (
-            f"{command_of(manifest.begun[:40])} did not come to its end; repeat the command to go on. Until "
-            "then files without an entry are not faults."
+            f"{command_of(manifest.begun[:40])} has not finished; repeat it to continue. Until then, "
+            "files without an entry are not faults."
         )
     if manifest is not None and manifest.sized:
         yield (

@@ -201,7 +201,7 @@ class Config(Section):
                 f"{self.task.capitalize()} compares the bags of a batch; set train.batch to 8 or more"
             )
         if (by_site or preserved) and self.data.site is None:
-            raise ValueError("data.site must name the column of sites that the splits or the sampling go by")
+            raise ValueError("data.site must name the column of sites that the splits or the sampling use")
         if by_site and task.truth == "values":
             raise ValueError(f"site-balanced sampling needs labels, and {self.task} has none")
         if preserved and self.data.folds is None:

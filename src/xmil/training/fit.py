@@ -368,7 +368,7 @@ def bag_weights(goal: Goal, train: Rows, settings: Loss) -> Tensor:
         if len(per_class) != n:
             raise InputError(f"loss.class_weights has {len(per_class)} numbers for {n} classes.")
         if not (per_class[classes[train]] > 0).any():
-            raise InputError("loss.class_weights are zero for every training bag; nothing would be learnt.")
+            raise InputError("loss.class_weights are zero for every training bag; nothing would be learned.")
     return torch.from_numpy(per_class[classes]).float()
 
 

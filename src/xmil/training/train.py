@@ -122,7 +122,7 @@ def make_plan(config: Config) -> TrainingPlan:
 
 
 def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None) -> TrainOutcome:
-    """Train everything a config asks for into its folder; what is done already is not done again.
+    """Train everything a config asks for into its folder; finished models are not trained again.
 
     A second training that would write into the folder is refused.
     """

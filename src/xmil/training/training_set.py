@@ -386,16 +386,16 @@ class Learnable:
         for c, name in enumerate(names):
             hits = self.known[:, 0] == c if truth == "class" else self.known[:, c] == 1
             if not hits.any():
-                raise InputError(f"The class {name!r} has no bag in the training set; it cannot be learnt.")
+                raise InputError(f"The class {name!r} has no bag in the training set; it cannot be learned.")
             if truth == "labels" and hits.all():
-                raise InputError(f"Every training bag has the label {name!r}; it cannot be learnt.")
+                raise InputError(f"Every training bag has the label {name!r}; it cannot be learned.")
         return len(names)
 
     def check_events(self) -> None:
         """Refuse training bags that are all censored."""
         if not self.known[:, 1].any():
             raise InputError(
-                "No training bag has an event; survival cannot be learnt from censored bags alone."
+                "No training bag has an event; survival cannot be learned from censored bags alone."
             )
 
 
@@ -462,7 +462,7 @@ def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> tuple[Rows,
         listing = ", ".join(f'"{value}"' for value in sorted(values, key=float))
         raise InputError(
             f"Column {column!r} holds numbers but no {absent[0]}; class numbers go from 0 up and leave none "
-            f"out. Where they are names, set data.class_names = [{listing}]."
+            f"out. If they are names, set data.class_names = [{listing}]."
         )
     return cohort.labels(column), names or tuple(classes)
 

@@ -57,7 +57,7 @@ def view(
     height: int = 760,
     port: int | None = None,
 ) -> Viewing:
-    """Look at one or more runs from Python, on this machine only; in a notebook it is shown inline.
+    """Show one or more runs in the browser, on this machine only; in a notebook inline.
 
     `slides` is the folder of slides; `features` adds similar patches, with `model` what-if as well.
     """

@@ -222,7 +222,7 @@ def stop_of(error: Exception) -> StopError | None:
     words = error_line(error)
     if not any(os.strerror(number) in words for number in OPEN_FILES):
         return None
-    way = "raise the limit (`ulimit -n`) or use fewer workers=, and run the same command to go on"
+    way = "raise the limit (`ulimit -n`) or use fewer workers=, and run the same command to continue"
     return StopError(f"Too many files are open at once; {way}.")
 
 

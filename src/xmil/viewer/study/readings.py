@@ -372,7 +372,7 @@ def make_study(
     """Choose cases, keep what the runs say of them, and give each reader a code, into the folder `out`."""
     folder, pictures = Path(out), Path(slides)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: is there already; a study is never written over, choose another out=.")
+        raise InputError(f"{folder}: exists already; a study is never overwritten, so choose another out=.")
     if not pictures.is_dir():
         raise InputError(absent(pictures, "folder"))
     explained = {Path(run).resolve().name: explained_run(run) for run in runs}

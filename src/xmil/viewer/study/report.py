@@ -155,7 +155,7 @@ def _beside_chance(test: Test) -> str:
     if not np.isfinite(test.p_holm):
         return "too few patients to test"
     side = "above chance" if test.difference.estimate > 0 else "below chance"
-    return f"{side if test.p_holm < ALPHA else 'not told apart from chance'} (p = {_p(test.p_holm)})"
+    return f"{side if test.p_holm < ALPHA else 'cannot be told apart from chance'} (p = {_p(test.p_holm)})"
 
 
 def _in_words(estimate: Estimate, *, plain: bool = False) -> str:
@@ -169,9 +169,9 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
     yield tag("h2", "Right answers")
     yield small(
         "Before: on the tissue alone; after: with what the arm shows. "
-        f"Intervals hold 95 % and are over the patients that a figure is of; fewer than {FEWEST} have none, "
-        "nor have patients who are all alike, but for shares, which then have the exact interval. Lines "
-        "below an arm are its readers."
+        f"Intervals are 95 % and drawn over the patients of each figure. Fewer than {FEWEST} patients get "
+        "none, and neither do patients who are all alike, except for shares, which get the exact interval. "
+        "Lines below an arm are its readers."
     )
     yield _plot(study, [e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
     measures = ["accuracy"]
@@ -267,7 +267,7 @@ def _regions(findings: Findings) -> Iterator[Html]:
     yield small(
         "Regions drawn before anything was shown, against the scores of their patches. AUROC: 0.5 is chance. "
         "Dice compares the region with as many of the highest-scored patches, pointing asks whether the "
-        "highest one lies in it; chance gives both the share of the slide that was marked."
+        "highest one lies in it; by chance both are the share of the slide that was marked."
     )
     if left_out:
         yield small(
