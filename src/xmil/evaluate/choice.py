@@ -110,10 +110,11 @@ def choose_method(
     """Choose the method whose order of patches the model confirms best, by SRG on some bags.
 
     `candidates` are names of `CANDIDATES` or of methods; the first stays unless another is better in a paired
-    test over `cases` (of each bag; each its own by default) by 0.01 or more. With too few cases for that test,
-    fewer than six for three candidates, the other must be better in each, by 0.05 on average. Larger bags are
-    sampled down to 2,048 patches. A candidate that is refused on more bags than another is not chosen.
-    `params` has parameters of methods, by name; `how` are `forward`, `returns` and `average`, as for `explain`.
+    test over `cases` (of each bag; each its own by default) by 0.01 or more. With too few cases for that
+    test, fewer than six for three candidates, the other must be better in each, by 0.05 on average. Larger
+    bags are sampled down to 2,048 patches. A candidate that is refused on more bags than another is not
+    chosen. `params` has parameters of methods, by name; `how` are `forward`, `returns` and `average`, as for
+    `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=1, seed=0)
