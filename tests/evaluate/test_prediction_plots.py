@@ -37,6 +37,16 @@ def test_roc(labels: list[bool], tmp_path: Path) -> None:
     assert looks_drawn(tmp_path / "roc.png")
 
 
+def test_a_band_needs_an_interval(tmp_path: Path, rng: np.random.Generator, monkeypatch) -> None:
+    """One positive case of 50: the AUROC has no interval, so its curve has no band."""
+    bands = []
+    monkeypatch.setattr("matplotlib.axes.Axes.fill_between", lambda *_, **about: bands.append(about))
+    curves = {"tumour": (np.arange(50) < 1, rng.random(50))}
+    for area in (UNKNOWN, Interval(0.5, 0.2, 0.8)):
+        draw_roc(curves, {"tumour": area}, tmp_path / "roc.png", units=range(50))
+    assert len(bands) == 1
+
+
 def test_roc_of_many_classes(tmp_path: Path, rng: np.random.Generator) -> None:
     curves = {str(c): (rng.random(50) < 0.3, rng.random(50)) for c in range(12)}
     draw_roc(curves, dict.fromkeys(curves, UNKNOWN), tmp_path / "roc.png", units=range(50))

@@ -436,7 +436,7 @@ def draw_roc(
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
         if len(curves) == 1:
             grid, redrawn = np.linspace(0, 1, 101), []
-            draws = DRAWS if count_units(units) >= FEWEST else 0
+            draws = DRAWS if areas[name].exists else 0
             for weights in (row for block in draw_weights(units, draws, seed) for row in block):
                 if 0 < weights[positive].sum() < weights.sum():
                     false, true, _ = roc_curve(positive, scores, sample_weight=weights)
