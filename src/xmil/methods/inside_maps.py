@@ -127,7 +127,7 @@ class EncoderNetwork:
         """The module, if its operations can be followed; an error for others."""
         if self.module is None or isinstance(self.module, torch.jit.ScriptModule):
             raise UnsupportedError(
-                "This encoder hides operations; use method='occlusion' or method='shifted'."
+                "This encoder hides its operations; use method='occlusion' or method='shifted'."
             )
         return self.module
 
