@@ -280,3 +280,13 @@ def test_auto_says_that_single_patches_cannot_be_judged(tmp_path: Path) -> None:
     assert done.verdict.kind == "cannot tell"
     assert "fewer than 5 patches" in done.verdict.sentence
     assert json.loads((done.path / "run.json").read_text())["methods"] == ["lrp"]
+
+
+def test_a_picture_of_another_method_has_the_verdict_on_that_one(cohort: Path, tmp_path: Path) -> None:
+    verdict = explained(cohort, tmp_path / "run", methods=["lrp", "random"]).verdict
+    assert verdict is not None
+    assert verdict.of([]).brief == verdict.of(["random", "lrp"]).brief == verdict.brief
+    other = verdict.of(["random"])
+    assert (other.method, other.kind) == ("random", verdict.table["kind"]["random"])
+    assert other.brief.startswith("Random map no better")
+    assert verdict.of(["gxi"]).brief.startswith("not known whether the Gradient x input map")

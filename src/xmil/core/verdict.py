@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,20 @@ class RunVerdict:
             return f"not known whether the {name} shows what the model uses"
         words = f"{name} {self.kind} than a random order over {counted(len(self.cases), self.unit)}"
         return f"{words} (SRG {self.methods[0]['srg']:.2f})"
+
+    def of(self, methods: Sequence[str]) -> RunVerdict:
+        """The verdict on one of these methods: this one if it is among them or there are none, else another.
+
+        >>> rows = [{"method": "lrp", "kind": "better"}, {"method": "random", "kind": "worse", "srg": -0.1}]
+        >>> RunVerdict("better", method="lrp", methods=rows, cases=["a"]).of(["random"]).brief
+        'Random map worse than a random order over 1 case (SRG -0.10)'
+        """
+        if not methods or self.method in methods:
+            return self
+        rows = [row for row in self.methods if row["method"] in methods]
+        if not rows:
+            return RunVerdict(method=methods[0])
+        return replace(self, kind=rows[0]["kind"], sentence="", method=rows[0]["method"], methods=rows)
 
     def with_note(self, note: str) -> RunVerdict:
         """The same with a remark at the end of its sentence."""

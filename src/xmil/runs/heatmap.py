@@ -71,7 +71,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     saved = open_explanations(run.path if isinstance(run, Run) else run)
     order = replace(
         _with_slide(order, request.slides, listener), task=saved.task, class_names=saved.class_names,
-        verdict="" if saved.verdict is None else saved.verdict.brief,
+        verdict="" if saved.verdict is None else saved.verdict.of(request.methods).brief,
     )  # fmt: skip
     saved = with_targets(saved, order)
     if request.scale == "cohort":
