@@ -11,6 +11,7 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
+from xmil.core.request import MOST_PASSES
 from xmil.lrp import COMPARE
 from xmil.methods.method import (
     Attribution,
@@ -123,8 +124,8 @@ def integrated_gradients(
     With a `baseline` the path starts at a bag of such instances, times the `strength`. In the audit the bias
     is the output at the start and `other` the convergence gap.
     """
-    if not isinstance(steps, int) or steps < 1:
-        raise bad_parameter("steps", "ig", "an int in the range [1, inf)", steps)
+    if not isinstance(steps, int) or not 1 <= steps <= MOST_PASSES:
+        raise bad_parameter("steps", "ig", f"an int in the range [1, {MOST_PASSES}]", steps)
     if integration not in INTEGRATIONS:
         raise bad_parameter("integration", "ig", f"one of {list(INTEGRATIONS)}", integration)
     centre = find_baseline(baseline, strength, network=network, x=x, method="ig")
