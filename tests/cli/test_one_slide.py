@@ -32,7 +32,7 @@ def test_a_picture_that_cannot_be_written_is_said(
     code, out, err = run("explain", "--model", model, "--features", bag, capsys=capsys)
     assert (code, err) == (1, "")
     assert out.startswith("s1: predicted ")
-    assert f"Picture: {here / 's1.heatmap.png'} cannot be written (Is a directory); give --out" in out
+    assert f"Picture: {here / 's1.heatmap.png'}: cannot be written (Is a directory); give --out" in out
     _, out, _ = run("explain", "--model", model, "--features", bag, "--json", capsys=capsys)
     told = json.loads(out)
     assert told["picture"] is None

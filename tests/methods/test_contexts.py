@@ -185,7 +185,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("params", "error", "words"),
     [
-        ({"contexts": 3}, InputError, r"\[4, inf\), so that each of 10"),
+        ({"contexts": 3}, InputError, r"\[4, 100000\], so that each of 10"),
         ({"contexts": 8, "keep": 0.0}, InputError, "'keep' parameter of contexts"),
         ({"contexts": 8, "feature_level": True}, InputError, "leave out feature_level"),
         ({"contexts": 8, "method": "attention"}, UnknownNameError, "parameter of attention 'contexts'"),

@@ -14,7 +14,9 @@ from tests.bench.runs import NET, OWN
 from xmil.cli._app import run
 from xmil.viewer.annotations import AnnotationFiles
 
-EXPORTS = "qupath,asap,dicom,dicom-annotations,ome-zarr,spatialdata,geojson,scores,colours,csv,parquet"
+EXPORTS = (
+    "qupath,asap,dicom,dicom-annotations,ome-zarr,spatialdata,anndata,geojson,scores,colours,csv,parquet"
+)
 ONE = ["--quick", "--task", "standard", "--repetitions", "1", "--only"]
 
 
@@ -34,6 +36,10 @@ def commands(data: Path) -> dict[str, list[str]]:
         "bench": [
             "bench", "--suite", "evidence", *ONE, "--methods", f"{data}/mine.py:score", "--methods", "lrp",
             "--model", f"{data}/net.py:build",
+        ],
+        "toy": [
+            "toy", "--task", "standard", "--methods", "lrp", "--repetitions", "1", "--epochs", "1",
+            "--bags", "8,4,4",
         ],
     }  # fmt: skip
     shared = ("tile", "embed", "train", "predict", "evaluate", "insight")

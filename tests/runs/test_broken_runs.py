@@ -96,16 +96,22 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
     assert not list(out.rglob("*.part"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "filled"),
+    [("ome-zarr", 920_000), ("anndata", 990_000)],
+)
 def test_a_full_disk_in_a_store_stops_the_export_and_blames_no_slide(
-    tmp_path: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, small_disk: Path, capfd: pytest.CaptureFixture[str], kind: str, filled: int
 ) -> None:
     folder = make_cohort(tmp_path / "cohort", 2, instances=30)
     assert run(command(folder)) == 0
     out, ballast = small_disk / "export", small_disk / "ballast"
-    words = ["export", str(folder / "run"), "--to", "ome-zarr", "--out", str(out)]
-    ballast.write_bytes(bytes(920_000))
+    words = ["export", str(folder / "run"), "--to", kind, "--out", str(out)]
+    ballast.write_bytes(bytes(filled))
     assert run(words) == 2
-    assert "No space left on device" in capsys.readouterr().err.strip().splitlines()[-1]
+    told = capfd.readouterr().err.strip()
+    assert "No space left on device" in told.splitlines()[-1]
+    assert "Traceback" not in told
     assert not (out / "failures.csv").exists() or table(out / "failures.csv") == []
     ballast.unlink()
     assert run(words) == 0

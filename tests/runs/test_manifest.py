@@ -124,7 +124,8 @@ def test_the_manifest_itself_is_looked_after(runs: dict[str, Path], tmp_path: Pa
     shutil.copytree(runs["tile"], out)
     path = out / MANIFEST
     lines = path.read_bytes().splitlines(keepends=True)
-    for damaged in (b"".join(lines[:-1]), b"".join(lines[1:]), b"", b"".join(lines)[:-9]):
+    whole = b"".join(lines)
+    for damaged in (b"".join(lines[:-1]), b"".join(lines[1:]), b"", whole[:-9], whole[:-1]):
         path.write_bytes(damaged)
         assert not is_clean(out)
     path.unlink()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.runs.cohorts import make_cohort, make_model
 from xmil.cli._app import run
@@ -270,3 +271,17 @@ def test_folders_of_earlier_versions_are_known(tmp_path: Path) -> None:
     (tmp_path / "heatmaps").mkdir()
     (tmp_path / "heatmaps" / "style.json").write_text("{}")
     check_folder(tmp_path / "heatmaps", "heatmap", marks=("style.json",))
+
+
+@pytest.mark.parametrize("encoder", ["evil.py:build", "evil:build", "hf-hub:someone/evil", "evil.pt"])
+def test_no_command_is_proposed_with_code_that_a_file_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str
+) -> None:
+    model = make_model(tmp_path / "m.safetensors", encoder=encoder)
+    (tmp_path / "slides").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "slides" / "s0.png")
+    words = ["--model", str(model), "--slides", f"{tmp_path}/slides", "--out", f"{tmp_path}/out"]
+    assert run(["explain", *words]) == 2
+    told = capsys.readouterr().err
+    assert "--encoder" in told
+    assert f"--encoder {encoder}" not in told

@@ -375,6 +375,31 @@ def test_more_models_than_anyone_means_are_refused(changes: dict[str, Any]) -> N
         grid_points(make_config({"data": {"features": "f", "cohort": "c"}, **changes}))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "--contexts", "1000000000"],
+        ["explain", "--methods", "ig", "--param", "ig.steps=1000000000"],
+        ["explain", "--seed", "-5"],
+        ["bench", "--suite", "evidence", "--quick", "--seed", "-1"],
+        ["bench", "--suite", "evidence", "--quick", "--repetitions", "0"],
+        ["toy", "--quick", "--seed", "-1"],
+        ["evaluate", "--methods", "lrp", "--steps", "1000000000"],
+        ["evaluate", "--methods", "lrp", "--orders", "1000000000"],
+    ],
+)
+def test_numbers_nobody_means_are_refused(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    more = ["--model", f"{cohort}/m0.safetensors", "--features", f"{cohort}/features"]
+    assert (
+        run([*words, *(more if words[0] in ("explain", "evaluate") else []), "--out", f"{tmp_path}/out"]) == 2
+    )
+    told = "".join(capsys.readouterr())
+    assert "in the range" in told
+    assert words[-1].rpartition("=")[2] in told
+
+
 def test_more_repetitions_than_there_are_seeds_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import pickle
 import re
 from pathlib import Path
@@ -104,6 +105,22 @@ def contradicting(folder: Path, what: str) -> Path:
         (folder / "args.json").write_text(json.dumps(args))
         (folder / "ref_value.json").write_text('"low"' if what == "word" else "{")
     return path
+
+
+@pytest.mark.parametrize("file", ["survival_bins.npy", "ref_value.json", "args.json"])
+@pytest.mark.parametrize("kind", ["broken link", "circle", "pipe", "folder"])
+def test_item_09_a_side_file_that_leads_nowhere_is_refused(file: str, kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path, 4)
+    side = tmp_path / file
+    side.unlink(missing_ok=True)
+    if kind == "folder":
+        side.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(side)
+    else:
+        side.symlink_to(side if kind == "circle" else tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=file):
+        xmil.load_model(path)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,8 @@ class Unit:
             facts = unit.facts[key[0]]
             if values.shape != (len(facts["bags"]), len(unit.measures)):
                 raise ValueError(f"the values of {key[1]} do not fit its bags and measures")
-            if not math.isfinite(float(facts["auroc"]) + float(facts["forward"]) + float(row["seconds"])):
+            times = float(facts["forward"]) + float(row["seconds"])
+            if math.isinf(float(facts["auroc"])) or not math.isfinite(times):  # no AUROC of bags of one class
                 raise ValueError(f"the facts of {key[1]} are not numbers")
             unit.rows[key], unit.values[key] = row, values
         return unit

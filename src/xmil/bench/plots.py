@@ -20,7 +20,7 @@ from xmil.bench.tables import AUROC, ResultTable, column_title, title_of
 from xmil.bench.verdicts import base_of
 from xmil.evaluate import auprc2
 from xmil.evaluate.statistics import Floats
-from xmil.heatmaps import Scale, method_colour, new_figure
+from xmil.heatmaps import Scale, method_colour, new_figure, write_figure
 from xmil.methods import METHODS
 from xmil.models import MILModel
 
@@ -81,7 +81,7 @@ def draw_bars(table: ResultTable, path: Path) -> None:
     has_paper = any(cell.paper is not None for cell in cells)
     marks = "dots: repetitions" + (", diamonds: the paper" if has_paper else "")
     figure.suptitle(f"AUPRC-2, mean and standard deviation ({marks})", fontsize=11)
-    figure.savefig(path)
+    write_figure(figure, path)
 
 
 def _example(c: Configuration, model: nn.Module, specs: Sequence[MethodSpec]) -> dict[str, TilePanel]:
@@ -152,7 +152,7 @@ def draw_grid(panels: Mapping[tuple[str, str], TilePanel], path: Path, *, title:
                 axis.set_title(panel.title, fontsize=9)
         axes[i, 0].set_ylabel(row, fontsize=10, fontweight="bold")
     figure.suptitle(("\n" if lines > 1 else "   ").join(title), fontsize=10 if lines > 1 else 11)
-    figure.savefig(path)
+    write_figure(figure, path)
 
 
 def colour_tiles(images: Array, scores: Array, *, signed: bool) -> Floats:

@@ -49,6 +49,8 @@ class Protocol:
         if not 1 <= self.repetitions <= MOST_REPETITIONS:
             must = f"an int in the range [1, {MOST_REPETITIONS}]"
             raise bad_parameter("repetitions", "toy", must, self.repetitions)
+        if self.seed < 0:
+            raise bad_parameter("seed", "toy", "an int in the range [0, inf)", self.seed)
         if min(self.sizes) < 2 or self.bag_size < 1:
             raise bad_parameter("sizes", "toy", "at least two bags each, of one patch or more", self.sizes)
 

@@ -179,7 +179,7 @@ class Request:
     def plan(self) -> Plan:
         """The plan of the suites."""
         base = QUICK_PLAN if self.quick else FULL
-        repetitions = self.repetitions or base.protocol.repetitions
+        repetitions = base.protocol.repetitions if self.repetitions is None else self.repetitions
         return replace(
             base,
             protocol=replace(base.protocol, seed=self.seed, repetitions=repetitions),

@@ -13,8 +13,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, announce_costs, as_flags, command_line, finish_command
-from xmil.core.errors import InputError, XmilError
+from xmil.cli._screen import (
+    Screen,
+    announce_costs,
+    as_flags,
+    command_line,
+    finish_command,
+)
+from xmil.core.durable import write_atomically
+from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.text import counted
 from xmil.runs import Listener
 from xmil.runs.requests import ExplainRequest
@@ -257,18 +264,21 @@ def _draw_picture(
         if slide is not None:
             raise
         picture = plot(explanations[0])
-    try:
+
+    def write(part: str) -> None:
         if hasattr(picture, "savefig"):
-            picture.savefig(path, dpi=150, metadata={MARK: mark})
+            picture.savefig(part, format="png", dpi=150, metadata={MARK: mark})
         else:
             from PIL.PngImagePlugin import PngInfo
 
             about = PngInfo()
             about.add_text(MARK, mark)
-            picture.save(path, pnginfo=about)
-    except OSError as error:
-        why = error.strerror or error
-        return f"{path.resolve()} cannot be written ({why}); give out=, a folder for scores and pictures."
+            picture.save(part, format="PNG", pnginfo=about)
+
+    try:
+        write_atomically(path.resolve(), write)
+    except FileError as error:
+        return f"{str(error).partition(';')[0]}; give out=, a folder for scores and pictures."
     return None
 
 

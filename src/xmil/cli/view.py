@@ -125,16 +125,25 @@ def _serve_study(
     return _serve(app, rules, port, browser, {"readers": len(study.readers)} if as_json else None)
 
 
+LONGEST_TOKEN = 4096  # bytes
+
+
 def _token(file: Path | None) -> str | None:
     """The token from the file or the environment; other users can read command lines."""
     if file is None:
         return os.environ.get("XMIL_TOKEN")
     try:
-        return file.read_text(encoding="utf-8").splitlines()[0].strip()
+        with file.open("rb") as stream:  # may be a pipe of the shell; never all of a device
+            line = stream.readline(LONGEST_TOKEN + 1)
+        if len(line) > LONGEST_TOKEN:
+            raise ValueError("too long")
+        return line.decode().splitlines()[0].strip()
     except OSError as error:
         raise InputError(unreadable(file, error)) from None
     except (ValueError, IndexError):
-        raise InputError(f"{file}: holds no token; its first line must be one.") from None
+        raise InputError(
+            f"{file}: holds no token; its first line must be one, of {LONGEST_TOKEN} bytes at most."
+        ) from None
 
 
 def _rules(host: str, token_file: Path | None) -> Rules:

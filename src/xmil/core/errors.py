@@ -6,6 +6,7 @@ What stands where a file or folder was expected (nothing, a broken link, a pipe)
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -90,10 +91,12 @@ def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> Inpu
     return InputError(f"The {parameter!r} parameter of {owner} must be {must_be}. Got {shown} instead.")
 
 
-def check_count(name: str, value: object, least: int = 1, *, owner: str) -> None:
-    """Refuse a parameter that is not a whole number of at least so many."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise bad_parameter(name, owner, f"an int in the range [{least}, inf)", value)
+def check_count(name: str, value: object, least: int = 1, most: int | None = None, *, owner: str) -> None:
+    """Refuse a parameter that is not a whole number in a range."""
+    upper = math.inf if most is None else most
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= upper:
+        end = "inf)" if most is None else f"{most}]"
+        raise bad_parameter(name, owner, f"an int in the range [{least}, {end}", value)
 
 
 def check_choice(name: str, value: object, choices: Iterable[object], *, owner: str) -> None:

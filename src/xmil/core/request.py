@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -34,6 +35,9 @@ from typing import (
 from xmil.core.errors import InputError, bad_parameter
 
 KEY = "option"
+MOST_PASSES = (
+    100_000  # over a bag: sub-bags, orders, steps of a path or a curve; more are a slip of the finger
+)
 FOLDERS = ("output_dir", "output_folder", "outdir", "out_dir", "save_dir")  # what others call `out`
 
 
@@ -43,8 +47,8 @@ class Option:
 
     `panel` groups options in the help; `flag` is the spelling on the command line if it is not the field's
     name; `argument` makes it positional there; `choices` are the only values; `parse` reads its text, whose
-    default is `text`; `least` is the smallest number. `decides` marks what changes results: a run goes on
-    only with the same values.
+    default is `text`; `least` and `most` are the smallest and the largest number. `decides` marks what
+    changes results: a run goes on only with the same values.
     """
 
     help: str
@@ -56,6 +60,7 @@ class Option:
     text: str = ""
     decides: bool = False
     least: float | None = None
+    most: float = math.inf
 
 
 def option(
@@ -124,8 +129,9 @@ class Request:
                     if one not in about.choices:
                         must = f"one of {', '.join(about.choices)}"
                         raise bad_parameter(name, owner(type(self)), must, one)
-            if about.least is not None and value is not None and value < about.least:
-                must = f"in the range [{about.least:g}, inf)"
+            if about.least is not None and value is not None and not about.least <= value <= about.most:
+                end = "inf)" if math.isinf(about.most) else f"{about.most:.0f}]"
+                must = f"in the range [{about.least:g}, {end}"
                 raise bad_parameter(name, owner(type(self)), must, value)
 
     def as_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from xmil.core.explanation import Explanation, card_of
 from xmil.demo.digit_slides import QUESTIONS, TILE, DigitSlide, Rows, draw_slide, evidence
 from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing, command
 from xmil.evaluate import auprc2
-from xmil.heatmaps import Html, bullets, figure, join, method_colour, page, small, table, tag
+from xmil.heatmaps import Html, bullets, figure, join, method_colour, page, small, table, tag, write_figure
 from xmil.storage import Run, read_explanations
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _flip_section(demo: Demo, results: Sequence[PairResult]) -> Html:
         axis.set_ylim(0, 1.02)
         axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
     axes[0].set_ylabel("probability of the class", fontsize=9)
-    sheet.savefig(path)
+    write_figure(sheet, path)
     caption = (
         "Tiles leave in the order of their scores, highest first. The lower the curve, the better the order; "
         "in brackets its mean (AUPC). Mean over the slides that are classified correctly, explained for "
@@ -297,7 +297,7 @@ def draw_panels(
         _draw(axis, image.copy(), slide.coords - low, tints, truth)
     sheet.suptitle(title, fontsize=12, fontweight="bold")
     sheet.supxlabel(LEGEND, fontsize=9)
-    sheet.savefig(path)
+    write_figure(sheet, path)
 
 
 def _draw(axis: Axes, image: Floats, corners: Rows, tints: Floats | None, truth: Rows) -> None:

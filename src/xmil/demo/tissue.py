@@ -25,7 +25,7 @@ from xmil.core.text import counted
 from xmil.demo.digit_slides import write_levels
 from xmil.demo.pipeline import DemoStage, Timing, claim_folder, command, write_config
 from xmil.demo.results_page import how_it_was_made, look_yourself, view_line
-from xmil.heatmaps import Html, figure, join, page, small, table, tag
+from xmil.heatmaps import Html, figure, join, page, small, table, tag, write_figure
 from xmil.heatmaps.style import FAR
 from xmil.storage import Run, read_explanations, write_table
 
@@ -384,7 +384,7 @@ def _one_section(demo: TissueDemo, shown: SectionResult) -> Html:
             corner, width, height = (x0 + 1, y0 + 1), x1 - x0 - 2, y1 - y0 - 2
             axis.add_patch(Rectangle(corner, width, height, fill=False, edgecolor="black", linewidth=1.2))
     path = demo.out / "pictures" / "section.png"
-    sheet.savefig(path)
+    write_figure(sheet, path)
     times = float(np.abs(lrp.scores).max()) / Scale.of(lrp.scores, signed=True).high
     far = f"; the strongest score is {times:.0f} times the score of full red" if times > FAR else ""
     caption = (

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import IntArray
-from xmil.core.durable import write_atomically, write_bytes, write_text
+from xmil.core.durable import create_hdf5, write_atomically, write_bytes, write_text
 from xmil.core.errors import FileError, InputError, absent, refuse_damage
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
@@ -581,7 +581,13 @@ def to_anndata(explanations: Sequence[Explanation]) -> Any:
 
 def _write_anndata(path: Path, request: Exported) -> None:
     table = to_anndata(request.explanations)
-    write_atomically(path, lambda part: table.write_h5ad(part))
+    io = load_optional("anndata.io", "anndata")
+
+    def write(part: str) -> None:
+        with create_hdf5(part) as (file, _):
+            io.write_elem(file, "/", table)
+
+    write_atomically(path, write)
 
 
 _BUILT_IN = {

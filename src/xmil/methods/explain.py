@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter
 from xmil.core.explanation import Explanation, mean_audit
+from xmil.core.request import MOST_PASSES
 from xmil.methods.check import check_attributions, with_notes
 from xmil.methods.lrp import check_zero_map
 from xmil.methods.method import (
@@ -299,8 +300,9 @@ def deal(n: int, *, contexts: int, keep: float | None, seed: int | Sequence[int]
         raise bad_parameter("keep", "contexts", "a float in the range (0, 1], or None", keep)
     size = max(1, ceil((0.5 if keep is None else keep) * n - 1e-9))  # 0.1 * 30 is a little above 3
     fewest = ceil(FEWEST * n / size)
-    if isinstance(contexts, bool) or not isinstance(contexts, int) or contexts < fewest:
-        need = f"an int in the range [{fewest}, inf), so that each of {n} patches is in {FEWEST} sub-bags"
+    most = max(fewest, MOST_PASSES)
+    if isinstance(contexts, bool) or not isinstance(contexts, int) or not fewest <= contexts <= most:
+        need = f"an int in the range [{fewest}, {most}], so that each of {n} patches is in {FEWEST} sub-bags"
         raise bad_parameter("contexts", "explain", need, contexts)
     rng = np.random.default_rng(seed_words(seed, "contexts"))
     sizes = [size] * contexts

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError, check_choice, check_count
 from xmil.core.explanation import Audit
+from xmil.core.request import MOST_PASSES
 from xmil.lrp import COMPARE
 from xmil.methods.method import (
     Attribution,
@@ -123,7 +124,7 @@ def integrated_gradients(
     With a `baseline` the path starts at a bag of such instances, times the `strength`. In the audit the bias
     is the output at the start and `other` the convergence gap.
     """
-    check_count("steps", steps, owner="ig")
+    check_count("steps", steps, most=MOST_PASSES, owner="ig")
     check_choice("integration", integration, INTEGRATIONS, owner="ig")
     centre = find_baseline(baseline, strength, network=network, x=x, method="ig")
     start = torch.zeros_like(x) if centre is None else centre.shift.expand_as(x).contiguous()

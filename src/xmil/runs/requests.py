@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import InputError, bad_parameter
-from xmil.core.request import Request, field_types, option, options, owner, pop_old
+from xmil.core.request import MOST_PASSES, Request, field_types, option, options, owner, pop_old
 from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Workers
 
@@ -172,7 +172,7 @@ class DeviceRequest(RunRequest):
 class SeededRequest(DeviceRequest):
     """A request whose work runs on a device, with draws of a seed."""
 
-    seed: int = option("Seed of all random draws.", 0, panel=COMPUTE, decides=True)
+    seed: int = option("Seed of all random draws.", 0, panel=COMPUTE, decides=True, least=0)
 
 
 MODEL = (
@@ -305,7 +305,11 @@ class ExplainRequest(CohortRequest):
         "A parameter of one method, such as ig.steps=100; may be repeated.", None, panel=WHAT, flag="--param"
     )
     contexts: int = option(
-        "Average lrp, ig and gxi over this many random sub-bags, with errors.", 0, panel=WHAT, least=0
+        "Average lrp, ig and gxi over this many random sub-bags, with errors.",
+        0,
+        panel=WHAT,
+        least=0,
+        most=MOST_PASSES,
     )
     interactions: int = option(
         "Find pairs that act together among this many of the strongest patches.", 0, panel=WHAT, least=0
@@ -363,8 +367,10 @@ class EvaluateRequest(CohortRequest):
     modes: tuple[str, ...] = option(
         "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), panel=WHAT
     )
-    steps: int = option("Steps per curve.", 100, panel=WHAT, least=1)
-    orders: int = option("Random orders for the band in pictures; verdicts use 200.", 20, panel=WHAT, least=2)
+    steps: int = option("Steps per curve.", 100, panel=WHAT, least=1, most=MOST_PASSES)
+    orders: int = option(
+        "Random orders for the band in pictures; verdicts use 200.", 20, panel=WHAT, least=2, most=MOST_PASSES
+    )
     smallest: float = option(
         "Smallest difference in mean AUPC that makes a method better than another.", 0.01, panel=WHAT, least=0
     )
@@ -725,5 +731,5 @@ class InsightRequest(RunRequest):
     sanity: int = option(
         "Slides for the card's sanity tests, with a model; 0 for none.", 10, panel=WHAT, least=0
     )
-    seed: int = option("Seed for the sample, the dictionary and the tests.", 0, panel=COMPUTE)
+    seed: int = option("Seed for the sample, the dictionary and the tests.", 0, panel=COMPUTE, least=0)
     format: str = option("Layout of the feature files, if it cannot be recognised.", "auto", panel=INPUT)

@@ -138,7 +138,7 @@ def choose_recipe(request: ExplainRequest, spec: ModelSpec | None) -> tuple[dict
         _check_encoder(encoder, width, weights=request.weights, random=random)
     elif encoder is None and facts.get("encoder"):
         what = f"an encoder that a file may choose (it has {facts['encoder']!r})"
-        missing["encoder"] = Unrecorded(what, str(facts["encoder"]))
+        missing["encoder"] = Unrecorded(what, "ENCODER")
     if missing:
         raise InputError(_say_missing(request, missing))
     _check_encoder(encoder, width, weights=request.weights, random=random)

@@ -83,7 +83,7 @@ def _parse(content: bytes, path: Path) -> Manifest:
     try:
         header = parse_json(head)
         count, digest, layout = header["files"], header["sha256"], header["layout"]
-        lines = rest.removesuffix(b"\n").split(b"\n") if rest else []
+        lines = rest.splitlines(keepends=True)
         listed = lines[:count]
         if not head.startswith(MARK) or layout != LAYOUT or _list_digest(listed) != digest:
             raise ValueError
@@ -99,7 +99,7 @@ def _parse(content: bytes, path: Path) -> Manifest:
 
 
 def _list_digest(lines: Iterable[bytes]) -> str:
-    return hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest()
+    return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
 def _take(manifest: Manifest, line: Any) -> None:
@@ -220,9 +220,9 @@ def _write(folder: Path, manifest: Manifest) -> None:
     lines: list[dict[str, Any]] = [{"run": name} for name in sorted(manifest.runs)]
     lines += [{"path": path, **entry} for path, entry in sorted(manifest.entries.items())]
     lines += [{"begin": manifest.begun}] if manifest.begun else []
-    texts = [json.dumps(line).encode() for line in lines]
+    texts = [json.dumps(line).encode() + b"\n" for line in lines]
     header = {"xmil": "manifest", "layout": LAYOUT, "files": len(texts), "sha256": _list_digest(texts)}
-    write_text(folder / MANIFEST, b"\n".join([json.dumps(header).encode(), *texts, b""]).decode())
+    write_text(folder / MANIFEST, b"".join([json.dumps(header).encode() + b"\n", *texts]).decode())
 
 
 def list_files(folder: Path) -> Iterator[str]:

@@ -6,6 +6,7 @@ import _compat_pickle
 import collections
 import io
 import math
+import os
 import pickle
 import re
 import sys
@@ -344,10 +345,19 @@ HEAD_TYPES = ("classification", "regression", "survival")
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read the settings that xMIL (args.json) or MIL-Lab (config.json) wrote beside the weights."""
     for name in SETTINGS:
-        if (folder / name).is_file():
+        if _is_beside(folder / name):
             settings = _json(folder / name)
             return dict(settings) if isinstance(settings, Mapping) else {}
     return {}
+
+
+def _is_beside(path: Path) -> bool:
+    """Whether a side file is there; one that leads nowhere is not the same as none."""
+    if not path.is_file() and os.path.lexists(path):
+        raise CheckpointError(
+            f"{path.name} beside it is a broken link, a pipe or a folder; put the file there or remove it."
+        )
+    return path.is_file()
 
 
 def outputs_beside(folder: Path, settings: Mapping[str, Any], n_outputs: int) -> dict[str, Any]:
@@ -391,7 +401,7 @@ def _positive(value: Any) -> float | None:
 
 def _task(folder: Path, settings: Mapping[str, Any]) -> str | None:
     files = {"regression": REFERENCE, "survival": BINS}
-    beside = {task: name for task, name in files.items() if (folder / name).is_file()}
+    beside = {task: name for task, name in files.items() if _is_beside(folder / name)}
     head_type = settings.get("head_type")
     if head_type not in (None, *HEAD_TYPES):
         types = ", ".join(HEAD_TYPES)
@@ -411,7 +421,7 @@ def _task(folder: Path, settings: Mapping[str, Any]) -> str | None:
 def _reference(folder: Path, settings: Mapping[str, Any]) -> float | tuple[float, ...] | None:
     """Read the value that the outputs are deviations from."""
     path = folder / REFERENCE
-    stored = _json(path) if path.is_file() else settings.get("ref_value")
+    stored = _json(path) if _is_beside(path) else settings.get("ref_value")
     if stored is None:
         return None
     values = stored if isinstance(stored, list) else [stored]
@@ -423,7 +433,7 @@ def _reference(folder: Path, settings: Mapping[str, Any]) -> float | tuple[float
 def _time_bins(folder: Path, n_outputs: int) -> tuple[float, ...] | None:
     """Read the times between the bins: the stored edges without the first and the last."""
     path = folder / BINS
-    if not path.is_file():
+    if not _is_beside(path):
         return None
     try:
         edges = read_arrays(path)[""]
