@@ -89,9 +89,7 @@ class TrainOutcome:
     reports: bool = True  # whether this process prints and writes for all
 
 
-OnJob = Callable[
-    [Job, int], OnStep | None
-]  # called with a job and its number; returns a callback for its steps
+OnJob = Callable[[Job, int], OnStep | None]  # called with a job and its number; returns a callback
 
 
 def make_plan(config: Config) -> TrainingPlan:
@@ -129,9 +127,7 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
     """
     plan = make_plan(config)
     folder = Path(config.out)
-    with (
-        RunFolder(folder, KIND).claim() if is_first_process() else nullcontext()
-    ):  # one process holds the lock
+    with RunFolder(folder, KIND).claim() if is_first_process() else nullcontext():  # one holds the lock
         return _train_all(plan, make_fabric(config), folder, restart=restart, on_job=on_job)
 
 
@@ -139,7 +135,7 @@ def _train_all(
     plan: TrainingPlan, fabric: Any, folder: Path, *, restart: bool, on_job: OnJob | None
 ) -> TrainOutcome:
     config = plan.config
-    if is_first_process():  # before launching others, so that an error is printed once
+    if is_first_process():  # before launching others, to print errors once
         prepare(plan, folder, restart=restart)
     fabric.launch()
     fabric.barrier()
@@ -278,9 +274,7 @@ def _check_same(folder: Path, now: dict[str, Any]) -> None:
         before = read_run(folder) or {}
         config, bags = before["config"], before["bags"]
     except (KeyError, TypeError, InputError):
-        raise InputError(
-            f"{folder}: its {RUN} belongs to another kind of run; choose another out=."
-        ) from None
+        raise InputError(f"{folder}: its {RUN} is from another kind of run; choose another out=.") from None
     changes = differences(config, now["config"])
     if bags != now["bags"]:
         changes.append(

@@ -162,8 +162,8 @@ def _with_features(data: Data) -> tuple[Cohort, list[str]]:
             break
     featured = cohort.take(i for i, name in enumerate(cohort.slides) if name in paths)
     notes = [cohort.taken] if cohort.taken else []
-    if len(missing):
-        notes.append(_list_names("slides have no features and are left out", missing.slides))
+    missing_note = "slides have no features and are left out"
+    notes += [_list_names(missing_note, missing.slides)] if len(missing) else []
     notes += [_list_names("links were not followed", links)] if links else []
     return featured.with_column("path", [paths[name] for name in featured.slides]), notes
 
