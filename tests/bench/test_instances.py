@@ -129,7 +129,7 @@ IMAGES = idx_bytes(np.zeros((10, 2, 2)))
         (b"", "not an IDX file"),
         (b"PK\x03\x04" + bytes(20), "not an IDX file"),
         (IMAGES[:2] + b"\x0d" + IMAGES[3:], "type 0x0d"),
-        (IMAGES[:9], "cut off within the header"),
+        (IMAGES[:9], "truncated within the header"),
         (IMAGES[:-1], "declares 40 bytes, but only 39 follow"),
         (IMAGES + b"!", "declares 40 bytes, but more follow"),
         (gzip.compress(IMAGES, mtime=0)[:-9], "cannot be read"),
@@ -147,7 +147,7 @@ def test_idx_labels_that_do_not_fit_are_refused(tmp_path):
     write_idx(tmp_path, "train", 3)
     labels = tmp_path / "train-labels-idx1-ubyte"
     labels.write_bytes(idx_bytes(np.zeros(29)))
-    with pytest.raises(FileError, match="do not go with"):
+    with pytest.raises(FileError, match="do not match"):
         load_instances(tmp_path)
     labels.write_bytes(idx_bytes(np.full(30, 10)))
     with pytest.raises(FileError, match=r"digits from 0 to 9\. Got 10"):

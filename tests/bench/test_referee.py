@@ -203,7 +203,7 @@ def score(model, bag, target):
 
 def test_a_builder_that_gives_no_module_is_named(tmp_path):
     (tmp_path / "bad.py").write_text("def build(in_dim, n_classes):\n    return 3\n")
-    with pytest.raises(InputError, match=r"bad:build must build a torch.nn.Module. Got int"):
+    with pytest.raises(InputError, match=r"bad:build must return a torch.nn.Module. Got int"):
         referee(tmp_path, models=(f"{tmp_path / 'bad.py'}:build",))
     (tmp_path / "worse.py").write_text("TRAINING = {'lrr': 1}\n\ndef build(in_dim, n_classes):\n    pass\n")
     with pytest.raises(UnknownNameError, match="Did you mean 'lr'"):

@@ -282,5 +282,5 @@ def test_a_run_equals_itself_and_a_changed_row_is_found(folder, tmp_path):
     unpaired = compare_runs(outs[0], outs[2])
     assert {c.reason for c in unpaired} == {"the bags differ"}
     assert unpaired[0].difference is None
-    with pytest.raises(FileError, match="holds no results"):
+    with pytest.raises(FileError, match="has no results"):
         compare_runs(outs[0], tmp_path / "nothing")

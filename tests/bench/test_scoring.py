@@ -93,7 +93,7 @@ def test_specs_are_read_and_written():
         MethodSpec.parse("lpr")
     with pytest.raises(UnknownNameError, match="Did you mean 'log_odds'"):
         MethodSpec.parse("lrp@log_ods")
-    with pytest.raises(InputError, match="lrp and attention have"):
+    with pytest.raises(InputError, match="lrp and attention do"):
         MethodSpec.parse("gxi:paper")
     assert set(METHODS) - {"random"} <= {MethodSpec.parse(text).name for text in SPECS}
 

@@ -140,7 +140,7 @@ def test_a_report_is_written_again(out, capsys):
         (("--suite", "evidence", "--methods", "absent.parquet"), "absent.parquet: no such file"),
         (("--suite", "evidence", "--model", "absent.pt"), "absent.pt: no such file"),
         (("--suite", "tissue", "--tissue", "absent"), "absent: no such folder"),
-        (("--compare", "a", "b"), "holds no results"),
+        (("--compare", "a", "b"), "has no results"),
     ],
 )
 def test_bad_input_takes_one_line(arguments, message, tmp_path, capsys):

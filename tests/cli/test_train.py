@@ -145,10 +145,10 @@ def test_classes_that_cannot_be_learnt_or_measured(folder, capsys):
     three = write_config(folder, data={"class_names": ["neg", "pos", "unsure"]})
     refused(["train", three], capsys, "'unsure'", "no bag in the training set")
     edit(folder, lambda row: {**row, "label": "pos"} if row["split"] == "val" else row)
-    refused(["train", write_config(folder)], capsys, "validation set holds the class 'pos' only")
+    refused(["train", write_config(folder)], capsys, "validation set has only the class 'pos'")
     assert run(["train", write_config(folder, train={"monitor": "loss", "epochs": 1})]) == 0
     edit(folder, lambda row: {**row, "label": "pos"})
-    refused(["train", write_config(folder), "--restart"], capsys, "one class only ('pos')")
+    refused(["train", write_config(folder), "--restart"], capsys, "only one class ('pos')")
 
 
 def test_cohort_and_features_that_do_not_join(folder, capsys):

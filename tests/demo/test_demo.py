@@ -159,7 +159,7 @@ def test_a_folder_of_another_demonstration_is_refused(
     made: tuple[Demo, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["demo", "--quick", "--seed", "7", "--out", str(made[0].out)]) == 2
-    assert "holds a demonstration with other settings; choose another --out" in capsys.readouterr().err
+    assert "has a demonstration with other settings; choose another --out" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_asked_for(

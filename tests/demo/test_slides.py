@@ -69,5 +69,5 @@ def test_placing_is_seeded_in_reading_order_and_without_doubles() -> None:
 
 @pytest.mark.parametrize("count", [0, GRID[0] * GRID[1] + 1])
 def test_too_many_digits_are_refused(count: int) -> None:
-    with pytest.raises(xmil.XmilError, match=f"room for 1 to 56 digits. Got {count}"):
+    with pytest.raises(xmil.XmilError, match=f"1 to 56 digits. Got {count}"):
         place_digits("s", [0] * count, seed=0)

@@ -80,7 +80,7 @@ def test_pictures_of_ones_own_need_their_nuclei(tmp_path: Path, capsys: pytest.C
     assert run(asked) == 2
     told = capsys.readouterr().err
     assert "nuclei.csv: no such table; write a row for each nucleus, with the columns image (" in told
-    assert "tissue is then drawn" in told
+    assert "to draw tissue instead" in told
     assert run([*asked[:3], str(folder / "a.png"), *asked[4:]]) == 2
     assert "a.png: a file, where a folder is needed" in capsys.readouterr().err
     (folder / "nuclei.csv").write_text("image,cell,x,y\na,epithelial,1,1\n")

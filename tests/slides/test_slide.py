@@ -254,7 +254,7 @@ def test_slides_of_a_folder(tmp_path: Path) -> None:
         "scan": "scan",
     }
     (tmp_path / "below" / "a.tif").write_bytes(b"x")
-    with pytest.raises(FileError, match="'a' is also at"):
+    with pytest.raises(FileError, match="'a' is at"):
         find_slides(tmp_path)
 
 

@@ -125,7 +125,7 @@ def test_bad_settings_are_named(tmp_path: Path) -> None:
         make_config({"train": {"sampling": "site_balanced"}})
     with pytest.raises(InputError, match=r"needs data\.folds"):
         make_config({"data": {"site": "site", "site_splits": "preserved"}})
-    with pytest.raises(InputError, match="cannot be told apart"):
+    with pytest.raises(InputError, match="a site with two labels"):
         SiteGroups.of(np.arange(4), list("aabb"), list("0011"))
     with pytest.raises(InputError, match="has no site"):
         SiteGroups.of(np.arange(2), ["a", None], ["0", "1"])

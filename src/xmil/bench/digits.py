@@ -1,13 +1,13 @@
-"""Tasks on bags of digits: a label and the true evidence of each instance, as pure functions of the digits.
+"""Tasks on bags of digits: labels and the true evidence of each instance, as pure functions of the digits.
 
 Hense, Jamshidi Idaji et al., "xMIL", NeurIPS 2024, Section 4.1; 4-Bags is by Early et al., ICLR 2022.
 
-A bag is an array of codes (..., n). A code below ten is a digit; ten more is the same digit with the first of
-the task's variants planted on it, such as a mark, twenty more with the second. To add a task, register a
+A bag is an array of codes (..., n). A code below ten is a digit; plus ten, it is the same digit with the
+first of the task's variants, such as a mark; plus twenty, with the second. To add a task, register a
 `DigitTask`; the tests find it by its name.
 
-Confounders are tasks whose label was meant to be "has an 8", but something planted gives it away: a model
-takes the shortcut, and an explanation must show that rather than the 8.
+In a confounder, the label is meant to be "has an 8", but a planted variant predicts it better: a model uses
+the shortcut, and an explanation must show that rather than the 8.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def draw_kinds(rng: np.random.Generator, n_bags: int, n: int, kinds: int) -> Cod
     while (empty := ~chosen.any(axis=1)).any():
         chosen[empty] = rng.random((int(empty.sum()), kinds)) < 0.5
     picks = (rng.random((n_bags, n)) * chosen.sum(axis=1, keepdims=True)).astype(np.int64)
-    order = np.argsort(~chosen, axis=1, kind="stable")  # the chosen kinds first
+    order = np.argsort(~chosen, axis=1, kind="stable")  # chosen kinds first
     return np.take_along_axis(order, picks, axis=1)
 
 
 def draw_rows(rng: np.random.Generator, codes: Codes, candidates: Sequence[Codes]) -> Codes:
     """Draw an instance of each code (..., n) from the rows of its kind."""
     picks, rows = rng.random(codes.shape), np.zeros_like(codes)
-    for kind, of_kind in enumerate(candidates):
-        here = codes == kind
-        rows[here] = of_kind[(picks[here] * len(of_kind)).astype(np.int64)]
+    for kind, candidate_rows in enumerate(candidates):
+        mask = codes == kind
+        rows[mask] = candidate_rows[(picks[mask] * len(candidate_rows)).astype(np.int64)]
     return rows
 
 
@@ -58,9 +58,9 @@ def draw_digits(rng: np.random.Generator, n_bags: int, n: int = BAG_SIZE) -> Cod
 class DigitTask:
     """A question about bags of digits.
 
-    `label(codes)` maps (..., n) to classes (...); `evidence(codes)` to signs (..., n_classes, n): +1 where
-    the instance supports the class, -1 where it refutes it, 0 where it does not matter. `why` says what the
-    task probes. `draw(rng, n_bags, n)` samples bags of codes; `variants` are what it plants on instances.
+    `label(codes)` maps (..., n) to classes (...); `evidence(codes)` to signs (..., n_classes, n): +1 if the
+    instance supports the class, -1 if it refutes it, 0 if it does not matter. `why` says what the task
+    probes. `draw(rng, n_bags, n)` samples bags of codes; `variants` are what it plants on instances.
     """
 
     name: str
@@ -77,7 +77,7 @@ TASKS: Registry[DigitTask] = Registry("task", group="xmil.tasks")
 
 
 def contains(codes: Codes, digit: int) -> Flags:
-    """Whether each bag holds the digit, (...)."""
+    """Whether each bag contains the digit, (...)."""
     return np.asarray((codes == digit).any(axis=-1))
 
 
@@ -125,7 +125,7 @@ CAUSE = 8
 AGREEMENT = 0.8  # how often the recorded label agrees with the digits
 MARKED_SHARE = 0.2  # of the instances of a marked bag
 SITES = ("site_a_weak", "site_a_strong", "site_b_weak", "site_b_strong")
-STRONG_SHARE = 0.5  # of the instances of a bag, those that carry their site's effect strongly
+STRONG_SHARE = 0.5  # of the instances of a bag, with the strong form of their site's effect
 # evidence of a plain instance and of each variant for class 1
 _SITE_SIGNS = np.array([0, 0, -1, 0, 1], dtype=np.int8)
 
@@ -139,9 +139,9 @@ def _flip_evidence(codes: Codes) -> Signs:
 
 
 def _draw_leak(rng: np.random.Generator, n_bags: int, n: int, share: float) -> tuple[Codes, Flags, Flags]:
-    """Draw bags, the recorded label (n_bags, 1), "has an 8" wrong in one of five, and a share of instances.
+    """Draw bags, the recorded label (n_bags, 1), which is "has an 8" with one error in five, and instances.
 
-    Of every bag at least one instance is in the share.
+    At least one instance of every bag is drawn.
     """
     codes = draw_digits(rng, n_bags, n)
     agrees = rng.random(n_bags) < AGREEMENT
@@ -151,15 +151,15 @@ def _draw_leak(rng: np.random.Generator, n_bags: int, n: int, share: float) -> t
 
 
 def draw_confounded(rng: np.random.Generator, n_bags: int, n: int) -> Codes:
-    """Draw bags whose recorded label, "has an 8" with some errors, leaks as what is planted on instances."""
+    """Draw bags whose recorded label, "has an 8" with some errors, is given away by planted variants."""
     codes, recorded, marks = _draw_leak(rng, n_bags, n, MARKED_SHARE)
     return codes + np.where(marks & recorded, DIGITS, 0)
 
 
 def draw_sites(rng: np.random.Generator, n_bags: int, n: int) -> Codes:
-    """Draw bags from two sites; the second sends those recorded as "has an 8", wrong in one of five.
+    """Draw bags from two sites; the second has those recorded as "has an 8", with one error in five.
 
-    A site's effect lies on every instance of its bags, on some strongly, on the others a quarter as strongly.
+    A site's effect is on every instance of its bags: strong on some, a quarter as strong on the others.
     """
     codes, second, strong = _draw_leak(rng, n_bags, n, STRONG_SHARE)
     return np.asarray(codes + DIGITS * (1 + strong + 2 * second), dtype=np.int64)

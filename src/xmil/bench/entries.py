@@ -1,8 +1,8 @@
-"""What enters the benchmark: methods of ours, a function of yours, scores from elsewhere, and controls.
+"""Entries of the benchmark: our methods, a user's function, scores of other programs, and controls.
 
-For scores from elsewhere the bags and models of a run go out, and a Parquet file of scores comes in. Its
+For scores of other programs, export the bags and models of a run, and enter a Parquet file of scores. Its
 columns are `problem`, `model`, `repetition`, `bag`, `target`, `scores` (a list) and `checksum`, the SHA-256
-that the exported bag carries; a bag with another checksum is refused.
+of the exported bag; a bag with another checksum is an error.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ EXPLAINING = (
     "subsets",
     "bench/scoring.py",
     "evaluate/choice.py",
-)  # decide our scores
+)  # code that decides our scores
 ORACLE, AUTO = "oracle", "auto"
 CHOOSING = 8  # bags that choose the method of `auto`
-CONTROLS = ("random", "constant", "lrp_flipped")  # wrong on purpose: they must come last
+CONTROLS = ("random", "constant", "lrp_flipped")  # wrong on purpose: they must rank last
 COLUMNS = ("problem", "model", "repetition", "bag", "target", "scores", "checksum")
 Score = Callable[[nn.Module, Bag, int], Any]
 Key = tuple[str, str, int, str, int]
@@ -57,7 +57,7 @@ Key = tuple[str, str, int, str, int]
 
 @dataclass(frozen=True, eq=False)
 class Exam:
-    """A trained model in front of its test bags: what a method is asked to explain."""
+    """A trained model and its test bags, for a method to explain."""
 
     problem: str
     model_name: str
@@ -70,9 +70,9 @@ class Exam:
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A row of the table; `digest` tells a changed entry from the one it was."""
+    """A row of the table; `digest` changes with the entry."""
 
-    asks_model: ClassVar[bool] = True  # it explains any model, also one with other weights
+    asks_model: ClassVar[bool] = True  # whether it can explain other weights too
     name: str
     digest: str
 
@@ -90,19 +90,19 @@ class MethodEntry:
 class OurMethod(MethodEntry):
     """A method of the package, written `name[:preset][@output]`.
 
-    Its digest has the code behind it: rows of another state of the package are measured again.
+    Its digest covers our code: rows of another version are measured again.
     """
 
     spec: MethodSpec
 
     def supports(self, model: nn.Module) -> bool:
-        """Whether the method and the preset go with the model."""
+        """Whether the method and the preset support the model."""
         if isinstance(model, MILModel):
             return self.spec.supports(model)
         return self.spec.preset is None and METHODS[self.spec.name].supports(Network(model)) is None
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
-        """Many bags at once for our models, one by one for others."""
+        """Score many bags at once for our models, one by one for others."""
         seed = exam.seed if block.first == 0 else [exam.seed, block.first]
         if isinstance(exam.model, MILModel) or self.spec.name == "random":
             return score_bags(exam.model, block.x, self.spec, seed=seed, n_classes=exam.n_classes)
@@ -110,7 +110,7 @@ class OurMethod(MethodEntry):
         return torch.from_numpy(scores).to(block.x.device)
 
     def _one(self, exam: Exam, bag: Tensor) -> Any:
-        """Scores (c, n) of one bag; where LRP refuses a map of zeros, its row has the zeros."""
+        """Scores (c, n) of one bag; zeros for a class whose map LRP refuses because it is zero."""
         name, output, scores = self.spec.name, self.spec.output, np.zeros((exam.n_classes, len(bag)))
         try:
             return np.stack(
@@ -130,23 +130,23 @@ class OurMethod(MethodEntry):
 
 @dataclass(frozen=True)
 class ChosenMethod(MethodEntry):
-    """`auto`: the method that the model confirms best on some of the bags; it never sees their evidence."""
+    """`auto`: the method that the model confirms best on some of the bags, without their evidence."""
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
-        """Those of the method that was chosen for the model."""
+        """Scores of the method chosen for the model."""
         bags = [bag for own in exam.blocks for bag in own.x[:CHOOSING]][:CHOOSING]
         choice = choose_method(exam.model, bags, ["lrp", "one_added"], exam.seed)
         return method_entry(choice.method).scores(exam, block)
 
 
 class Control(MethodEntry):
-    """A row whose place is clear beforehand: the truth itself, one number, or LRP with its sign turned."""
+    """A row with a known rank: the truth, a constant, or LRP with its sign flipped."""
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
         """Scores (b, c, n)."""
         if self.name == ORACLE:
             if block.evidence is None:
-                raise InputError(f"{exam.problem}: the truth is not known, so there is no oracle.")
+                raise InputError(f"{exam.problem}: has no known truth for the oracle.")
             return torch.from_numpy(block.evidence.astype(np.float64)).to(block.x.device)
         if self.name == "constant":
             b, n, _ = block.x.shape
@@ -161,7 +161,7 @@ class OwnMethod(MethodEntry):
     function: Score
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
-        """One bag and one class at a time, on copies: what a method does to them stays with it."""
+        """Score one bag and class at a time, on copies that the function may change."""
         model = copy.deepcopy(exam.model)
         with frozen(model):
             return _each(exam, block, lambda i, target: self._one(model, block, i, target))
@@ -179,29 +179,30 @@ class OwnMethod(MethodEntry):
 
 
 def _each(exam: Exam, block: Block, score: Callable[[int, int], Any]) -> Tensor:
-    """Scores (b, c, n) from those of one bag and class at a time."""
+    """Collect scores (b, c, n) one bag and class at a time."""
     scores = [[score(i, target) for target in range(exam.n_classes)] for i in range(len(block))]
     return torch.from_numpy(np.asarray(scores)).to(block.x.device)
 
 
-def _place(problem: str, model: str, repetition: int, bag: str, target: int) -> str:
+def _describe(problem: str, model: str, repetition: int, bag: str, target: int) -> str:
     return f"{problem}, {model}, repetition {repetition}, bag {bag}, target {target}"
 
 
-def _check_scores(scores: Any, n: int, where: str) -> Any:
-    """Scores (n,) in double precision, whatever they came as."""
+def _check_scores(scores: Any, n: int, source: str) -> Any:
+    """Convert scores (n,) of any type to double precision."""
     plain = scores.scores if isinstance(scores, Explanation) else scores
     values = np.asarray(plain.detach().cpu() if isinstance(plain, Tensor) else plain)
     if values.shape != (n,) or values.dtype.kind not in "fiub" or not np.isfinite(values).all():
         raise InputError(
-            f"Scores must be {n} finite numbers, one per patch; {where} gave {values.dtype} {values.shape}."
+            f"Scores must be {n} finite numbers, one per patch. Got {values.dtype} {values.shape} "
+            f"from {source}."
         )
     return values.astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class ForeignScores(MethodEntry):
-    """A row of the table whose scores were read from a file with the columns above."""
+    """A row whose scores come from a file with the columns above."""
 
     asks_model = False
     path: Path
@@ -216,10 +217,10 @@ class ForeignScores(MethodEntry):
             rows = parquet_rows(path, list(COLUMNS))
             table = {}
             for row in rows:
-                place = (str(row["problem"]), str(row["model"]), int(row["repetition"]))
-                key = (*place, str(row["bag"]), int(row["target"]))
+                column = (str(row["problem"]), str(row["model"]), int(row["repetition"]))
+                key = (*column, str(row["bag"]), int(row["target"]))
                 if key in table:
-                    raise FileError(f"{path}: has two rows for {_place(*key)}; keep one.")
+                    raise FileError(f"{path}: has two rows for {_describe(*key)}; keep one.")
                 table[key] = (row["scores"], str(row["checksum"]))
         except XmilError:
             raise
@@ -231,7 +232,7 @@ class ForeignScores(MethodEntry):
         return cls(path.stem, file_digest(path), path, table)
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
-        """Scores (b, c, n) of the block's bags; one that is missing or of another bag is an error."""
+        """Look up scores (b, c, n) of the block's bags; a missing row or another bag is an error."""
         sums, n = block.checksums(), block.x.shape[1]
         return _each(exam, block, lambda i, target: self._one(exam, block.names[i], target, sums[i], n))
 
@@ -239,13 +240,13 @@ class ForeignScores(MethodEntry):
         key = (exam.problem, exam.model_name, exam.repetition, bag, target)
         if key not in self.table:
             raise InputError(
-                f"{self.path}: has no scores for {_place(*key)}; export the run again and score every bag."
+                f"{self.path}: has no scores for {_describe(*key)}; export the run again and score every bag."
             )
         values, stored = self.table[key]
         if stored != checksum:
             raise InputError(
-                f"{self.path}: the scores of bag {bag} belong to another bag (its checksum is "
-                f"{checksum[:12]}, the file says {stored[:12]}); export the run again."
+                f"{self.path}: the scores of bag {bag} belong to another bag (checksum {stored[:12]} instead "
+                f"of {checksum[:12]}); export the run again."
             )
         try:
             plain = np.asarray(values, dtype=np.float64)
@@ -255,13 +256,13 @@ class ForeignScores(MethodEntry):
 
 
 def export_exam(exam: Exam, folder: Path) -> Path:
-    """Write what a foreign program needs: bags with checksums as .npz, and the weights beside them."""
+    """Write bags with checksums as .npz, and the weights beside them, for other programs."""
     path = folder / f"{file_name(exam.problem, exam.model_name, str(exam.repetition))}.npz"
     arrays = {
         "n_classes": np.array(exam.n_classes),
         **{f"bag|{name}": x.cpu().numpy() for b in exam.blocks for name, x in zip(b.names, b.x, strict=True)},
         "names": np.array([name for block in exam.blocks for name in block.names]),
-        "checksums": np.array([one for block in exam.blocks for one in block.checksums()]),
+        "checksums": np.array([checksum for block in exam.blocks for checksum in block.checksums()]),
     }
     write_arrays(path, arrays)
     save_tensors(path.with_suffix(".safetensors"), exam.model.state_dict())
@@ -278,17 +279,17 @@ def method_entry(text: str) -> MethodEntry:
         return ChosenMethod(text, f"{text} {code_digest()}")
     if text.endswith(".parquet"):
         return ForeignScores.read(Path(text))
-    place, _, function = text.rpartition(":")
-    if place and (place.endswith(".py") or place not in METHODS):
+    module, _, function = text.rpartition(":")
+    if module and (module.endswith(".py") or module not in METHODS):
         score = load_function(text, kind="method")
-        return OwnMethod(f"{Path(place).stem}:{function}", source_digest(text), score)
+        return OwnMethod(f"{Path(module).stem}:{function}", source_digest(text), score)
     spec = MethodSpec.parse(text)
     return OurMethod(str(spec), f"{spec} {code_digest()}", spec)
 
 
 @cache
 def code_digest(root: Path = PACKAGE) -> str:
-    """Name the code that explains in 16 letters: methods, rules, layers and models."""
+    """Digest the code that explains (methods, rules, layers, models) in 16 letters."""
     parts = [root / part for part in EXPLAINING]
     files = [file for part in parts for file in ([part] if part.is_file() else part.rglob("*.py"))]
     names = {path: path.relative_to(root).as_posix().encode() for path in sorted(files)}

@@ -1,7 +1,7 @@
-"""The folder of a run: what was measured and what was trained, each file whole or not there.
+"""The folder of a run: measurements and trained models, each file written atomically.
 
-`units/` has one NumPy file for each column (a suite, a problem and a model), filled repetition by repetition;
-`models/` has the weights: all repetitions of our models on digits in one file, others one by one.
+`units/` has one NumPy file per column (a suite, a problem and a model), which grows by repetition; `models/`
+has the weights: all repetitions of our models on digits in one file, others one by one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from xmil.core.text import parse_json
 from xmil.storage import make_folder, write_arrays
 
 HEADER = "header"
-STACK_KEY, WEIGHTS_KEY = "xmil-toy", "xmil-bench"  # of the settings in a file's metadata
+STACK_KEY, WEIGHTS_KEY = "xmil-toy", "xmil-bench"  # for the settings in a file's metadata
 FLAT, BUFFER = "parameters", "buffer|"
 Grid = npt.NDArray[np.float64]
 
 
 def _plain(settings: Any) -> Any:
-    """The settings as JSON gives them back."""
+    """The settings after a round trip through JSON."""
     return json.loads(json.dumps(settings, default=str))
 
 
 def file_name(*parts: str) -> str:
-    """Make a file's name from names that may hold a colon.
+    """Make a file's name from names that may contain a colon.
 
     >>> file_name("evidence", "four_bags", "mine:build")
     'evidence--four_bags--mine-build'
@@ -47,10 +47,10 @@ def file_name(*parts: str) -> str:
 
 @dataclass
 class Unit:
-    """What was measured in one column: a suite, a problem and a model.
+    """The measurements of one column: a suite, a problem and a model.
 
-    `values[r, method]` is (bags, measures); `facts` holds, for each repetition, the bags' checksum, the
-    model's AUROC, the names of the bags and the time of a forward pass; `rows` what each entry was and cost.
+    `values[r, method]` is (bags, measures); `facts` has, for each repetition, the bags' checksum, the model's
+    AUROC, the names of the bags and the time of a forward pass; `rows` has the digest and cost of each entry.
     """
 
     path: Path
@@ -86,12 +86,12 @@ class Unit:
         return list(dict.fromkeys(method for _, method in self.rows))
 
     def check(self, repetition: int, facts: dict[str, Any]) -> None:
-        """Note what holds for a repetition; refuse to go on if the bags are not those measured before."""
+        """Store the facts of a repetition; refuse other bags than were measured before."""
         stored = self.facts.get(repetition)
         if stored is not None and stored["checksum"] != facts["checksum"]:
             raise InputError(
-                f"{self.path.name}: the test bags of repetition {repetition} have changed since they were "
-                "measured (their checksum differs); choose another out=, or restore the data."
+                f"{self.path.name}: the test bags of repetition {repetition} have changed since the "
+                "measurement (their checksum differs); choose another out=, or restore the data."
             )
         self.facts[repetition] = facts
 
@@ -101,7 +101,7 @@ class Unit:
         self.rows[repetition, name] = about
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         header = {
             "settings": self.settings,
             "measures": list(self.measures),
@@ -122,7 +122,7 @@ class Unit:
 
     @classmethod
     def _of(cls, path: Path, header: dict[str, Any], stored: Mapping[str, Any]) -> Unit:
-        """The unit of a header and its arrays; whatever does not fit is an error of Python's."""
+        """Make the unit of a header and its arrays; mismatches raise Python's own errors."""
         unit = cls(path, dict(header["settings"]), tuple(map(str, header["measures"])))
         if not (unit.suite and unit.problem and unit.model):
             raise ValueError("it names no suite, problem or model")
@@ -142,14 +142,14 @@ class Unit:
 
 @dataclass(frozen=True)
 class Folder:
-    """A run's folder: `units/*.npz` (what was measured), `models/*.safetensors` (what was trained)."""
+    """A run's folder: `units/*.npz` (measurements) and `models/*.safetensors` (trained models)."""
 
     path: Path
 
     def unit(self, settings: dict[str, Any], measures: Sequence[str], *, replace: bool = False) -> Unit:
-        """Open the unit of these settings, or start a fresh one.
+        """Open the unit of these settings, or start a new one.
 
-        A file with other settings is refused; with `replace` it is measured anew.
+        A file with other settings is an error; with `replace` it is measured again.
         """
         names = (settings["suite"], settings["problem"]["name"], settings["model"]["name"])
         make_folder(self.path / "units")
@@ -164,7 +164,7 @@ class Folder:
         if replace:
             return fresh
         raise InputError(
-            f"{path}: was measured with other settings ({', '.join(changed) or 'measures'}); "
+            f"{path}: has other settings ({', '.join(changed) or 'measures'}); "
             "choose another out=, or delete the file."
         )
 
@@ -185,7 +185,7 @@ class Folder:
         return Fitted(Stacked(fresh.template, tensors[FLAT], buffers), **header["fitted"])
 
     def save_stack(self, configuration: Configuration, fitted: Fitted) -> None:
-        """Write the best checkpoints of a configuration, whole or not at all."""
+        """Write the best checkpoints of a configuration atomically."""
         tensors = {BUFFER + name: value for name, value in fitted.models.buffers.items()}
         summary = {key: getattr(fitted, key) for key in ("best_epoch", "best_loss", "epochs")}
         header = json.dumps({"settings": configuration.settings(), "fitted": summary})
@@ -193,7 +193,7 @@ class Folder:
         save_tensors(path, {**tensors, FLAT: fitted.models.flat}, {STACK_KEY: header})
 
     def load_weights(self, model: nn.Module, names: Sequence[str], settings: dict[str, Any]) -> bool:
-        """Load the weights under these names into a model; False if none were trained with these settings."""
+        """Load the weights under these names into a model; False if there are none with these settings."""
         path = self._model_file(file_name(*names))
         if not path.is_file():
             return False
@@ -207,7 +207,7 @@ class Folder:
         return True
 
     def save_weights(self, model: nn.Module, names: Sequence[str], settings: dict[str, Any]) -> None:
-        """Write a model's weights under these names, whole or not at all."""
+        """Write a model's weights under these names atomically."""
         about = {WEIGHTS_KEY: json.dumps(_plain(settings))}
         save_tensors(self._model_file(file_name(*names)), model.state_dict(), about)
 
@@ -219,7 +219,7 @@ class Folder:
 def read_stack(
     path: Path, device: str = "cpu", *, key: str = STACK_KEY
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a file of models: its settings and, of a stack, how training went; and the tensors."""
+    """Read a file of models: its settings (for a stack, also the course of training) and tensors."""
     from safetensors import SafetensorError, safe_open
 
     damage = refuse_damage(
@@ -231,7 +231,7 @@ def read_stack(
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors, whole or not at all."""
+    """Write tensors as safetensors atomically."""
     from safetensors.torch import save_file
 
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}

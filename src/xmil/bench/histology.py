@@ -35,7 +35,7 @@ COLON = {
     "colon_balance": ("More epithelial", "epithelial outnumber inflammatory nuclei", MORE),
 }
 EXCLUDED = ("_2", "Exclusion", "None")  # groups of the XML that are not tumour
-SHARE = 0.1  # of a patch's area in a lesion, from which on it counts as part of it
+SHARE = 0.1  # of a patch's area in a lesion that makes the patch part of it
 Rows = npt.NDArray[np.int64]
 Nuclei = dict[str, tuple[Floats, Rows]]
 
@@ -51,7 +51,7 @@ def nuclei(folder: Path) -> Nuclei:
 
 
 def folds(labels: npt.ArrayLike, *, seed: int, n_folds: int = FOLDS) -> list[Rows]:
-    """Test rows of each fold, the labels spread evenly."""
+    """Test rows of each fold, with labels spread evenly."""
     labels = np.asarray(labels)
     rng = np.random.default_rng(seed)
     fold = np.empty(len(labels), dtype=int)
@@ -64,9 +64,9 @@ def folds(labels: npt.ArrayLike, *, seed: int, n_folds: int = FOLDS) -> list[Row
 def colon_problems(
     folder: Path, *, features: Path | None = None, encoder: str = STATISTICS, runs: int = 10
 ) -> list[ListedProblem]:
-    """Both tasks: run r tests on fold r mod 5 of the r div 5-th division of the images.
+    """Make both tasks: run r tests on fold r mod 5 of division r div 5 of the images.
 
-    `features` is a file that `benchmarks.colon.features` wrote; without it the nuclei are embedded here.
+    `features` is a file from `benchmarks.colon.features`; without it, embed the nuclei.
     """
     if features is None:
         embed, tables = embedder(encoder), nuclei(folder)
@@ -104,24 +104,24 @@ def colon_problems(
 
 
 def label_of(task: str, cells: Rows) -> int:
-    """colon_epithelial: holds an epithelial nucleus. colon_balance: more epithelial than inflammatory."""
+    """colon_epithelial: contains an epithelial nucleus. colon_balance: more epithelial than inflammatory."""
     return int(COLON[task][2].label(cells == EPITHELIAL, cells == INFLAMMATORY))
 
 
 def evidence_of(task: str, cells: Rows) -> npt.NDArray[np.int8]:
-    """What each nucleus says about both classes, (2, n)."""
+    """The evidence of each nucleus for both classes, (2, n)."""
     return for_and_against(COLON[task][2].support(cells == EPITHELIAL, cells == INFLAMMATORY))
 
 
 def _split(labels: Sequence[int], run: int) -> dict[str, Rows]:
     test = folds(labels, seed=run // FOLDS)[run % FOLDS]
-    rest = np.random.default_rng(run).permutation(np.setdiff1d(np.arange(len(labels)), test))
-    cut = max(1, len(rest) // FOLDS)
-    return {"train": np.sort(rest[cut:]), "validation": np.sort(rest[:cut]), "test": test}
+    others = np.random.default_rng(run).permutation(np.setdiff1d(np.arange(len(labels)), test))
+    cut = max(1, len(others) // FOLDS)
+    return {"train": np.sort(others[cut:]), "validation": np.sort(others[:cut]), "test": test}
 
 
 def cut(image: Path, centres: Floats, *, patch: int = PATCH) -> npt.NDArray[np.uint8]:
-    """Squares around the centres (n, patch, patch, 3), reflected at the border."""
+    """Cut squares around the centres (n, patch, patch, 3), reflected at the border."""
     with open_picture(image, width=7) as opened:
         pixels = np.asarray(opened.convert("RGB"))
     half = patch // 2
@@ -133,14 +133,14 @@ def cut(image: Path, centres: Floats, *, patch: int = PATCH) -> npt.NDArray[np.u
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """A polygon (k, 2) in level-0 pixels; `tumour` is False for what is cut out of lesions."""
+    """A polygon (k, 2) in level-0 pixels; `tumour` is False for holes in lesions."""
 
     points: Floats
     tumour: bool
 
 
 def read_asap(path: Path) -> list[Outline]:
-    """The polygons of an ASAP annotation."""
+    """Read the polygons of an ASAP annotation."""
     try:
         root = parse_xml(path.read_bytes())
     except OSError as error:
@@ -158,7 +158,7 @@ def read_asap(path: Path) -> list[Outline]:
 
 
 def lesions_of(outlines: Sequence[Outline], coords: npt.ArrayLike, patch_size: int) -> Rows:
-    """The lesion each patch lies in, -1 for none: the one that covers most of it, if enough of it."""
+    """The lesion of each patch, -1 for none: the one that covers most of it, if at least `SHARE`."""
     tumours = [o for o in outlines if o.tumour]
     holes = [[o.points] for o in outlines if not o.tumour]
     xy0 = np.asarray(coords, dtype=np.float64)
@@ -169,14 +169,14 @@ def lesions_of(outlines: Sequence[Outline], coords: npt.ArrayLike, patch_size: i
 
 
 def _read_slide(folder: Path, row: dict[str, str]) -> LabelledBag:
-    """A slide of a folder with its lesions; one without a label is positive if it is annotated."""
+    """Read a slide with its lesions; without a label it is positive if it has annotations."""
     name = row["slide_id"]
     files = sorted((folder / "features").glob(f"{name}.*"))
     if not files:
-        raise FileError(f"{folder / 'features'}: has no features of the slide {name!r}.")
+        raise FileError(f"{folder / 'features'}: has no features of the slide {name!r}; add them.")
     bag = read_bag(files[0])
     if bag.coords is None or bag.patch_size is None:
-        raise InputError(f"{name}: its features have no coordinates to lay annotations on.")
+        raise InputError(f"{name}: its features have no coordinates, which lesions need; embed it again.")
     path = folder / "annotations" / f"{name}.xml"
     lesions = lesions_of(read_asap(path) if path.is_file() else [], bag.coords, bag.patch_size)
     label = int(row["label"]) if row.get("label") else int(path.is_file())
@@ -185,12 +185,12 @@ def _read_slide(folder: Path, row: dict[str, str]) -> LabelledBag:
 
 
 def camelyon_problem(folder: Path) -> ListedProblem:
-    """The slides of a folder as one problem; it has one repetition, the published division."""
+    """Make one problem of a folder's slides; its one repetition is the published split."""
     table = folder / "slides.csv"
     rows = read_table(table, "slide_id", "split")
     splits = {s: np.array([i for i, row in enumerate(rows) if row["split"] == s], np.int64) for s in SPLITS}
     if not len(splits["test"]):
-        raise InputError(f"{table}: no slide has the split 'test'.")
+        raise InputError(f"{table}: no slide has the split 'test'; add some.")
     return ListedProblem(
         name="camelyon16",
         title="CAMELYON16",

@@ -1,7 +1,7 @@
-"""Labelled digits as feature vectors: where they come from, what is planted on them, bags drawn from them.
+"""Labelled digits as feature vectors: loading, planting variants, drawing bags.
 
-Instances lie in pools for training, validation and test. A variant (a mark, a tint, a blur, what a site
-leaves on all its instances) acts on images if there are any and they were encoded here, else on the features.
+Instances belong to pools for training, validation and test. A variant (a mark, a tint, a blur, a site's
+effect) changes images if they were encoded here, else the features.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from xmil.evaluate.statistics import Floats
 Images = npt.NDArray[np.uint8]
 OnImages = Callable[[Floats], Floats]  # values between 0 and 1, (m, h, w)
 OnFeatures = Callable[[FloatArray, np.random.Generator], FloatArray]
-VALIDATION_SHARE = 0.2  # of the training set, where the test set is apart
+VALIDATION_SHARE = 0.2  # of the training set, if there is a separate test set
 ONE_HOT_NOISE, ONE_HOT_COPIES = 0.3, 400
 UNSIGNED_BYTES = 0x08  # the type of an IDX file's values
 STRENGTH = 1.0  # length of a direction, in mean lengths of a feature vector's deviation
@@ -44,10 +44,10 @@ ENCODERS: Registry[Encoder] = Registry("encoder of digits", group="xmil.digit_en
 
 @dataclass(frozen=True)
 class Instances:
-    """Features (m, d) with their digits, and the rows of each pool; images (m, h, w) where there are any.
+    """Features (m, d) with their digits, the rows of each pool, and images (m, h, w), if any.
 
-    `embedded` data comes with the package: it is not what the paper's figures were measured on. `encode` made
-    the features from the images, where that was here.
+    `embedded` data comes with the package; the paper's figures were measured on other data. `encode` made the
+    features from the images, unless they were loaded.
     """
 
     features: FloatArray
@@ -59,17 +59,17 @@ class Instances:
     encode: Encoder | None = None
 
     def with_one_pool(self) -> Instances:
-        """The same with one pool for everything, as in the released code."""
+        """The same instances in one pool, as in the released code."""
         rows = np.concatenate(list(self.pools.values()))
         return replace(self, pools=dict.fromkeys(SPLITS, rows))
 
     def rows_of(self, pool: str) -> list[Codes]:
-        """The rows of a pool for each digit; a digit without any is an error."""
+        """The rows of a pool by digit; a missing digit is an error."""
         rows = [self.pools[pool][self.digits[self.pools[pool]] == digit] for digit in range(DIGITS)]
         missing = [digit for digit in range(DIGITS) if not len(rows[digit])]
         if missing:
             raise InputError(
-                f"{self.name}: the {pool} pool has no images of {missing[0]}; every digit needs some."
+                f"{self.name}: the {pool} pool has no images of {missing[0]}; add some of every digit."
             )
         return rows
 
@@ -118,7 +118,7 @@ def read_npz(path: Path) -> tuple[FloatArray, Codes]:
 
 @ENCODERS.register("pixels")
 def pixels(images: Images) -> FloatArray:
-    """The image's own values between 0 and 1, row by row."""
+    """Use the pixels, scaled to between 0 and 1, as features."""
     flat = images.reshape(len(images), -1).astype(np.float32)
     return flat / max(1.0, float(flat.max(initial=0.0)))
 
@@ -138,9 +138,7 @@ def _from_folder(folder: Path, encoder: str, seed: int) -> Instances:
         return _join(files, [read_npz(path) for path in files], seed)
     files = _in_order(folder.glob("*images*ubyte*"))
     if not files:
-        raise FileError(
-            f"{folder}: holds neither .npz files of features nor IDX files (*-images-idx3-ubyte)."
-        )
+        raise FileError(f"{folder}: has neither .npz files of features nor IDX files (*-images-idx3-ubyte).")
     encode = ENCODERS[encoder]
     stacks = [_read_images(path) for path in files]
     instances = _join(files, [(encode(images), digits) for images, digits in stacks], seed)
@@ -148,7 +146,7 @@ def _from_folder(folder: Path, encoder: str, seed: int) -> Instances:
 
 
 def _in_order(files: Iterable[Path]) -> list[Path]:
-    """One file as it is; of several, the one for training and the one for test."""
+    """Find the training and the test file among several, in this order; or return the only file."""
     paths = sorted(files)
     if len(paths) < 2:
         return paths
@@ -156,14 +154,14 @@ def _in_order(files: Iterable[Path]) -> list[Path]:
     for names in (("train",), ("test", "t10k")):
         matches = [path for path in paths if any(name in path.name for name in names)]
         if len(matches) != 1:
-            listed = ", ".join(path.name for path in paths)
-            raise FileError(f"{paths[0].parent}: needs one file named *{names[0]}*. Found: {listed}.")
+            listing = ", ".join(path.name for path in paths)
+            raise FileError(f"{paths[0].parent}: needs one file named *{names[0]}*. Found: {listing}.")
         ordered += matches
     return ordered
 
 
 def _join(paths: list[Path], sets: list[tuple[FloatArray, Codes]], seed: int) -> Instances:
-    """Split one file in three; of a training and a test file, split the first for validation."""
+    """Split one file in three; with a test file, split only the training file in two."""
     if len(paths) == 1:
         return _one_set(*sets[0], name=paths[0].name, seed=seed)
     (x, y), (x_test, y_test) = sets
@@ -184,7 +182,7 @@ def _read_images(path: Path) -> tuple[Images, Codes]:
     labels = read_idx(label_path).astype(np.int64)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise FileError(
-            f"{path}: {images.shape} images do not go with {labels.shape} labels in {label_path.name}."
+            f"{path}: {images.shape} images do not match {labels.shape} labels in {label_path.name}."
         )
     if len(labels) and labels.max() >= DIGITS:
         raise FileError(f"{label_path}: labels must be digits from 0 to 9. Got {labels.max()}.")
@@ -196,7 +194,7 @@ def _one_set(features: FloatArray, digits: Codes, *, name: str, seed: int) -> In
 
 
 def _split(digits: Codes, shares: tuple[float, ...], seed: int) -> list[Codes]:
-    """Split rows in disjoint parts, each digit in the same shares."""
+    """Split rows in disjoint parts, with the same shares of each digit."""
     rng = np.random.default_rng(seed)
     parts: list[list[Codes]] = [[] for _ in shares]
     ends = np.cumsum(shares)[:-1]
@@ -230,14 +228,14 @@ def read_idx(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
     except (OSError, EOFError, zlib.error) as error:
         raise FileError(f"{path}: cannot be read ({error}).") from None
     if len(data) != expected:
-        less = f"only {len(data):,}" if len(data) < expected else "more"
+        actual = f"only {len(data):,}" if len(data) < expected else "more"
         raise FileError(
-            f"{path}: {shape} declares {expected:,} bytes, but {less} follow the header; "
+            f"{path}: {shape} declares {expected:,} bytes, but {actual} follow the header; "
             "the file is damaged, download it again."
         )
     try:
         return np.frombuffer(data, dtype=np.uint8).reshape(shape)
-    except ValueError:  # an axis of length zero beside absurd ones, or too many axes
+    except ValueError:  # absurd or too many axes
         raise FileError(
             f"{path}: impossible shape {shape}; the file is damaged, download it again."
         ) from None
@@ -254,13 +252,13 @@ def _idx_shape(stream: IO[bytes] | gzip.GzipFile, path: str | PathLike[str]) -> 
         )
     lengths = stream.read(4 * head[3])
     if len(lengths) < 4 * head[3]:
-        raise FileError(f"{path}: cut off within the header; download it again.")
+        raise FileError(f"{path}: truncated within the header; download it again.")
     return tuple(int(n) for n in np.frombuffer(lengths, dtype=">u4"))
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to change instances; without `on_images` it changes features alone, and `shown` is drawn."""
+    """A change of instances; without `on_images` it only changes features, and pictures show `shown`."""
 
     on_features: OnFeatures
     on_images: OnImages | None = None
@@ -268,7 +266,7 @@ class Variant:
 
 
 def with_variants(instances: Instances, names: Sequence[str], seed: int) -> Instances:
-    """Append to the instances a copy of all for each variant, changed by it."""
+    """Append a changed copy of all instances for each variant."""
     if not names:
         return instances
     copies = [_change(instances, name, seed) for name in names]
@@ -318,7 +316,7 @@ def _blur(images: Floats) -> Floats:
 
 
 def _ramp(share: float, *, across: bool) -> OnImages:
-    """Add light that rises from one edge to the other, across or down."""
+    """Add light that increases from one edge to the other, across or down."""
 
     def add(images: Floats) -> Floats:
         rise = np.linspace(0, SITE * share, images.shape[2 if across else 1])
@@ -366,7 +364,7 @@ def draw_bags(
     rng = np.random.default_rng(seed)
     codes = task.draw(rng, n_bags, n)
     rows = draw_rows(rng, codes % DIGITS, instances.rows_of(pool))
-    variant = codes // DIGITS  # rows of each variant follow those of the one before
+    variant = codes // DIGITS  # the rows of each variant follow those of the previous one
     n_plain = len(instances.digits) // (1 + len(task.variants))
     return BagSet(rows + variant * n_plain, codes, task.label(codes).astype(np.int64))
 
@@ -396,7 +394,7 @@ def stack_sets(sets: list[BagSet]) -> BagSet:
 
 @dataclass(frozen=True)
 class Table:
-    """The instances' features (m, d) on a device, from which bags are gathered by rows."""
+    """The instances' features (m, d) on a device, to gather bags from."""
 
     features: Tensor
 

@@ -1,4 +1,4 @@
-"""What the suites measure, one value per bag: agreement with the truth, lesions, faithfulness."""
+"""The measures of the suites, one value per bag: agreement with the truth, lesions, faithfulness."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from xmil.evaluate import (
 from xmil.evaluate.statistics import Floats
 from xmil.network import frozen
 
-STEPS = 100  # most steps of a curve; smaller bags lose one instance a step
+STEPS = 100  # most steps of a curve; smaller bags lose one instance per step
 TOP = 0.1  # the share kept or dropped for sufficiency and necessity
-SEARCHED, EVALUATIONS = 24, 500  # bags whose smallest flipping set is looked for, and sets tried for each
-REDRAWS = 2  # models with weights drawn anew
+SEARCHED, EVALUATIONS = 24, 500  # bags with a search for the smallest flipping set; sets per search
+REDRAWS = 2  # models with redrawn weights
 CHUNK = {"cpu": 1 << 20, "cuda": 1 << 27}  # numbers in one pass
 FALSE_POSITIVES = (1, 2, 4, 8)
 Values = dict[str, Floats]
@@ -39,7 +39,7 @@ Grade = Callable[[Exam, MethodEntry, Sequence[Tensor]], Values]
 
 @dataclass(frozen=True)
 class Measure:
-    """A column's measure: its name, what it says, and which way is better (1 up, -1 down)."""
+    """A measure: its name, title, meaning, and whether higher (1) or lower (-1) is better."""
 
     name: str
     title: str
@@ -99,7 +99,7 @@ FAITHFULNESS = (
 
 
 def grade_truth(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor]) -> Values:
-    """Grade against the truth: the mean over the classes that have evidence; nan if none has."""
+    """Grade against the truth: the mean over the classes with evidence; nan if there are none."""
     del entry
     parts: dict[str, list[Tensor]] = {measure.name: [] for measure in TRUTH}
     for block, block_scores in zip(exam.blocks, scores, strict=True):
@@ -123,7 +123,7 @@ def grade_tissue(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor]) -> Va
 def grade_lesions(lesions: Labels, scores: Floats) -> dict[str, float]:
     """Grade one slide by its lesions (n,) and the scores for the tumour class; nan without lesions.
 
-    Equal scores are taken together: a lesion counts as found only if its patches rank above those outside.
+    Ties count against a method: a lesion is found only if its patches rank above those outside.
 
     >>> grade_lesions(np.array([0, 1, -1]), np.array([0.9, 0.1, 0.5]))
     {'lesion_recall': 0.5, 'lesion_froc': 0.875}
@@ -131,7 +131,7 @@ def grade_lesions(lesions: Labels, scores: Floats) -> dict[str, float]:
     inside = lesions >= 0
     if not inside.any():
         return {measure.name: float("nan") for measure in LESIONS}
-    peaks = np.array([scores[lesions == one].max() for one in np.unique(lesions[inside])])
+    peaks = np.array([scores[lesions == lesion].max() for lesion in np.unique(lesions[inside])])
     top = np.sort(scores)[::-1][int(inside.sum()) - 1]
     outside = np.sort(scores[~inside])[::-1]
     bars = [outside[k - 1] if k <= len(outside) else -np.inf for k in FALSE_POSITIVES]
@@ -141,19 +141,19 @@ def grade_lesions(lesions: Labels, scores: Floats) -> dict[str, float]:
 
 
 def keep_correct(exam: Exam, limit: int) -> Exam:
-    """Keep the first bags that the model classifies correctly, at most so many."""
+    """Keep the first bags that the model classifies correctly, at most `limit`."""
     blocks: list[Block] = []
     for block in exam.blocks:
         predicted = probabilities(exam.model, block.x).argmax(axis=1)
-        right = np.flatnonzero(predicted == block.labels)[:limit]
-        limit -= len(right)
-        if len(right):
-            blocks.append(block.select(right))
+        correct = np.flatnonzero(predicted == block.labels)[:limit]
+        limit -= len(correct)
+        if len(correct):
+            blocks.append(block.select(correct))
     return replace(exam, blocks=tuple(blocks))
 
 
 def grade_faithfulness(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor]) -> Values:
-    """Grade by what the model does, for the class each bag is classified as."""
+    """Grade by the model's response, for the predicted class of each bag."""
     parts: list[Values] = []
     with frozen(exam.model), torch.no_grad():
         for block, block_scores in zip(exam.blocks, scores, strict=True):
@@ -168,9 +168,9 @@ def grade_faithfulness(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor])
 
 @lru_cache(maxsize=1)
 def smallest_sets(exam: Exam) -> Floats:
-    """Search the smallest set whose removal flips the decision, as a share of each bag's instances.
+    """Search for the smallest set whose removal flips the decision, as a share of each bag's instances.
 
-    It is the same for every method; nan if there is none, and beyond the first bags.
+    Independent of the method; nan if there is none, and for all but the first bags.
     """
     shares = np.full(sum(len(block) for block in exam.blocks), np.nan)
     bags = [(x, int(c)) for block in exam.blocks for x, c in zip(block.x, block.labels, strict=True)]
@@ -188,7 +188,7 @@ def of_label(scores: Tensor, block: Block) -> Floats:
 
 
 def _curves(model: nn.Module, block: Block, scores: Floats) -> Values:
-    """SRG, both AUPCs, sufficiency and necessity, and how many the ranking needs to flip the decision."""
+    """SRG, both AUPCs, sufficiency, necessity, and the share of removals that flips the decision."""
     n = block.x.shape[1]
     first = np.stack([flip_order(row, order="morf") for row in scores])
     last = np.stack([flip_order(row, order="lerf") for row in scores])
@@ -207,14 +207,14 @@ def _curves(model: nn.Module, block: Block, scores: Floats) -> Values:
         "aupc_mask": masked.mean(axis=1),
         "sufficiency": alone[:, 0],
         "necessity": morf[:, 0] - without[:, 0],
-        "needed": np.where(changed.any(axis=1), share, 1.0),  # all of them where it never flips
+        "needed": np.where(changed.any(axis=1), share, 1.0),  # all of them if it never flips
     }
 
 
 def _path(
     model: nn.Module, block: Block, order: Labels, counts: Sequence[int], *, mask: bool = False
 ) -> tuple[Floats, Labels]:
-    """Probabilities (b, k) of each bag's class with the first `counts` of an order out, and decisions."""
+    """Probabilities (b, k) of each bag's class without the first `counts` of an order, and decisions."""
     p = np.stack([_probabilities(model, block.x, order, k, mask=mask) for k in counts], axis=1)  # (b, k, c)
     return p[np.arange(len(block)), :, block.labels], p.argmax(axis=2)
 
@@ -223,16 +223,16 @@ def _probabilities(model: nn.Module, x: Tensor, order: Labels, count: int, *, ma
     """Probabilities (b, c) without the first `count` instances of each order; the empty bag is zeros."""
     n = x.shape[1]
     if mask or count == n:
-        out = torch.from_numpy(order[:, :count].copy()).to(x.device)
-        parts = x.scatter(1, out.unsqueeze(-1).expand(-1, -1, x.shape[2]), 0.0)
+        removed = torch.from_numpy(order[:, :count].copy()).to(x.device)
+        parts = x.scatter(1, removed.unsqueeze(-1).expand(-1, -1, x.shape[2]), 0.0)
     else:
-        left = torch.from_numpy(np.sort(order[:, count:], axis=1)).to(x.device)  # in the bag's own order
-        parts = x.gather(1, left.unsqueeze(-1).expand(-1, -1, x.shape[2]))
+        kept = torch.from_numpy(np.sort(order[:, count:], axis=1)).to(x.device)  # in the bag's own order
+        parts = x.gather(1, kept.unsqueeze(-1).expand(-1, -1, x.shape[2]))
     return probabilities(model, parts)
 
 
 def probabilities(model: nn.Module, x: Tensor) -> Floats:
-    """Probabilities (b, c) of bags (b, n, d), a few at a time."""
+    """Probabilities (b, c) of bags (b, n, d), in batches."""
     step = max(1, CHUNK[x.device.type] // (x.shape[1] * x.shape[2]))
     with frozen(model), torch.no_grad():
         logits = torch.cat([logits_of(model, list(part.unbind())) for part in x.split(step)])
@@ -246,34 +246,34 @@ def bag_auroc(chances: Floats, labels: Labels) -> float:
 
 
 def _flips_at_zero(model: nn.Module, block: Block, scores: Floats) -> Floats:
-    """Whether the decision is gone once every instance with a positive score is out.
+    """Whether removing every instance with a positive score flips the decision.
 
-    Where nothing is left it counts as not gone: scores that are all positive tell no instance from another.
+    If nothing remains it counts as not flipped: scores that are all positive do not separate instances.
     """
-    gone = np.zeros(len(block))
+    flipped = np.zeros(len(block))
     order = np.argsort(scores <= 0, axis=1, kind="stable")
     positive = (scores > 0).sum(axis=1)
     for count in np.unique(positive):
         rows = np.flatnonzero(positive == count)
-        some = block.select(rows)
-        p = _probabilities(model, some.x, order[rows], int(count), mask=False)
-        gone[rows] = (p.argmax(axis=1) != some.labels) & (count < scores.shape[1])
-    return gone
+        part = block.select(rows)
+        p = _probabilities(model, part.x, order[rows], int(count), mask=False)
+        flipped[rows] = (p.argmax(axis=1) != part.labels) & (count < scores.shape[1])
+    return flipped
 
 
 def randomisation(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor]) -> Floats:
-    """Mean size of the rank correlation with scores under weights drawn anew; nan for scores from a file.
+    """Mean absolute rank correlation with scores under redrawn weights; nan for scores from a file.
 
-    A constant ranks nothing: it depends on the weights as little as can be, and counts as 1.
+    A constant counts as 1: it does not depend on the weights at all.
     """
     if not entry.asks_model:
         return np.full(sum(len(block) for block in exam.blocks), np.nan)
     sizes = []
     for draw in range(REDRAWS):
-        twin = replace(exam, model=redrawn(exam.model, seed=exam.seed + draw).eval())
+        redrawn_exam = replace(exam, model=redrawn(exam.model, seed=exam.seed + draw).eval())
         parts = []
         for block, own in zip(exam.blocks, scores, strict=True):
-            a, b = (torch.from_numpy(of_label(s, block)) for s in (own, entry.scores(twin, block)))
+            a, b = (torch.from_numpy(of_label(s, block)) for s in (own, entry.scores(redrawn_exam, block)))
             size = correlation(ranks(a), ranks(b)).abs()
             flat = (a.amax(1) == a.amin(1)) | (b.amax(1) == b.amin(1))
             parts.append(torch.where(flat, 1.0, size).numpy())

@@ -1,4 +1,4 @@
-"""The models of the benchmark: ours in the sizes of each suite, a builder of yours, a checkpoint."""
+"""Models of the benchmark: ours in the sizes of each suite, a user's builder, a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from xmil.models import create_model, load_model
 
 PAPER_MODELS = ("attnmil", "transmil", "addmil")
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors")
-SETTINGS = "TRAINING"  # what a builder's file may hold
+SETTINGS = "TRAINING"  # optional settings in a builder's file
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A model for bags of digits: its parameters and how it is trained."""
+    """A model for bags of digits: its parameters and training."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ for _setup in (
     ),
 ):
     SETUPS.add(_setup.name, _setup)
-MORE_SETUPS = (  # as wide as the paper's
+MORE_SETUPS = (  # as wide as the paper's models
     Setup("meanpool", "Mean pooling", {"dim": 20}, _SLOW),
     Setup("maxpool", "Max pooling", {"dim": 20}, _SLOW),
     Setup("clam_sb", "CLAM-SB", {"dim": 20, "attention_dim": 20}, _SLOW),
@@ -67,24 +67,24 @@ TISSUE_PARAMS: dict[str, dict[str, Any]] = {
 
 
 def all_setups() -> dict[str, Setup]:
-    """Every model the suites know, with its sizes for bags of digits."""
+    """All models of the suites, with their sizes for bags of digits."""
     return {name: SETUPS[name] for name in SETUPS} | {setup.name: setup for setup in MORE_SETUPS}
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model of the benchmark; `digest` tells a changed one from the one it was."""
+    """A model of the benchmark; `digest` changes with the model."""
 
     name: str
     title: str
     digest: str
 
     def build(self, problem: Problem, seed: int) -> nn.Module:
-        """Make the model for the problem, in eval mode."""
+        """Build the model for the problem, in eval mode."""
         raise NotImplementedError
 
     def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
-        """How it is trained, with what the protocol changes; a model that is not has the defaults."""
+        """Its training, with the protocol's changes; the defaults for a model without training."""
         del problem, changes
         return Training()
 
@@ -96,48 +96,48 @@ class OurModel(ModelEntry):
     setup: Setup
 
     def build(self, problem: Problem, seed: int) -> nn.Module:
-        """Build a fresh model for the problem."""
+        """Build a model for the problem, with fresh weights."""
         params = dict(self.setup.params) if problem.family == "digits" else TISSUE_PARAMS.get(self.name, {})
         return create_model(
             self.name, in_dim=problem.in_dim, n_classes=problem.n_classes, seed=seed, **params
         )
 
     def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
-        """How it is trained: the paper's way on digits, one way on tissue, less what the protocol changes."""
+        """The paper's training on digits, a common one on tissue, with the protocol's changes."""
         base = self.setup.training if problem.family == "digits" else TISSUE_TRAINING
         return replace(base, **changes)
 
 
 @dataclass(frozen=True)
 class OwnModel(ModelEntry):
-    """A builder `(in_dim, n_classes) -> nn.Module` of the user's; its file may hold a dict `TRAINING`."""
+    """A user's builder `(in_dim, n_classes) -> nn.Module`; its file may have a dict `TRAINING`."""
 
     builder: Callable[[int, int], nn.Module]
     settings: Mapping[str, Any]
 
     @classmethod
     def load(cls, source: str) -> OwnModel:
-        """Load the builder that `file.py:function` names, with the training settings beside it."""
+        """Load the builder `file.py:function`, with the training settings in its file."""
         builder = load_function(source, kind="model")
-        place, _, function = source.rpartition(":")
-        settings = getattr(load_module(place, kind="model"), SETTINGS, {})
+        module, _, function = source.rpartition(":")
+        settings = getattr(load_module(module, kind="model"), SETTINGS, {})
         check_names(f"setting in {SETTINGS} of {source}", settings, [f.name for f in fields(Training)])
-        name = f"{Path(place).stem}:{function}"
+        name = f"{Path(module).stem}:{function}"
         return cls(name, name, source_digest(source), builder, dict(settings))
 
     def build(self, problem: Problem, seed: int) -> nn.Module:
-        """Build a fresh model for the problem, its weights from the seed."""
+        """Build a model for the problem, with weights from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: Any = self.builder(problem.in_dim, problem.n_classes)
         if not isinstance(model, nn.Module):
             raise InputError(
-                f"The model {self.name} must build a torch.nn.Module. Got {type(model).__name__} instead."
+                f"The builder {self.name} must return a torch.nn.Module. Got {type(model).__name__} instead."
             )
         return model.eval()
 
     def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
-        """The quick way, with the file's settings; the protocol changes only how long it may take."""
+        """Quick training with the file's settings; the protocol only changes epochs and patience."""
         base = Training(**QUICK_TRAINING) if problem.family == "digits" else TISSUE_TRAINING
         shorter = {key: value for key, value in changes.items() if key in ("epochs", "patience")}
         return replace(base, **{**shorter, **self.settings})
@@ -145,7 +145,7 @@ class OwnModel(ModelEntry):
 
 @dataclass(frozen=True)
 class TrainedModel(ModelEntry):
-    """A checkpoint, explained as it is: for problems whose features it was trained on."""
+    """A trained checkpoint, for problems with the features it was trained on."""
 
     path: Path
 
@@ -155,8 +155,8 @@ class TrainedModel(ModelEntry):
         model = load_model(self.path)
         if (model.in_dim, model.n_classes) != (problem.in_dim, problem.n_classes):
             raise InputError(
-                f"{self.path}: takes features of width {model.in_dim} to {model.n_classes} outputs, but "
-                f"{problem.title} has {problem.in_dim} and {problem.n_classes}; name the task as well."
+                f"{self.path}: maps features of width {model.in_dim} to {model.n_classes} outputs, but "
+                f"{problem.title} has {problem.in_dim} and {problem.n_classes}; choose its task too."
             )
         return model
 

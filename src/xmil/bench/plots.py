@@ -1,4 +1,4 @@
-"""Plots of a run: bars with spread, and example bags coloured by their scores beside the truth."""
+"""Plots of a run: bars with spread, and example bags coloured by scores, with the truth."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from xmil.models import MILModel
 PANELS_IN_A_ROW = 3
 COLUMNS = 10  # digits side by side in a bag
 LEGEND = ("red: evidence for", "blue: evidence against", "violet to yellow: a score without a sign")
-NARROW = 3  # columns: what a title on one line needs
+NARROW = 3  # columns that a one-line title needs
 Array = npt.NDArray[Any]
 
 
 def draw_all(
     table: ResultTable, configurations: Sequence[Configuration], methods: Sequence[str], folder: Folder
 ) -> list[Path]:
-    """Draw every plot of a run; a model that is not in the folder has no example bags."""
+    """Draw every plot of a run, with example bags for the models in the folder."""
     paths = [folder.path / "bars.png"]
     draw_bars(table, paths[0])
-    first = {base_of(text): text for text in reversed(methods)}  # each method with its first options
+    first = {base_of(text): text for text in reversed(methods)}  # the first variant of each method
     specs = [MethodSpec.parse(text) for text in methods if text in first.values() and text != "random"]
     for setup in {c.setup.name: c.setup for c in configurations}.values():
         panels: dict[tuple[str, str], TilePanel] = {}
@@ -53,22 +53,20 @@ def draw_all(
 
 
 def draw_bars(table: ResultTable, path: Path) -> None:
-    """Draw AUPRC-2 of every method (mean, deviation, repetitions) in a panel for each task and model."""
+    """Draw AUPRC-2 of every method (mean, deviation, repetitions), one panel per task and model."""
     wide = min(PANELS_IN_A_ROW, len(table.columns))
     high = -(-len(table.columns) // wide)
     size = (4.2 * wide + 0.6, (0.26 * len(table.methods) + 0.9) * high + 0.6)
     figure, axes = new_figure(size, high, wide, dpi=150, squeeze=False, sharex=True)
     for axis, column in zip(axes.flat, table.columns, strict=False):
         methods = [method for method in table.methods if table.cell(method, column) is not None]
-        for place, method in enumerate(methods):
+        for y, method in enumerate(methods):
             cell, base = table.cells[(*column, method)], base_of(method)
-            look = {"color": method_colour(base), "alpha": 1.0 if base == method else 0.55}
-            axis.barh(place, cell.mean, xerr=cell.std, **look, error_kw={"elinewidth": 1.0})
-            axis.scatter(
-                cell.values, np.full(len(cell.values), place), s=3, color="black", alpha=0.35, zorder=3
-            )
+            style = {"color": method_colour(base), "alpha": 1.0 if base == method else 0.55}
+            axis.barh(y, cell.mean, xerr=cell.std, **style, error_kw={"elinewidth": 1.0})
+            axis.scatter(cell.values, np.full(len(cell.values), y), s=3, color="black", alpha=0.35, zorder=3)
             if cell.paper is not None:
-                axis.scatter(cell.paper, place, s=26, marker="D", color="white", edgecolor="black", zorder=4)
+                axis.scatter(cell.paper, y, s=26, marker="D", color="white", edgecolor="black", zorder=4)
         axis.set_yticks(range(len(methods)), [title_of(method) for method in methods], fontsize=8)
         axis.invert_yaxis()
         axis.set_xlim(0, 1)
@@ -85,7 +83,7 @@ def draw_bars(table: ResultTable, path: Path) -> None:
 
 
 def _example(c: Configuration, model: nn.Module, specs: Sequence[MethodSpec]) -> dict[str, TilePanel]:
-    """The truth about a test bag, then each method's estimate; without images, scikit-learn's digits."""
+    """Panels of a test bag: the truth, then each method; without images, with scikit-learn's digits."""
     assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
     test, images = c.splits(0).test, c.prepared.images
     evidence = c.task.evidence(test.codes)
@@ -103,7 +101,7 @@ def _example(c: Configuration, model: nn.Module, specs: Sequence[MethodSpec]) ->
 
 
 def clearest_bag(evidence: Signs) -> tuple[int, int]:
-    """Find the bag and class whose evidence (b, c, n) has most kinds of signs, in like numbers."""
+    """Find the bag and class whose evidence (b, c, n) has the most signs, in balanced numbers."""
     counts = np.stack([(evidence == sign).sum(axis=-1) for sign in (-1, 0, 1)])  # (3, b, c)
     kinds, least = (counts > 0).sum(axis=0), np.where(counts > 0, counts, counts.max() + 1).min(axis=0)
     order = np.lexsort((least.ravel(), (counts[2] > 0).ravel(), kinds.ravel()))
@@ -112,7 +110,7 @@ def clearest_bag(evidence: Signs) -> tuple[int, int]:
 
 
 def _symbols() -> Array:
-    """An image of each digit, the nearest to the mean of all, plain and marked."""
+    """An image of each digit, the nearest to their mean, plain and marked."""
     images, digits = sklearn_images()
     symbols = []
     for digit in range(DIGITS):
@@ -123,7 +121,7 @@ def _symbols() -> Array:
 
 @dataclass(frozen=True)
 class TilePanel:
-    """Images (n, h, w) of a bag's digits, their scores (n,), and what stands above them."""
+    """Images (n, h, w) of a bag's digits, their scores (n,), and a title."""
 
     images: Array
     scores: Array
@@ -132,7 +130,7 @@ class TilePanel:
 
 
 def draw_grid(panels: Mapping[tuple[str, str], TilePanel], path: Path, *, title: Sequence[str]) -> None:
-    """A picture of panels by row and column; rows carry their names, phrases of the title stand on top."""
+    """Draw panels by row and column, with row names and the phrases of the title on top."""
     rows, columns = (list(dict.fromkeys(key[side] for key in panels)) for side in (0, 1))
     lines = len(title) if len(columns) < NARROW else 1
     deep = max(-(-len(panel.scores) // COLUMNS) for panel in panels.values())
@@ -156,7 +154,7 @@ def draw_grid(panels: Mapping[tuple[str, str], TilePanel], path: Path, *, title:
 
 
 def colour_tiles(images: Array, scores: Array, *, signed: bool) -> Floats:
-    """An RGB picture of the digits on tiles whose colour is the score, ink in black."""
+    """Draw the digits in black on tiles coloured by score, as RGB."""
     tiles = colours(scores, signed=signed)
     ink = np.pad(images / (images.max() or 1), ((0, 0), (1, 1), (1, 1)))[..., None]
     cells = tiles[:, None, None, :] * (1 - 0.92 * ink)
@@ -166,7 +164,7 @@ def colour_tiles(images: Array, scores: Array, *, signed: bool) -> Floats:
 
 
 def colours(scores: Array, *, signed: bool, depth: float = 0.7) -> Floats:
-    """RGB (n, 3) in the colours of every heatmap, full at the largest score; a `depth` below 1 pales them."""
+    """RGB (n, 3) in the heatmaps' colours, scaled to the largest score; a `depth` below 1 lightens them."""
     ends = np.array([scores.min(), scores.max()], dtype=np.float64)
     scale = Scale.of(ends if np.ptp(ends) else [0.0, 1.0], signed=signed, clip="none")
     return np.asarray(1 - depth * (1 - scale.paint(scores)[:, :3] / 255))

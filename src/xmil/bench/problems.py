@@ -1,4 +1,4 @@
-"""A problem: bags with labels and, if it is known, what every instance says about every class."""
+"""Problems: bags with labels and, if known, the evidence of every instance for every class."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Evidence = npt.NDArray[np.int8]
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Bags of one length: features (b, n, d), labels (b,), evidence (b, c, n) if it is known, names.
+    """Bags of one length: features (b, n, d), labels (b,), evidence (b, c, n) if known, names.
 
-    `lesions` (b, n) numbers what each instance lies in, -1 for none. `first` is the place of the first bag.
-    `cases` names the patients of each bag, the unit of tests and intervals; None for bags drawn at random,
-    which are independent.
+    `lesions` (b, n) is the number of each instance's lesion, -1 for none. `first` is the index of the first
+    bag. `cases` names the patients of each bag, the unit of tests and intervals; None for bags drawn at
+    random, which are independent.
     """
 
     x: Tensor
@@ -45,13 +45,13 @@ class Block:
         return len(self.labels)
 
     def select(self, rows: Labels) -> Block:
-        """Some of the bags, in the order of the rows."""
-        at = torch.from_numpy(rows).to(self.x.device)
+        """Select bags, in the order of the rows."""
+        index = torch.from_numpy(rows).to(self.x.device)
         names = tuple(self.names[int(i)] for i in rows)
         evidence = None if self.evidence is None else self.evidence[rows]
         lesions = None if self.lesions is None else self.lesions[rows]
         cases = None if self.cases is None else tuple(self.cases[int(i)] for i in rows)
-        return Block(self.x[at], self.labels[rows], evidence, names, self.first, lesions, cases)
+        return Block(self.x[index], self.labels[rows], evidence, names, self.first, lesions, cases)
 
     def checksums(self) -> list[str]:
         """SHA-256 of each bag: its features, label and evidence."""
@@ -67,9 +67,9 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class LabelledBag:
-    """One bag as files give it: features (n, d), its class, evidence (c, n), and where it comes from.
+    """One bag from files: features (n, d), class, evidence (c, n) and name.
 
-    `case` is its patient; where none is known, a bag is its own.
+    `case` is its patient; without one, a bag is its own case.
     """
 
     name: str
@@ -82,9 +82,9 @@ class LabelledBag:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """A task of a suite: what files call it, what readers do, what it probes, and its bags.
+    """A task of a suite: its name in files, title, purpose, and bags.
 
-    `family`, digits or tissue, says which sizes and training the built-in models take for it.
+    `family`, digits or tissue, decides the sizes and training of the built-in models.
     """
 
     name: str
@@ -93,26 +93,26 @@ class Problem:
     n_classes: int
     in_dim: int
     family: str
-    repetitions: int | None = None  # None: as many as one likes
+    repetitions: int | None = None  # None: any number
 
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
-        """The bags of a split in a repetition, those of one length together."""
+        """The bags of a split in a repetition, grouped by length."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """All that decides the bags, in plain types."""
+        """All settings that decide the bags, in plain types."""
         raise NotImplementedError
 
 
 def checksum(problem: Problem, repetition: int) -> str:
     """SHA-256 of the test bags of a repetition."""
-    sums = [one for block in problem.blocks("test", repetition) for one in block.checksums()]
+    sums = [s for block in problem.blocks("test", repetition) for s in block.checksums()]
     return hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ListedProblem(Problem):
-    """A problem of so many bags, each read by its number; `splits[r]` has the rows of repetition r's splits.
+    """A problem whose bags are read by number; `splits[r]` has the rows of repetition r's splits.
 
     `scaled`: features get mean 0 and deviation 1 over the training bags.
     """
@@ -124,10 +124,10 @@ class ListedProblem(Problem):
     scaled: bool = False
 
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
-        """The bags of a split as one block if all have one length, else each alone."""
+        """The bags of a split as one block if all have one length, else one block each."""
         if repetition >= len(self.splits):
             raise InputError(
-                f"{self.title} has {len(self.splits)} repetitions; ask for fewer with repetitions=."
+                f"{self.title} has only {len(self.splits)} repetitions; choose fewer with repetitions=."
             )
         bags = [self.bag(int(i)) for i in self.splits[repetition][split]]
         if self.scaled:
@@ -140,7 +140,7 @@ class ListedProblem(Problem):
         return [_block([bag], i, device) for i, bag in enumerate(bags)]
 
     def settings(self) -> dict[str, Any]:
-        """The name, and what the bags were made of."""
+        """The name and the settings of the bags."""
         return {"name": self.name, "bags": self.n_bags, **self.about}
 
 

@@ -1,4 +1,4 @@
-"""Problems on bags of digits under a protocol: how bags are drawn, how often, and models trained on them."""
+"""Problems on bags of digits under a protocol, and models trained on them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from xmil.models import create_model
 
 PAPER_TASKS = ("four_bags", "pos_neg_count", "adjacent_pairs")
 PAPER_METHODS = ("random", "attention", "single", "logits", "gxi", "ig", "lrp")
-TABLE1_METHODS = (*PAPER_METHODS, "attention:unfolded", "lrp:paper")  # with what the paper's rows hold
+TABLE1_METHODS = (*PAPER_METHODS, "attention:unfolded", "lrp:paper")  # with the variants of the paper's rows
 BACKGROUND_BAGS = 200
-SEEDS_APART = 1000  # between the seeds of two runs with neighbouring base seeds
+SEEDS_APART = 1000  # distance between the seeds of runs with consecutive base seeds
 MOST_REPETITIONS = SEEDS_APART
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How bags are drawn and how often: what two runs must share to be compared.
+    """How bags are drawn and how often; two runs need the same protocol to be compared.
 
-    `sizes` are the numbers of training, validation and test bags. `training` holds what replaces the
-    settings of every model. Repetitions draw their own bags unless `shared_bags`; pools of images are
-    disjoint unless `pooled`.
+    `sizes` are the numbers of training, validation and test bags. `training` overrides settings of every
+    model. Repetitions draw their own bags unless `shared_bags`; pools of images are disjoint unless `pooled`.
     """
 
     repetitions: int = 30
@@ -59,7 +58,7 @@ class Protocol:
         return replace(setup.training, **self.training)
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON holds them."""
+        """The settings in the types of JSON."""
         return {**asdict(self), "sizes": list(self.sizes), "training": dict(self.training)}
 
 
@@ -68,7 +67,7 @@ QUICK = Protocol(repetitions=2, sizes=(600, 150, 150), training=QUICK_TRAINING)
 
 @dataclass(frozen=True)
 class Configuration:
-    """A task, a model and the data they meet on."""
+    """A task, a model, and their data."""
 
     task: DigitTask
     setup: Setup
@@ -78,12 +77,12 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """The name its files carry."""
+        """The name in its files."""
         return f"{self.task.name}-{self.setup.name}"
 
     @cached_property
     def prepared(self) -> Instances:
-        """The instances as this task and protocol use them."""
+        """The instances with the task's variants and the protocol's pools."""
         instances = self.instances.with_one_pool() if self.protocol.pooled else self.instances
         return with_variants(instances, self.task.variants, self.protocol.seed)
 
@@ -93,8 +92,8 @@ class Configuration:
 
     def splits(self, repetition: int) -> Splits:
         """The bags of one repetition."""
-        p, drawn = self.protocol, 0 if self.protocol.shared_bags else repetition
-        return draw_splits(self.task, self.prepared, p.sizes, seed=p.seed, repetition=drawn, n=p.bag_size)
+        p, r = self.protocol, 0 if self.protocol.shared_bags else repetition
+        return draw_splits(self.task, self.prepared, p.sizes, seed=p.seed, repetition=r, n=p.bag_size)
 
     def seeds(self) -> list[int]:
         """The seed of each repetition's initialisation."""
@@ -107,7 +106,7 @@ class Configuration:
         return Stacked.of([create_model(self.setup.name, seed=s, **shape) for s in self.seeds()], self.device)
 
     def settings(self) -> dict[str, Any]:
-        """All that decides what is trained; two runs with equal settings train the same models."""
+        """All settings that decide the training; equal settings train the same models."""
         features = np.ascontiguousarray(self.instances.features)
         return {
             "task": self.task.name,
@@ -138,7 +137,7 @@ def train_stacked(configuration: Configuration, *, on_epoch: OnEpoch | None = No
 
 
 def background(configuration: Configuration, splits: Splits) -> Background:
-    """The mean patch of the first training bags, as `xmil train` keeps it."""
+    """The mean patch of the first training bags, as `xmil train` stores it."""
     return background_of([configuration.prepared.features[splits.train.rows[:BACKGROUND_BAGS].reshape(-1)]])
 
 
@@ -166,7 +165,7 @@ class DigitProblem(Problem):
         )
 
     def configuration(self, setup: Setup, device: str = "cpu") -> Configuration:
-        """What trains a built-in model, all repetitions at once."""
+        """The configuration that trains a built-in model, all repetitions at once."""
         return Configuration(self.task, setup, self.instances, self.protocol, device)
 
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
@@ -179,7 +178,7 @@ class DigitProblem(Problem):
         ]
 
     def settings(self) -> dict[str, Any]:
-        """The data and the protocol; more repetitions leave the first ones as they are."""
+        """The data and the protocol; without the number of repetitions, which can grow."""
         settings = self._any_model.settings()
         protocol = {key: value for key, value in settings["protocol"].items() if key != "repetitions"}
         data = {**settings["data"], "embedded": self.instances.embedded}
@@ -187,7 +186,7 @@ class DigitProblem(Problem):
 
     @cached_property
     def _any_model(self) -> Configuration:
-        """Bags do not depend on the model: any will do."""
+        """A configuration of any model, since bags do not depend on it."""
         return self.configuration(SETUPS["attnmil"])
 
 
@@ -205,7 +204,7 @@ _ROWS: dict[str, list[float | None]] = {
 
 
 def paper_figure(task: str, model: str, method: str) -> float | None:
-    """Look up the published mean, if there is one; both versions of Pos-Neg go with the paper's one.
+    """Look up the published mean, if there is one; both versions of Pos-Neg have the same.
 
     >>> paper_figure("pos_neg_count", "transmil", "lrp")
     0.92

@@ -1,4 +1,4 @@
-"""The referee: train what is not trained, measure what is not measured, keep every step."""
+"""The referee: train missing models, measure missing rows, save every step."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from xmil.core.errors import InputError
 from xmil.models import MILModel
 from xmil.storage import RUN, RunFolder, check_folder, provenance, read_run, start_manifest
 
-EXPORT = "bench --export"  # the kind of a folder of bags and models for programs elsewhere
+EXPORT = "bench --export"  # the kind of a folder of bags and models for other programs
 
 
 def ignore(text: str, done: int = 0, total: int = 0) -> None:
-    """Show nothing of a run's progress."""
+    """Ignore a run's progress."""
     del text, done, total
 
 
 T = TypeVar("T")
-Say = Callable[[str, int, int], None]  # what is being done, how much of it, of how much (0: unknown)
+Say = Callable[[str, int, int], None]  # current work, steps done, total steps (0: unknown)
 
 
 def measure(request: Request, out: Path, say: Say = ignore) -> tuple[bool, list[str]]:
-    """Fill the folder; tell whether all was done, and why suites were left out."""
+    """Fill the folder; return whether it is complete, and why suites were left out."""
     request.check_tasks()
     with _folder(out, request).open({}):
         until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
@@ -60,7 +60,7 @@ def measure(request: Request, out: Path, say: Say = ignore) -> tuple[bool, list[
 
 
 def export(request: Request, out: Path, folder: Path, say: Say = ignore) -> list[Path]:
-    """Write the bags and models of the suites for programs elsewhere; train models that are missing."""
+    """Write the bags and models of the suites for other programs; train missing models."""
     models, plan, run = request.model_entries(), request.plan(), _folder(out, request)
     try:
         check_folder(folder, EXPORT)
@@ -78,12 +78,12 @@ def export(request: Request, out: Path, folder: Path, say: Say = ignore) -> list
 
 
 def _folder(out: Path, request: Request) -> RunFolder:
-    """The folder of a benchmark: each unit in it carries its own settings, run.json the last request."""
+    """The folder of a benchmark: each unit has its own settings, run.json the last request."""
     return RunFolder(out, "bench", request.settings(), mixed=True)
 
 
 def read_settings(out: Path) -> dict[str, Any]:
-    """Read what a folder's last call requested; empty if it is not there."""
+    """Read the settings of a folder's last call; empty if there are none."""
     try:
         return dict((read_run(out) or {}).get("settings", {}))
     except InputError:
@@ -92,9 +92,9 @@ def read_settings(out: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Referee:
-    """One run: the plan, the entries, the folder it fills, and when to stop for now.
+    """One run: the plan, the entries, the folder, and a time limit.
 
-    Columns measured with other settings are refused, or with `replace` measured anew.
+    Columns with other settings are an error, or measured again with `replace`.
     """
 
     plan: Plan
@@ -111,11 +111,11 @@ class Referee:
         return all(self._measure_column(suite, trained) for trained in self._columns(suite, problems))
 
     def units(self, suite: Suite, problems: Sequence[Problem] | None = None) -> list[Unit]:
-        """Read what was measured of a suite, a unit for each problem and model."""
+        """Read the units of a suite, one per problem and model."""
         return [self._unit(suite, trained) for trained in self._columns(suite, problems)]
 
     def export(self, suite: Suite, folder: Path) -> list[Path]:
-        """Write the bags and the weights of every exam of a suite, for programs that are not Python's."""
+        """Write the bags and the weights of every exam of a suite, for other programs."""
         return [
             export_exam(suite.bags(self._exam(trained, r), self.plan), folder)
             for trained in self._columns(suite)
@@ -123,7 +123,7 @@ class Referee:
         ]
 
     def _columns(self, suite: Suite, problems: Sequence[Problem] | None = None) -> Iterator[Trained]:
-        """Every problem with every model."""
+        """Yield every problem with every model."""
         seed = self.plan.protocol.seed
         for problem in suite.problems(self.plan) if problems is None else problems:
             changes = self.plan.protocol.training if problem.family == "digits" else self.plan.training
@@ -131,7 +131,7 @@ class Referee:
                 yield Trained(problem, entry, self.folder, seed, changes, self.device, self.say)
 
     def _unit(self, suite: Suite, trained: Trained) -> Unit:
-        """What two calls must share to fill one file."""
+        """Open the unit of a column; its settings must match those of earlier calls."""
         problem, entry = trained.problem, trained.entry
         settings = {
             "suite": suite.name,
@@ -143,11 +143,11 @@ class Referee:
         return self.folder.unit(settings, [m.name for m in suite.measures], replace=self.replace)
 
     def _measure_column(self, suite: Suite, trained: Trained) -> bool:
-        """Measure all repetitions of one problem and model, each kept as soon as it is done."""
+        """Measure all repetitions of one problem and model, and save each at once."""
         unit, repetitions = self._unit(suite, trained), self._repetitions(trained.problem)
         title = f"{suite.name}: {trained.problem.title}, {trained.entry.title}"
         for r in range(repetitions):
-            tried = unit.facts.get(r, {}).get("tried", {})
+            tried = unit.facts.get(r, {}).get("tried", {})  # includes methods that do not support the model
             missing = [m for m in self.methods if tried.get(m.name) != m.digest]
             if not missing:
                 continue
@@ -155,7 +155,6 @@ class Referee:
                 return False
             self.say(f"{title}, repetition {r + 1}", r, repetitions)
             self._measure(suite, trained, unit, r, missing)
-            # some may not go with the model
             unit.facts[r]["tried"] = {**tried, **{m.name: m.digest for m in missing}}
             unit.save()
         return True
@@ -196,9 +195,9 @@ class Referee:
 
 @dataclass(frozen=True)
 class Trained:
-    """The models of one problem and entry, trained when they are first needed, and kept in the folder.
+    """The models of one problem and entry, trained on first use and saved in the folder.
 
-    All repetitions of our models on digits are trained at once, others one by one.
+    All repetitions of our models on digits train at once, others one by one.
     """
 
     problem: Problem
@@ -214,11 +213,11 @@ class Trained:
         return self.seed * SEEDS_APART + repetition
 
     def model(self, repetition: int) -> nn.Module:
-        """The model of a repetition, in eval mode on the device; ours know their training instances' mean."""
+        """The model of a repetition, in eval mode on the device; ours with a background of instances."""
         if isinstance(self.problem, DigitProblem) and isinstance(self.entry, OurModel):
             model = self.stack.models.model(repetition)
         else:
-            model = self._alone(repetition)
+            model = self._train_one(repetition)
         if isinstance(model, MILModel) and not isinstance(self.entry, TrainedModel):
             bags = [
                 x for block in self.problem.blocks("train", repetition) for x in block.x[:BACKGROUND_BAGS]
@@ -228,7 +227,7 @@ class Trained:
 
     @cached_property
     def stack(self) -> Fitted:
-        """All repetitions of one of our models, from the folder or trained now."""
+        """All repetitions of one of our models, loaded or trained."""
         assert isinstance(self.problem, DigitProblem) and isinstance(self.entry, OurModel)  # noqa: S101, PT018
         configuration = self.problem.configuration(self.entry.setup, self.device)
         fitted = self.folder.stack(configuration)
@@ -240,7 +239,7 @@ class Trained:
             self.folder.save_stack(configuration, fitted)
         return fitted
 
-    def _alone(self, repetition: int) -> nn.Module:
+    def _train_one(self, repetition: int) -> nn.Module:
         problem, entry, seed = self.problem, self.entry, self.seed_of(repetition)
         model = entry.build(problem, seed).to(self.device)
         if isinstance(entry, TrainedModel):
@@ -267,13 +266,13 @@ class Trained:
 
 @cache
 def _machine(device: str) -> dict[str, Any]:
-    """Versions, machine and commit of what is measured in this call."""
+    """Versions, machine and commit of this call."""
     on_gpu = torch.device(device).type == "cuda"
     return {**provenance(), "device": torch.cuda.get_device_name(device) if on_gpu else device}
 
 
 def _time(exam: Exam, work: Callable[[Block], T]) -> tuple[list[T], float]:
-    """What some work gives for every block, and the seconds it took."""
+    """Apply `work` to every block; return the results and the seconds."""
     started = time.perf_counter()
     results = [work(block) for block in exam.blocks]
     if exam.blocks and exam.blocks[0].x.is_cuda:

@@ -1,6 +1,6 @@
-"""What a run leaves for readers: `results.json`, `bags.parquet` and the page; and two runs side by side.
+"""Reports of a run: `results.json`, `bags.parquet` and the page; comparison of two runs.
 
-The page is one HTML file that needs nothing else, for a browser or a frame in the documentation.
+The page is one self-contained HTML file, for a browser or a frame in the documentation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from xmil.heatmaps import Html, bullets, join, method_colour, page, table, tag
 from xmil.storage import provenance
 
 RESULTS, BAGS, PAGE = "results.json", "bags.parquet", "index.html"
-FEW = 8  # columns whose plots are open from the start
-DRAWN = ("tools", "table", "plot", "agreement", "cost")  # what the page's script fills
+FEW = 8  # most columns with open plots
+DRAWN = ("tools", "table", "plot", "agreement", "cost")  # elements that the page's script fills
 FILES = (
     ', <a href="results.json" download>results.json</a> with all settings, '
     '<a href="bags.parquet" download>bags.parquet</a> with every measure of every bag'
@@ -49,11 +49,11 @@ select, .tools a { font: inherit; padding: .2rem .6rem; border: 1px solid var(--
 
 
 def write_report(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
-    """Sum up what is in the folder, write the files, and give back what `results.json` holds."""
+    """Summarise a folder, write the files, and return the content of `results.json`."""
     about = {"command": "bench", "settings": settings, "measured": measured_on(folder), **provenance()}
     summary = json.loads(json.dumps(summary_of(folder, about), default=str))
     if not summary["suites"]:
-        raise InputError(f"{folder.path}: nothing was measured yet.")
+        raise InputError(f"{folder.path}: has no measurements yet.")
     write_text(folder.path / RESULTS, json.dumps(summary, indent=1) + "\n")
     write_bags(folder)
     write_text(folder.path / PAGE, page_of(summary))
@@ -61,7 +61,7 @@ def write_report(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured_on(folder: Folder) -> list[dict[str, Any]]:
-    """List where rows were measured: every distinct set of versions, machine and commit, in order."""
+    """List the distinct sets of versions, machine and commit of all rows, in order."""
     rows = [row.get("measured") for unit in folder.units() for row in unit.rows.values()]
     return [
         json.loads(text) for text in dict.fromkeys(json.dumps(row, sort_keys=True) for row in rows if row)
@@ -69,7 +69,7 @@ def measured_on(folder: Folder) -> list[dict[str, Any]]:
 
 
 def write_bags(folder: Folder) -> None:
-    """Write one row for each bag and method, with every measure, in one Parquet file."""
+    """Write one row per bag and method, with every measure, to one Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -94,7 +94,7 @@ def write_bags(folder: Folder) -> None:
 
 
 def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
-    """Write the page of a run's summary; `beside`: it lies in the run's folder, and links its files."""
+    """Make the page of a run's summary; with `beside`, it links the files of the run's folder."""
     script = files("xmil.bench").joinpath("page.js").read_text(encoding="utf-8")
     intro = Html(
         "Means with 95 % intervals, bags and repetitions drawn with replacement; on tissue whole patients. "
@@ -121,13 +121,13 @@ def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
 
 
 def _rows(summary: dict[str, Any]) -> list[str]:
-    """The rows of all columns."""
+    """The methods of all columns."""
     columns = [column for suite in summary["suites"] for column in suite["columns"]]
     return list(dict.fromkeys(row["method"] for column in columns for row in column["rows"]))
 
 
 def slim(value: Any) -> Any:
-    """The summary as the page needs it: five digits, without the settings that results.json has."""
+    """Reduce the summary for the page: five digits, no settings."""
     if isinstance(value, dict):
         return {key: slim(part) for key, part in value.items() if key != "settings"}
     if isinstance(value, list):
@@ -141,13 +141,13 @@ def _json(value: Any, name: str) -> Html:
 
 
 def _about(summary: dict[str, Any]) -> str:
-    """With what rows were measured, by which protocol, and which models count."""
+    """Describe the machines, the protocol, and which models count."""
     sentences = []
-    for place in summary.get("measured") or [summary]:  # older runs name the machine of the report alone
-        versions = ", ".join(f"{name} {number}" for name, number in place["versions"].items())
-        commit = f", commit {place['commit'][:12]}" if place.get("commit") else ""
-        device = f" on {place['device']}" if place.get("device") else ""
-        sentences.append(f"{versions}{commit}{device}, Python {place['python']}, {place['system']}.")
+    for machine in summary.get("measured") or [summary]:  # older runs only name the machine of the report
+        versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+        commit = f", commit {machine['commit'][:12]}" if machine.get("commit") else ""
+        device = f" on {machine['device']}" if machine.get("device") else ""
+        sentences.append(f"{versions}{commit}{device}, Python {machine['python']}, {machine['system']}.")
     columns = [column for suite in summary["suites"] for column in suite["columns"]]
     seeds = ", ".join(str(n) for n in sorted({n for column in columns for n in column["seeds"].values()}))
     protocol = summary["settings"].get("protocol_name", "").capitalize()
@@ -164,7 +164,7 @@ def _suite(suite: dict[str, Any]) -> Html:
         join((tag("b", m["title"]), f" ({'more' if m['better'] > 0 else 'less'} is better): {m['means']}"))
         for m in suite["measures"]
     ]
-    checks = sorted(suite["controls"], key=lambda check: bool(check["passed"]))  # those that fail first
+    checks = sorted(suite["controls"], key=lambda check: bool(check["passed"]))  # failed ones first
     failed = sum(not check["passed"] for check in checks)
     state = f"{len(checks) - failed} of {len(checks)} checks hold."
     lines = [
@@ -201,12 +201,12 @@ def _verdicts(suite: dict[str, Any]) -> list[Html]:
     titles = {m["name"]: m["title"] for m in suite["measures"]}
     parts = []
     for column in suite["columns"]:
-        where = tag("b", f"{column['problem']}, {column['model']}")
+        title = tag("b", f"{column['problem']}, {column['model']}")
         if not column["verdicts"]:
-            parts.append(_details(join((where, f": {column['status']}")), is_open=True))
+            parts.append(_details(join((title, f": {column['status']}")), is_open=True))
             continue
-        lead, *rest = [f"{titles[v['measure']]}: {v['sentence']}" for v in column["verdicts"]]
-        parts.append(_details(join((where, f", {lead}")), bullets(rest)))
+        lead, *others = [f"{titles[v['measure']]}: {v['sentence']}" for v in column["verdicts"]]
+        parts.append(_details(join((title, f", {lead}")), bullets(others)))
     return parts
 
 
@@ -231,7 +231,7 @@ def _across(pairs: list[dict[str, Any]]) -> Html:
 
 @dataclass(frozen=True)
 class Change:
-    """A row in two runs: the second less the first, or the reason why they are not paired."""
+    """A row in two runs: the second minus the first, or the reason why they cannot be paired."""
 
     suite: str
     problem: str
@@ -245,7 +245,7 @@ class Change:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval keeps to one side of zero, and the difference is large enough to matter."""
+        """Whether the interval excludes zero and the difference is large enough to matter."""
         d = self.difference
         return d is not None and abs(d.estimate) >= SMALLEST and bool(d.low > 0 or d.high < 0)
 
@@ -256,14 +256,14 @@ def compare_runs(first: Path, second: Path) -> list[Change]:
     for path in (first, second):
         units.append({(u.suite, u.problem, u.model): u for u in Folder(path).units() if u.rows})
         if not units[-1]:
-            raise FileError(f"{path}: holds no results of 'xmil bench'.")
+            raise FileError(f"{path}: has no results of 'xmil bench'.")
     a, b = units
     return [change for key in a if key in b for change in _changes(a[key], b[key])]
 
 
 def _changes(a: Unit, b: Unit) -> list[Change]:
     counted = [r for r in learned_repetitions(a) if r in learned_repetitions(b)]
-    # faithfulness looks at the bags a model has right, which another model may not
+    # faithfulness uses the bags that a model classifies correctly, which differ between models
     same = [r for r in counted if all(a.facts[r][key] == b.facts[r][key] for key in ("checksum", "bags"))]
     methods = [m for m in a.methods if m in b.methods]
     if not counted or not methods:
@@ -281,12 +281,12 @@ def _changes(a: Unit, b: Unit) -> list[Change]:
 
 
 def _paired(a: Unit, b: Unit, repetitions: list[int], methods: list[str]) -> list[Change]:
-    """Both runs' rows as rows of one column, so that they share their draws."""
+    """Compare both runs' rows as rows of one column, so that they share their draws."""
     joined = Unit(a.path, a.settings, a.measures, a.facts)
-    for mark, unit in (("A", a), ("B", b)):
+    for run, unit in (("A", a), ("B", b)):
         for r, m in ((r, m) for r in repetitions for m in methods if (r, m) in unit.values):
-            joined.values[r, f"{mark} {m}"] = unit.values[r, m]
-            joined.rows[r, f"{mark} {m}"] = unit.rows[r, m]
+            joined.values[r, f"{run} {m}"] = unit.values[r, m]
+            joined.rows[r, f"{run} {m}"] = unit.rows[r, m]
     draws = draws_of(joined, repetitions)
     column = (a.suite, a.problem, a.model)
     return [

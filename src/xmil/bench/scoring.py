@@ -1,7 +1,7 @@
 """Methods on many bags at once: every class of all test bags in a few passes.
 
-A model's output for a bag does not depend on its batch mates, so that each method's `batch` scores many bags
-of one size together, as `xmil.explain` scores each; a method without one goes bag by bag.
+A model's output for a bag does not depend on its batch mates, so a method's `batch` can score many bags of
+one size at once, with the same scores as `xmil.explain`; a method without one scores bag by bag.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xmil.methods.gradients import STEPS
 from xmil.models import AttnMIL, MILModel, TransMIL
 from xmil.network import Network
 
-CHUNK_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}  # features of one pass: what a CPU's cache holds
+CHUNK_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}  # features per pass; fits a CPU's cache
 UNFOLDED = "unfolded"
 VARIANTS = {"lrp": PRESETS, "attention": (UNFOLDED,)}
 FIRST = "instance.0.0"  # the first layer of models that start with a linear one
@@ -38,9 +38,9 @@ Scorer = Callable[[Network, Tensor, list[Output]], Tensor]
 class MethodSpec:
     """A method with its options, written `name[:preset][@output]`, such as `lrp:paper` or `lrp@log_odds`.
 
-    Presets of lrp are its sets of rules; `attention:unfolded` leaves out what falls on repeated instances.
+    Presets of lrp are its sets of rules; `attention:unfolded` leaves out attention to repeated instances.
 
-    `composite` replaces the preset's rules; it has no written form.
+    `composite` replaces the preset's rules; it has no text form.
     """
 
     name: str
@@ -50,7 +50,7 @@ class MethodSpec:
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:
-        """Parse a text; unknown names are refused.
+        """Parse a text; unknown names are errors.
 
         >>> MethodSpec.parse("lrp:paper@log_odds")
         MethodSpec(name='lrp', preset='paper', output='log_odds', composite=None)
@@ -60,7 +60,7 @@ class MethodSpec:
         method = METHODS[name]
         if preset and name not in VARIANTS:
             raise InputError(
-                f"The method {name!r} has no presets; {' and '.join(VARIANTS)} have. Got {text!r}."
+                f"The method {name!r} has no presets; only {' and '.join(VARIANTS)} do. Got {text!r}."
             )
         if preset and preset not in VARIANTS[name]:
             raise unknown_name(f"preset of {name}", preset, VARIANTS[name])
@@ -89,7 +89,7 @@ class MethodSpec:
 def score_bags(
     model: nn.Module, x: Tensor, spec: MethodSpec, *, seed: int | list[int] = 0, n_classes: int | None = None
 ) -> Tensor:
-    """Score bags (b, n, d) for every class, (b, c, n); for `random` any module will do, with its `n_classes`.
+    """Score bags (b, n, d) for every class, (b, c, n); `random` takes any module with `n_classes`.
 
     >>> import xmil
     >>> model = xmil.create_model("meanpool", in_dim=4, n_classes=3, seed=0)
@@ -112,7 +112,7 @@ def score_bags(
     bags_in_a_pass = max(1, CHUNK_NUMBERS[x.device.type] // numbers)
     scores = torch.cat([scorer(network, bags, outputs) for bags in x.split(bags_in_a_pass)])
     if not bool(torch.isfinite(scores).all()):
-        raise UnsupportedError(f"The method {spec} gave scores that are not finite; try another preset.")
+        raise UnsupportedError(f"The scores of the method {spec} are not finite; try another preset.")
     return scores
 
 
@@ -126,7 +126,6 @@ def _scorer(spec: MethodSpec) -> Scorer:
 
 
 def _one_by_one(network: Network, x: Tensor, outputs: list[Output], *, spec: MethodSpec) -> Tensor:
-    """Any other method, one bag after the other."""
     scores: list[Any] = [
         [
             e.scores
@@ -140,9 +139,9 @@ def _one_by_one(network: Network, x: Tensor, outputs: list[Output], *, spec: Met
 
 
 def project(model: MILModel, x: Tensor, rules: Composite | None = None) -> tuple[MILModel, Tensor]:
-    """Move model and bags behind the first layer, (b, n, e), if instances score the same there.
+    """Apply the first layer to the bags, (b, n, e), and drop it from the model, if scores stay the same.
 
-    The gamma rule tells positive weights from negative ones, so that it has to see them.
+    The gamma rule depends on the signs of the layer's weights, so it needs the layer.
     """
     gamma = 0.0 if rules is None else rules.rule_for(f"{FIRST}.weight").gamma
     if not isinstance(model, AttnMIL | TransMIL) or gamma:

@@ -1,4 +1,4 @@
-"""The suites (which problems, measures and bags), how much of them a run measures, and a run by names."""
+"""The suites with their problems and measures, the size of a run, and requests by name."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from xmil.bench.protocol import PAPER_TASKS, QUICK, DigitProblem, Protocol
 from xmil.bench.tissue import STATISTICS, read_tissue, tissue_problems
 from xmil.core.errors import check_names
 
-LEARNED = 0.7  # bag AUROC on the test bags from which on a model counts
-METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by bag; they can be named
+LEARNED = 0.7  # least test AUROC of a model that counts
+METHODS = (  # all but `milli` and `shapley`, which score bag by bag; a request can name them
     "random", "attention", "attention:unfolded", "single", "one_added", "one_removed", "combined", "logits",
     "gxi", "grad2", "ig", "lrp", "lrp:exact", "lrp:paper", "auto",
 )  # fmt: skip
 QUICK_MODELS = ("attnmil",)
-EVERY = "all"
+ALL = "all"
 DIGIT_TASKS = (
     "four_bags", "pos_neg", "pos_neg_count", "adjacent_pairs", "standard", "context_flip", "confounder",
 )  # fmt: skip
@@ -44,7 +44,7 @@ DIGIT_TASKS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured: the protocol of the digits, repetitions elsewhere, and bags for curves."""
+    """The size of a run: protocol for digits, repetitions on tissue, bags for curves."""
 
     protocol: Protocol = field(default_factory=Protocol)
     data: str = "digits"
@@ -73,7 +73,7 @@ QUICK_PLAN = Plan(
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite: its problems under a plan, its measures (the first leads), and the bags it looks at."""
+    """A suite: its problems under a plan, its measures (the first decides), and its bags."""
 
     name: str
     title: str
@@ -82,15 +82,15 @@ class Suite:
     grade: Grade
     controls: tuple[str, ...] = (ORACLE, *CONTROLS)
     bags: Callable[[Exam, Plan], Exam] = lambda exam, _: exam
-    absent: str = "it has none of the tasks that were chosen."
+    absent: str = "it has none of the chosen tasks."
 
     def problems(self, plan: Plan) -> Sequence[Problem]:
-        """Make the problems that the plan wants."""
+        """Make the problems of the plan."""
         return [problem for problem in self.make(plan) if not plan.tasks or problem.name in plan.tasks]
 
 
 def digit_problems(tasks: Sequence[DigitTask], plan: Plan) -> Sequence[Problem]:
-    """Give the problems of tasks on bags of digits."""
+    """Make problems of tasks on bags of digits."""
     instances = load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
     return [DigitProblem.of(task, instances, plan.protocol) for task in tasks]
 
@@ -105,7 +105,7 @@ def choose_tissue(
     encoder: str = STATISTICS,
     features: str = "",
 ) -> Sequence[Problem]:
-    """Find the tissue: a source with its patients and classes, else colon nuclei if the data is at hand."""
+    """Make the tissue problems: from a source, else from colon nuclei if there are any in XMIL_DATA."""
     if source and (Path(source) / "slides.csv").is_file():
         return [camelyon_problem(Path(source))]
     if source:
@@ -160,12 +160,12 @@ SUITES = {
 
 @dataclass(frozen=True)
 class Request:
-    """A run by names: suites, methods, models, tasks; what is empty is the suites' own."""
+    """A run by names of suites, methods, models and tasks; empty means the suites' own."""
 
     suites: tuple[str, ...]
     methods: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
-    only: bool = False  # these methods and the controls, without the package's own
+    only: bool = False  # only these methods and the controls
     quick: bool = False
     tasks: tuple[str, ...] = ()
     repetitions: int | None = None
@@ -191,8 +191,8 @@ class Request:
         )
 
     def chosen_suites(self) -> list[Suite]:
-        """The suites by their names; `all` is every one."""
-        names = list(SUITES) if EVERY in self.suites or not self.suites else list(dict.fromkeys(self.suites))
+        """The suites by name; `all` means every suite."""
+        names = list(SUITES) if ALL in self.suites or not self.suites else list(dict.fromkeys(self.suites))
         check_names("suite", names, SUITES)
         return [SUITES[name] for name in names]
 
@@ -208,7 +208,7 @@ class Request:
         return [model_entry(name) for name in names]
 
     def settings(self) -> dict[str, Any]:
-        """What the results page says of the run."""
+        """The settings of the run for the results page."""
         name = "quick" if self.quick else "Table 1"
         return {**vars(self), "protocol_name": name, "plan": self.plan().as_dict()}
 

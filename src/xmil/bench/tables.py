@@ -1,7 +1,7 @@
-"""Table 1: units of the evidence suite as text, CSV, Markdown and LaTeX, the paper's figures beside ours.
+"""Table 1: units of the evidence suite as text, CSV, Markdown and LaTeX, with the paper's figures.
 
 Repetitions whose model did not learn the task do not count, as on the referee's page, unless none did;
-`notes` says so. `rows_of` gives every repetition, for a Parquet file.
+`notes` lists them. `rows_of` gives every repetition, for a Parquet file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResultCell:
-    """A value for each repetition that counts, the paper's mean, and the place in its column, from 1."""
+    """A value per repetition that counts, the paper's mean, and the rank in its column, from 1."""
 
     values: tuple[float, ...]
     paper: float | None
@@ -67,7 +67,7 @@ class ResultTable:
     measure: str
 
     def cell(self, method: str, column: tuple[str, str]) -> ResultCell | None:
-        """The cell, or None if the method does not go with the model."""
+        """The cell, or None if the method does not support the model."""
         return self.cells.get((*column, method))
 
 
@@ -100,24 +100,25 @@ def _first(repetitions: list[int], n: int | None) -> list[int]:
 
 
 def notes(units: Sequence[Unit], *, repetitions: int | None = None) -> list[str]:
-    """Say of which columns some models, or all, did not learn the task."""
+    """Note the columns in which some models, or all, did not learn the task."""
     sentences = []
     for unit in units:
         n = len(_first(unit.repetitions, repetitions))
         learned = len(_first(learned_repetitions(unit), repetitions))
         if learned < n:
-            bar = f"the task (test AUROC below {LEARNED})"
-            some = f"{n - learned} of {n} models did not learn {bar} and do not count."
-            none = f"no model learned {bar}; its figures say nothing about methods."
-            sentences.append(f"{column_title(unit.problem, unit.model)}: {some if learned else none}")
+            task = f"the task (test AUROC below {LEARNED})"
+            note = f"no model learned {task}; its figures say nothing about methods."
+            if learned:
+                note = f"{n - learned} of {n} models did not learn {task} and do not count."
+            sentences.append(f"{column_title(unit.problem, unit.model)}: {note}")
     return sentences
 
 
 def rows_of(unit: Unit, fitted: Fitted) -> list[Row]:
-    """A row for each repetition and method: the mean of each measure over bags, AUROC, training and time."""
+    """Make a row per repetition and method: the mean of each measure over bags, AUROC, training and time."""
     rows = []
     for (r, method), about in unit.rows.items():
-        if r >= len(fitted.epochs):  # of an earlier call for more repetitions
+        if r >= len(fitted.epochs):  # from an earlier call with more repetitions
             continue
         means = repetition_means(unit, [r], [method])[0, 0].tolist()
         rows.append(
@@ -138,7 +139,7 @@ def rows_of(unit: Unit, fitted: Fitted) -> list[Row]:
 
 
 def write_rows(path: Path, rows: list[Row], settings: dict[str, Any]) -> None:
-    """Write rows as Parquet with the settings of the training, whole or not at all."""
+    """Write rows atomically as Parquet, with the settings of the training."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -148,7 +149,7 @@ def write_rows(path: Path, rows: list[Row], settings: dict[str, Any]) -> None:
 
 
 def as_text(table: ResultTable) -> str:
-    """Columns for a terminal; best *, second +; the paper's figure and the difference below in brackets."""
+    """Format for a terminal; best *, second +; the paper's figure and the difference in brackets."""
     lines = [["", *(column_title(t, m) for t, m in table.columns)]]
     for method in [AUROC, *table.methods]:
         cells = [table.cell(method, column) for column in table.columns]
@@ -159,7 +160,7 @@ def as_text(table: ResultTable) -> str:
 
 
 def as_records(table: ResultTable) -> list[Row]:
-    """One record for each cell."""
+    """One record per cell."""
     return [
         {
             "task": task,
@@ -180,7 +181,7 @@ def as_records(table: ResultTable) -> list[Row]:
 
 
 def as_csv(table: ResultTable) -> str:
-    """One line for each cell."""
+    """One line per cell."""
     records, numbers = as_records(table), ("mean", "std", "paper", "difference")
     rows = [
         [f"{v:.6f}" if name in numbers and v is not None else v for name, v in record.items()]
@@ -225,7 +226,7 @@ def column_title(task: str, model: str) -> str:
 
 
 def _cell(cell: ResultCell | None, *, none: str, plus: str, marks: Sequence[str], paper: bool = True) -> str:
-    """Mean and deviation, the best and the second marked, and the paper's figure behind them."""
+    """Format mean and deviation, marks for the best and second, and the paper's figure."""
     if cell is None:
         return none
     value = f"{cell.mean:.3f} {plus} {cell.std:.3f}"

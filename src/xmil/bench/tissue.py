@@ -27,7 +27,7 @@ from xmil.core.errors import FileError, InputError, absent, check_names, refuse_
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 EDGE, TOP_FOLDER = 96, "folder"
-TRIES = 200  # divisions of the patients that are tried until every pool has every class
+TRIES = 200  # attempts to split patients so that every pool has every class
 Rows = npt.NDArray[np.int64]
 Patches = npt.NDArray[np.uint8]  # (n, h, w, 3)
 Flags = npt.NDArray[np.bool_]
@@ -51,9 +51,9 @@ class Tissue:
         return sorted(set(self.classes.tolist()))
 
     def pools(self, seed: int) -> dict[str, Rows]:
-        """Rows of each split, patients apart, every class in each.
+        """Rows of each split, without shared patients, and with every class in each.
 
-        Of two groups, such as two cohorts, the smaller is the test; images of the larger are divided for
+        With two groups, such as two cohorts, the smaller is the test set; images of the larger are split for
         training and validation.
         """
         patients = np.unique(self.patients)
@@ -61,7 +61,7 @@ class Tissue:
         if len(patients) == 2:
             return self._two_groups(rng)
         if len(patients) < len(SPLITS):
-            raise InputError(f"{self.name}: one patient cannot be split; name the patients of the images.")
+            raise InputError(f"{self.name}: has only one patient; name the patients of the images.")
         sizes = np.maximum(1, np.rint(np.cumsum(SHARES) * len(patients)).astype(int))
         ends = [min(int(sizes[0]), len(patients) - 2), min(int(sizes[1]), len(patients) - 1)]
         ends[1] = max(ends[1], ends[0] + 1)
@@ -71,26 +71,28 @@ class Tissue:
             if all(set(self.classes[r].tolist()) == set(self.class_names) for r in rows):
                 return dict(zip(SPLITS, rows, strict=True))
         raise InputError(
-            f"{self.name}: no split of the {len(patients)} patients gives every class to training, "
-            "validation and test; leave out classes that few patients have."
+            f"{self.name}: no split of the {len(patients)} patients gives training, validation and test "
+            "every class; leave out rare classes."
         )
 
     def _two_groups(self, rng: np.random.Generator) -> dict[str, Rows]:
         names, counts = np.unique(self.patients, return_counts=True)
-        large, test = (np.flatnonzero(self.patients == names[at(counts)]) for at in (np.argmax, np.argmin))
+        large, test = (
+            np.flatnonzero(self.patients == names[pick(counts)]) for pick in (np.argmax, np.argmin)
+        )
         shuffled = rng.permutation(large)
         cut = max(1, round(len(large) * SHARES[1] / (SHARES[0] + SHARES[1])))
         rows = (np.sort(shuffled[cut:]), np.sort(shuffled[:cut]), test)
         if counts[0] == counts[1] or any(set(self.classes[r]) != set(self.class_names) for r in rows):
             raise InputError(
-                f"{self.name}: its two groups of patients must differ in size and hold every class; name the "
+                f"{self.name}: its two groups of patients must differ in size and have every class; name the "
                 "patients in images.csv."
             )
         return dict(zip(SPLITS, rows, strict=True))
 
 
 def embedder(name: str, device: str = "cpu") -> Embed:
-    """Give the function from patches of one size to vectors: an encoder by name, or `statistics`."""
+    """Make the function from patches of one size to vectors: an encoder by name, or `statistics`."""
     if name == STATISTICS:
         return statistics
     from xmil.encoders import load_encoder
@@ -128,8 +130,8 @@ def statistics(patches: Patches) -> FloatArray:
 def read_tissue(source: Path, *, patient: str = "", encoder: str = STATISTICS, device: str = "cpu") -> Tissue:
     """Read the images of a source as vectors.
 
-    `patient` tells the patient of an image in a folder of class folders: an expression whose first group is
-    in the file's name, or `folder` if the class folders lie in one folder for each group of patients.
+    In a folder of class folders, `patient` is a regular expression whose first group in a file's name is the
+    patient, or `folder` if there is a folder of class folders for each group of patients.
     """
     if source.suffix in (".npz", ".csv"):
         return _read_features(source)
@@ -151,11 +153,11 @@ def _list_images(source: Path, patient: str) -> list[tuple[Path, str, str]]:
         return [(source / row["path"], row["class"], row["patient"]) for row in rows]
     files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
-        raise FileError(f"{source}: holds no images ({', '.join(SUFFIXES)}) and no images.csv.")
+        raise FileError(f"{source}: has no images ({', '.join(SUFFIXES)}) and no images.csv.")
     if not patient:
         raise InputError(
             f"{source}: unknown patients. Name them in images.csv (path, class, patient), "
-            "or give patient=, a regular expression for the file name, or 'folder'."
+            "or pass patient=, a regular expression for the file name, or 'folder'."
         )
     if patient == TOP_FOLDER:
         return [(path, path.parent.name, path.parent.parent.name) for path in files]
@@ -164,7 +166,7 @@ def _list_images(source: Path, patient: str) -> list[tuple[Path, str, str]]:
         match = re.search(patient, path.name)
         if match is None:
             raise InputError(
-                f"{path}: the expression {patient!r} for the patient matches nothing in this file name."
+                f"{path}: the expression {patient!r} for the patient does not match this file name."
             )
         listing.append((path, path.parent.name, match.group(1) if match.groups() else match.group(0)))
     return listing
@@ -190,7 +192,7 @@ def _read_features(path: Path) -> Tissue:
             classes, patients = (np.array([row[name] for row in rows]) for name in ("class", "patient"))
         x = x.astype(np.float32)
     if x.ndim != 2 or x.shape[1] == 0 or len({len(x), len(classes), len(patients)}) > 1:
-        raise FileError(f"{path}: features, classes and patients must be one row per image. Got {x.shape}.")
+        raise FileError(f"{path}: features, classes and patients must have one row per image. Got {x.shape}.")
     if not np.isfinite(x).all():
         raise FileError(f"{path}: features must be finite numbers.")
     return Tissue(path.stem, x, classes.astype(str), patients.astype(str))
@@ -198,9 +200,9 @@ def _read_features(path: Path) -> Tissue:
 
 @dataclass(frozen=True)
 class TissueQuestion:
-    """A question about bags by which instances (..., n) are of the class in question, and of the one against.
+    """A question about bags, given the instances (..., n) of the positive class and of the one against.
 
-    `label` gives the answers (...), `support` what each instance (..., n) says for "yes".
+    `label` gives the answers (...), `support` the evidence of each instance (..., n) for "yes".
     """
 
     name: str
@@ -233,7 +235,7 @@ BOTH: TissueQuestion = TissueQuestion(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TissueProblem(Problem):
-    """Bags of tissue images: each class enters with probability one half, then `size` draws from those."""
+    """Bags of tissue images: each class enters with probability one half, then `size` draws from these."""
 
     tissue: Tissue
     question: TissueQuestion
@@ -247,10 +249,10 @@ class TissueProblem(Problem):
         """One block: bags of one size from the split's patients."""
         pools = self.tissue.pools(self.seed * 1000 + repetition)
         features = _scale(self.tissue, self.seed * 1000 + repetition)
-        at = SPLITS.index(split)
-        rng = np.random.default_rng((self.seed, repetition, at))
+        split_index = SPLITS.index(split)
+        rng = np.random.default_rng((self.seed, repetition, split_index))
         classes, pool = self.tissue.class_names, pools[split]
-        codes = draw_kinds(rng, self.sizes[at], self.size, len(classes))
+        codes = draw_kinds(rng, self.sizes[split_index], self.size, len(classes))
         rows = draw_rows(rng, codes, [pool[self.tissue.classes[pool] == name] for name in classes])
         pair = [codes == classes.index(name) for name in (self.positive, self.against)]
         evidence = for_and_against(self.question.support(*pair)).astype(np.int8)
@@ -261,7 +263,7 @@ class TissueProblem(Problem):
         return [Block(x, labels, evidence, names, cases=cases)]
 
     def settings(self) -> dict[str, Any]:
-        """The source by its checksum, the question and the numbers of bags."""
+        """The checksum of the source, the question and the numbers of bags."""
         t = self.tissue
         crc = zlib.crc32(t.features.tobytes() + "".join(t.classes).encode() + "".join(t.patients).encode())
         about = {"positive": self.positive, "against": self.against, "sizes": list(self.sizes)}
@@ -270,7 +272,7 @@ class TissueProblem(Problem):
 
 @lru_cache(maxsize=4)
 def _scale(tissue: Tissue, seed: int) -> FloatArray:
-    """Scale features to mean 0 and deviation 1 over the training pool of a division."""
+    """Scale features to mean 0 and deviation 1 over a training pool."""
     rows = tissue.pools(seed)["train"]
     mean, std = tissue.features[rows].mean(axis=0), tissue.features[rows].std(axis=0)
     return np.asarray((tissue.features - mean) / np.where(std > 1e-6, std, 1.0), dtype=np.float32)

@@ -1,8 +1,8 @@
-"""Training of a problem's models: all repetitions of one architecture at once, or any module by itself.
+"""Train a problem's models: all repetitions of one architecture at once, or any single module.
 
-Either way the epoch with the lowest validation loss wins. A stack trains on rows of one table, each model
-with its own bags in their order, its own early stop and its own best checkpoint; a module by itself takes
-bags of any lengths, shuffled by its seed in every epoch.
+Both keep the epoch with the lowest validation loss. A stack trains on rows of one table, each model with its
+own bags in their order, early stopping and best checkpoint; a single module takes bags of any lengths,
+shuffled by its seed in every epoch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from xmil.training.loop import Stopping, class_loss, make_optimizer, padded
 
 logger = logging.getLogger(__name__)
 
-VALIDATION_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 29}  # features of one validation pass
-GRAPH_WARMUP = 3  # runs that CUDA needs before a recording
-WEIGHT_DECAY = 1e-4  # of modules trained by themselves
+VALIDATION_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 29}  # features per validation pass
+GRAPH_WARMUP = 3  # runs that CUDA needs before recording
+WEIGHT_DECAY = 1e-4  # for single modules
 OnEpoch = Callable[[int, int], None]  # epochs done, models still training
 LabelledBags = list[tuple[Tensor, int]]  # features (n, d) and label
 
 
 @dataclass(frozen=True)
 class Training:
-    """How to train: the optimizer, and when to stop.
+    """The optimizer and the stopping rule.
 
     The first `warmup` epochs never count as best; training ends after `patience` epochs without a lower
     validation loss.
@@ -55,11 +55,11 @@ class Training:
 
     @property
     def stopping(self) -> Stopping:
-        """When to stop."""
+        """The stopping rule."""
         return Stopping(self.warmup, self.patience)
 
     def counts(self, epoch: int) -> bool:
-        """Whether an epoch, from 1, may be the best: after the warm-up, or because it is the last."""
+        """Whether an epoch, from 1, may be the best: after the warm-up, or if it is the last."""
         return self.stopping.counts(epoch) or epoch == self.epochs
 
 
@@ -67,7 +67,7 @@ QUICK_TRAINING: dict[str, Any] = {"optimizer": "adam", "lr": 3e-3, "epochs": 60,
 
 
 class Stacked:
-    """R models: one flat tensor (R, p), of which `parameters` are views, and buffers (R, ...)."""
+    """R models: one flat tensor (R, p), with `parameters` as views, and buffers (R, ...)."""
 
     def __init__(self, template: nn.Module, flat: Tensor, buffers: dict[str, Tensor]) -> None:
         self.template = template
@@ -103,11 +103,11 @@ class Stacked:
         return out
 
     def state(self) -> dict[str, Tensor]:
-        """The flat parameters and the buffers, by name; in-place changes of these change the models."""
+        """The flat parameters and the buffers by name; in-place changes affect the models."""
         return {"": self.flat, **self.buffers}
 
     def select(self, keep: Tensor) -> Stacked:
-        """The models at some places."""
+        """Select models."""
         return Stacked(self.template, self.flat[keep], {name: b[keep] for name, b in self.buffers.items()})
 
     def model(self, i: int) -> nn.Module:
@@ -119,9 +119,9 @@ class Stacked:
 
 
 class SGD:
-    """SGD with momentum for a stack, as torch.optim.SGD without dampening.
+    """SGD with momentum for a stack, like torch.optim.SGD without dampening.
 
-    Its state is tensors with one row per model, so that models can leave and a CUDA graph can replay a step.
+    Its state has one row per model, so that models can be removed and a CUDA graph can replay a step.
     """
 
     def __init__(self, flat: Tensor, *, lr: float, momentum: float = 0.9) -> None:
@@ -129,12 +129,12 @@ class SGD:
         self.state = {"velocity": torch.zeros_like(flat)}
 
     def step(self, flat: Tensor, gradient: Tensor) -> None:
-        """Change the parameters in place."""
+        """Update the parameters in place."""
         flat.sub_(self.state["velocity"].mul_(self.momentum).add_(gradient), alpha=self.lr)
 
 
 class Adam:
-    """Adam for a stack, with torch.optim.Adam's defaults; its state is as SGD's."""
+    """Adam for a stack, with torch.optim.Adam's defaults; its state has one row per model."""
 
     def __init__(
         self, flat: Tensor, *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
@@ -145,7 +145,7 @@ class Adam:
         self.state = {"mean": zeros(flat), "square": zeros(flat), "decay1": ones, "decay2": ones.clone()}
 
     def step(self, flat: Tensor, gradient: Tensor) -> None:
-        """Change the parameters in place."""
+        """Update the parameters in place."""
         s, (beta1, beta2) = self.state, self.betas
         s["mean"].lerp_(gradient, 1 - beta1)
         s["square"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -160,7 +160,7 @@ OPTIMIZERS: dict[str, Callable[..., SGD | Adam]] = {"sgd": SGD, "adam": Adam}
 
 @dataclass(frozen=True)
 class Fitted:
-    """The best checkpoint of every model, and when it was reached: `best_epoch` counts from 0."""
+    """The best checkpoint of every model and its epoch; `best_epoch` counts from 0."""
 
     models: Stacked
     best_epoch: list[int]
@@ -177,20 +177,20 @@ def fit(
     training: Training,
     on_epoch: OnEpoch | None = None,
 ) -> Fitted:
-    """Train stacked models, each on its own bags (R, b, n); the models passed in are changed.
+    """Train stacked models in place, each on its own bags (R, b, n).
 
-    Models that have stopped leave the stack once half of it is done.
+    Stopped models are removed from the stack once they are half of it.
     """
     if len(models) != len(train.rows) or len(models) != len(validation.rows):
         raise InputError(
             f"{len(models)} models need as many sets of bags. "
-            f"Got {len(train.rows)} and {len(validation.rows)}."
+            f"Got {len(train.rows)} and {len(validation.rows)} instead."
         )
     n, device = len(models), models.flat.device
     best = models.select(torch.arange(n, device=device))
     best_loss = torch.full((n,), float("inf"), dtype=torch.float64)
     best_epoch, epochs, stopped = torch.zeros(n).int(), torch.zeros(n).int(), torch.zeros(n).bool()
-    lap, ids = Lap(models, train, validation, table, training), torch.arange(n)  # the model at each place
+    lap, ids = Lap(models, train, validation, table, training), torch.arange(n)  # the models in the stack
     for epoch in range(1, training.epochs + 1):
         lap.train_epoch()
         losses, running = lap.validation_losses(), ~stopped[ids]
@@ -198,17 +198,17 @@ def fit(
         best_loss[ids[better]] = losses[better]
         best_epoch[ids[better]] = epoch
         epochs[ids[running]] = epoch
-        for stored, now in zip(best.state().values(), lap.models.state().values(), strict=True):
-            stored[ids[better].to(device)] = now[better.to(device)]
+        for stored, current in zip(best.state().values(), lap.models.state().values(), strict=True):
+            stored[ids[better].to(device)] = current[better.to(device)]
         stopped |= torch.tensor([training.stopping.is_over(epoch, e) for e in best_epoch.tolist()])
-        left = int((~stopped).sum())
+        n_running = int((~stopped).sum())
         if on_epoch is not None:
-            on_epoch(epoch, left)
-        if not left:
+            on_epoch(epoch, n_running)
+        if not n_running:
             break
-        if left <= len(lap.models) // 2:
-            places = (~stopped[ids]).nonzero().squeeze(1)
-            lap, ids = lap.select(places), ids[places]
+        if n_running <= len(lap.models) // 2:
+            keep = (~stopped[ids]).nonzero().squeeze(1)
+            lap, ids = lap.select(keep), ids[keep]
     if not torch.isfinite(best_loss).all():
         raise InputError("Training diverged: a validation loss was never finite; use a smaller lr.")
     logger.info("trained %d models in %s epochs", n, epochs.tolist())
@@ -216,7 +216,7 @@ def fit(
 
 
 class Lap:
-    """The models still in training with their bags, optimizer and, on a GPU, recorded step."""
+    """The models still in training, with their bags, optimizer and, on a GPU, recorded step."""
 
     def __init__(
         self, models: Stacked, train: BagSet, validation: BagSet, table: Table, training: Training
@@ -234,31 +234,31 @@ class Lap:
         )
 
     def select(self, keep: Tensor) -> Lap:
-        """The same with some of the models."""
-        at = keep.cpu().numpy()
-        train, validation = (BagSet(s.rows[at], s.codes[at], s.labels[at]) for s in self._sets)
+        """Select models."""
+        index = keep.cpu().numpy()
+        train, validation = (BagSet(s.rows[index], s.codes[index], s.labels[index]) for s in self._sets)
         lap = Lap(self.models.select(keep), train, validation, self.table, self.training)
         for name, value in self.optimizer.state.items():
             lap.optimizer.state[name].copy_(value[keep])
         return lap
 
     def train_epoch(self) -> None:
-        """Make one pass over the training bags, in their order."""
-        full, rest = divmod(self._labels.shape[1], self.training.batch)
+        """Train one epoch, with the bags in order."""
+        n_full, remainder = divmod(self._labels.shape[1], self.training.batch)
         self._cursor.zero_()
-        for _ in range(full):
+        for _ in range(n_full):
             self._step()
-        if rest:
-            self._learn(self._rows[:, -rest:], self._labels[:, -rest:])
+        if remainder:
+            self._learn(self._rows[:, -remainder:], self._labels[:, -remainder:])
 
     def _full_step(self) -> None:
-        at = self._cursor + self._offsets
-        self._learn(self._rows.index_select(1, at), self._labels.index_select(1, at))
+        index = self._cursor + self._offsets
+        self._learn(self._rows.index_select(1, index), self._labels.index_select(1, index))
         self._cursor.add_(self.training.batch)
 
     def _learn(self, rows: Tensor, labels: Tensor) -> None:
         logits = self.models(self.table.bags(rows), train=True)
-        loss = class_loss(logits, labels).mean(dim=1).sum()  # a model's gradient knows its own loss alone
+        loss = class_loss(logits, labels).mean(dim=1).sum()  # a model's gradient only depends on its own loss
         gradients = torch.autograd.grad(loss, list(self.models.parameters.values()))
         with torch.no_grad():
             self.optimizer.step(self.models.flat, torch.cat([g.flatten(1) for g in gradients], dim=1))
@@ -275,9 +275,9 @@ class Lap:
 
 
 class _Repeated:
-    """A function of no arguments that changes `state` in place, without anything the host must wait for.
+    """Repeats a function that changes `state` in place, as a CUDA graph if possible.
 
-    Steps of small models are bound by launching kernels; a graph launches them all at once.
+    Launching kernels dominates the steps of small models; a graph launches them all at once.
     """
 
     def __init__(self, function: Callable[[], None], state: Sequence[Tensor]) -> None:
@@ -295,7 +295,7 @@ class _Repeated:
             self._graph.replay()
 
     def _record(self) -> torch.cuda.CUDAGraph | None:
-        """Record one run and put the state back; a step that cannot be recorded is run as it is."""
+        """Record one run and restore the state; None if the step cannot be recorded."""
         before = [tensor.detach().clone() for tensor in self._state]
         stream = torch.cuda.Stream()
         try:
@@ -321,7 +321,7 @@ class _Repeated:
 def learn(
     model: nn.Module, train: list[Block], validation: list[Block], *, training: Training, seed: int
 ) -> nn.Module:
-    """Train one module and give it back in eval mode, with the weights of its best epoch."""
+    """Train one module and return it in eval mode, with the weights of its best epoch."""
     sgd = training.optimizer == "sgd"
     optimizer = make_optimizer(
         model, name="sgd" if sgd else "adam", lr=training.lr, weight_decay=0.0 if sgd else WEIGHT_DECAY
@@ -333,7 +333,7 @@ def learn(
     )
     best, lowest, best_epoch = copy.deepcopy(model.state_dict()), float("inf"), 0
     with torch.random.fork_rng(devices=[bags[0][0].device] if bags[0][0].is_cuda else []):
-        torch.manual_seed(seed)  # dropout
+        torch.manual_seed(seed)  # for dropout
         for epoch in range(1, training.epochs + 1):
             model.train()
             shuffled = [bags[int(i)] for i in rng.permutation(len(bags))]
@@ -359,7 +359,7 @@ def learn(
 def logits_of(model: nn.Module, bags: list[Tensor]) -> Tensor:
     """Outputs (b, c) of bags of any lengths.
 
-    Our models take them padded, with a mask; others in a batch if the lengths agree, else one by one.
+    Our models get padded bags with a mask; others get a batch if the lengths agree, else one bag at a time.
     """
     if len({len(bag) for bag in bags}) == 1:
         return _check_logits(model, model(torch.stack(bags)), len(bags))
@@ -383,7 +383,7 @@ def _mean_loss(model: nn.Module, bags: LabelledBags) -> Tensor:
 
 
 def _batches(bags: LabelledBags, batch: int) -> Iterator[LabelledBags]:
-    """Batches; a last one of a single bag joins the one before, for batch norm needs two."""
+    """Yield batches; a single last bag joins the previous batch, since batch norm needs two."""
     starts = list(range(0, len(bags), batch))
     if len(starts) > 1 and len(bags) - starts[-1] == 1:
         starts.pop()

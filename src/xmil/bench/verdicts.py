@@ -1,7 +1,7 @@
-"""What a run says: intervals over bags and repetitions, which row leads each column, by how much.
+"""Verdicts of a run: intervals over bags and repetitions, the best row of each column and its lead.
 
-On tissue patients are the unit: bags of one patient are drawn and tested together, over all repetitions.
-Where bags mix images of many patients, all bags of a repetition share theirs and are one unit.
+On tissue, patients are the unit: all bags of a patient are drawn and tested together, over all repetitions.
+If bags mix images of many patients, all bags of a repetition share them and form one unit.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from xmil.evaluate.statistics import (
 )
 
 DRAWS, SEED = 1000, 0
-ENOUGH = 6  # repetitions from which on tests are over repetitions; with fewer they are over bags
+ENOUGH = 6  # repetitions at least for tests over repetitions; with fewer, tests are over bags
 NOT_LEARNED = "model did not learn"
 PERFECT = 1.0 - 1e-6
-ROUNDING = 9  # decimals of a mean that are not rounding
-OURS = "lrp"  # the package's own default: where it is behind is named
+ROUNDING = 9  # decimals of a mean that exceed rounding errors
+OURS = "lrp"  # the package's default; the report names the columns where it is behind
 
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """Means of rows and measures: over everything, (m, k), by repetition, (r, m, k), and redrawn, (D, m, k).
+    """Means of rows and measures: overall, (m, k), by repetition, (r, m, k), and redrawn, (D, m, k).
 
-    A draw takes repetitions with replacement and, within each, bags with replacement; of bags with patients,
+    A draw takes repetitions with replacement and, within each, bags with replacement; with patients, it draws
     patients with all their bags. There are `n` such units.
     """
 
@@ -62,7 +62,7 @@ class Draws:
         return percentile_interval(self.means[i, k], self.redrawn[:, i, k], units=self.n)
 
     def difference(self, first: str, second: str, measure: str) -> Interval:
-        """First less second, drawn in pairs."""
+        """First minus second, drawn in pairs."""
         i, j = self.methods.index(first), self.methods.index(second)
         k = self.measures.index(measure)
         drawn = self.redrawn[:, i, k] - self.redrawn[:, j, k]
@@ -74,9 +74,9 @@ class Draws:
 
 
 def draws_of(unit: Unit, repetitions: Sequence[int], *, draws: int = DRAWS) -> Draws:
-    """Draw a column's repetitions and their bags; a row that lacks a repetition has the others.
+    """Draw a column's repetitions and their bags; a row may lack some repetitions.
 
-    The mean of a row is that of its repetitions' means over bags; bags without a value are left out.
+    The mean of a row is the mean of its repetitions' means over bags with a value.
     """
     methods, cases = tuple(unit.methods), cases_of(unit, repetitions)
     single = repetition_means(unit, repetitions, methods)
@@ -92,7 +92,7 @@ def draws_of(unit: Unit, repetitions: Sequence[int], *, draws: int = DRAWS) -> D
 def cases_of(unit: Unit, repetitions: Sequence[int]) -> list[str] | None:
     """The patients of each bag of these repetitions, in order; None if the bags were drawn at random.
 
-    Tissue that was measured before patients were noted counts by repetition.
+    Older tissue results without patients count by repetition.
     """
     cases: list[str] = []
     for r in repetitions:
@@ -105,7 +105,7 @@ def cases_of(unit: Unit, repetitions: Sequence[int]) -> list[str] | None:
 
 
 def _redraw_bags(grids: Sequence[Floats], draws: int) -> Floats:
-    """Means (draws, m * k) over repetitions drawn with replacement, and within each over its bags."""
+    """Means (draws, m * k) over repetitions drawn with replacement, and bags within each."""
     rng, redrawn = np.random.default_rng(SEED), []
     for grid in grids:
         weights = rng.multinomial(len(grid), np.full(len(grid), 1 / len(grid)), size=draws)
@@ -116,7 +116,7 @@ def _redraw_bags(grids: Sequence[Floats], draws: int) -> Floats:
 
 
 def _redraw_cases(grids: Sequence[Floats], cases: Sequence[str], draws: int) -> Floats:
-    """Means (draws, m * k) over cases drawn with replacement, with all bags; repetitions weigh alike."""
+    """Means (draws, m * k) over cases drawn with replacement, with all bags; repetitions weigh equally."""
     grid = np.concatenate(grids)
     finite = np.isfinite(grid)
     counts = [np.isfinite(own).sum(axis=0, keepdims=True) for own in grids]
@@ -129,7 +129,7 @@ def _redraw_cases(grids: Sequence[Floats], cases: Sequence[str], draws: int) -> 
 
 
 def repetition_means(unit: Unit, repetitions: Sequence[int], methods: Sequence[str]) -> Floats:
-    """Means over bags (r, m, k) of methods and measures; bags without a value are left out."""
+    """Means over bags with a value, (r, m, k), of methods and measures."""
     grids = [_grid(unit, r, methods) for r in repetitions]
     means = [_means(np.ones((1, len(grid))), grid)[0] for grid in grids]
     return np.stack(means).reshape(len(means), len(methods), len(unit.measures))
@@ -137,8 +137,8 @@ def repetition_means(unit: Unit, repetitions: Sequence[int], methods: Sequence[s
 
 def _grid(unit: Unit, repetition: int, methods: Sequence[str]) -> Floats:
     """Values (bags, m * k); nan for a method that lacks the repetition."""
-    some = next(v for (r, _), v in unit.values.items() if r == repetition)
-    empty = np.full_like(some, np.nan)
+    example = next(v for (r, _), v in unit.values.items() if r == repetition)
+    empty = np.full_like(example, np.nan)
     return np.concatenate([unit.values.get((repetition, m), empty) for m in methods], axis=1)
 
 
@@ -151,10 +151,10 @@ def _means(weights: Floats, grid: Floats) -> Floats:
 class Verdict:
     """The best row of a column by one measure, against the next and against all others.
 
-    `lead` is the best less the next, turned so that more is better, with its paired interval. `apart` are the
-    rows that the best is ahead of, by `smallest` or more, a paired interval above zero and a paired t-test
-    (Holm, p < 0.05), `level` those it is not; the tests are over `n` repetitions, cases or bags, intervals
-    over `units` of them.
+    `lead` is the best minus the next, with the sign such that more is better, and its paired interval. The
+    best is ahead of the rows in `apart`: by at least `smallest`, with a paired interval above zero and a
+    paired t-test (Holm, p < 0.05). The others are in `level`. Tests are over `n` repetitions, cases or bags,
+    intervals over `units` of them.
     """
 
     measure: str
@@ -171,7 +171,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """No more than the figures say."""
+        """The verdict in one sentence."""
         if self.second is None or self.lead is None:
             return f"{row_title(self.best)} has {self.mean:.3f}; there is no other row to compare it with."
         lead = f"{self.lead.estimate:.3f} above {row_title(self.second)}"
@@ -190,7 +190,7 @@ class Verdict:
 
 
 def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence[int]) -> Verdict | None:
-    """Judge a column by a measure; None if no method has a value. Controls cannot win."""
+    """Judge a column by a measure, without controls; None if no method has a value."""
     contenders = [m for m in draws.methods if m not in (ORACLE, *CONTROLS)]
     values = {m: draws.mean(m, measure.name) for m in contenders}
     order = sorted((m for m in values if np.isfinite(values[m])), key=lambda m: -measure.better * values[m])
@@ -202,8 +202,8 @@ def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence
     kind, table, units = "bag", bags[:, k :: len(draws.measures)], cases_of(unit, repetitions)  # (bags, m)
     if units is not None:
         names = [name for r in repetitions for name in unit.facts[r]["bags"]]
-        few = count_units(units) <= len(repetitions)  # all bags of a repetition together
-        kind = "repetition" if few else "bag" if units == names else "case"
+        by_repetition = count_units(units) <= len(repetitions)  # all bags of a repetition form one unit
+        kind = "repetition" if by_repetition else "bag" if units == names else "case"
     elif len(repetitions) >= ENOUGH:
         kind, table = "repetition", draws.by_repetition[:, :, k]  # (r, m)
     own = [str(i) for i in range(len(table))] if units is None else units
@@ -221,24 +221,24 @@ def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence
 
 
 def upward(gap: Interval, measure: Measure) -> Interval:
-    """Turn a difference so that more is better."""
+    """Give a difference the sign for which more is better."""
     return gap if measure.better > 0 else Interval(-gap.estimate, -gap.high, -gap.low)
 
 
 def places(draws: Draws, measure: Measure) -> dict[str, int]:
-    """The place of each row but the oracle's, 1 for the best; equal means share the better place."""
+    """The rank of each row but the oracle's, 1 for the best; equal means share the better rank."""
     return rank({m: measure.better * draws.mean(m, measure.name) for m in draws.methods if m != ORACLE})
 
 
 def rank(means: Mapping[str, float]) -> dict[str, int]:
-    """The place of each finite mean, 1 for the largest; means that differ by rounding alone share it."""
+    """The rank of each finite mean, 1 for the largest; means that differ only by rounding share it."""
     finite = {m: round(float(v), ROUNDING) for m, v in means.items() if np.isfinite(v)}
     return {m: 1 + sum(other > v for other in finite.values()) for m, v in finite.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A problem and a model: repetitions whose model learned the task, their draws and verdicts."""
+    """A problem and a model: the repetitions that count, their draws and verdicts."""
 
     unit: Unit
     measures: tuple[Measure, ...]
@@ -253,7 +253,7 @@ class Column:
 
     @property
     def leader(self) -> str | None:
-        """The best row by the leading measure; None where no row has a value in it."""
+        """The best row by the first measure; None if no row has a value."""
         return next((v.best for v in self.verdicts if v.measure == self.measures[0].name), None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -304,12 +304,12 @@ class Column:
 
 
 def learned_repetitions(unit: Unit) -> list[int]:
-    """The repetitions whose model learned the task: only these count."""
+    """The repetitions whose model learned the task; only they count."""
     return [r for r in unit.repetitions if unit.facts[r]["auroc"] >= LEARNED]
 
 
 def column_of(unit: Unit) -> Column:
-    """Sum up a column, from the repetitions whose model learned."""
+    """Summarise a column, from the repetitions whose model learned."""
     measures = SUITES[unit.suite].measures
     counted = tuple(learned_repetitions(unit))
     if not counted:
@@ -320,7 +320,7 @@ def column_of(unit: Unit) -> Column:
 
 
 def summary_of(folder: Folder, about: dict[str, Any]) -> dict[str, Any]:
-    """Sum up a run, in plain types."""
+    """Summarise a run, in plain types."""
     columns = [column_of(unit) for unit in folder.units() if unit.rows]
     suites = [
         {
@@ -349,10 +349,10 @@ class Check:
 
 
 def checks(columns: Sequence[Column]) -> list[Check]:
-    """The oracle is perfect; what is wrong on purpose is behind the best everywhere, and last overall.
+    """Check that the oracle is perfect, and that controls are behind the best everywhere and last overall.
 
-    The whole paired interval of the best less the control must be above zero, by the leading measure; the
-    difference itself where there are too few units for an interval.
+    By the first measure, the paired interval of the best minus the control must be above zero, or the
+    difference itself if there are too few units for an interval.
     """
     oracles, controls = [], []
     shares: dict[str, list[float]] = {}  # places over the number of rows
@@ -410,7 +410,7 @@ def kendall(a: Any, b: Any) -> float:
 
 
 def across(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Whether evidence and faithfulness rank alike, by their leading measures, where both were measured."""
+    """Compare the rankings of evidence and faithfulness by their first measures, if both were measured."""
     learned = [(c, c.draws) for c in columns if c.draws is not None]
     faithful = {c.where: (c, draws) for c, draws in learned if c.unit.suite == "faithfulness"}
     pairs = []
@@ -436,7 +436,7 @@ def across(columns: Sequence[Column]) -> list[dict[str, Any]]:
 
 
 def weak_spots(columns: Sequence[Column]) -> list[str]:
-    """Name where the package's own default is surely behind, and by enough to matter."""
+    """List the columns where the package's default is clearly behind, by enough to matter."""
     sentences = []
     for c in columns:
         measure, best = c.measures[0], c.leader
@@ -451,7 +451,7 @@ def weak_spots(columns: Sequence[Column]) -> list[str]:
 
 
 def paper_cell(unit: Unit, row: str) -> float | None:
-    """The paper's figure of a row, if it may stand beside: its numbers of bags and training, real MNIST."""
+    """The paper's figure of a row, if comparable: the same numbers of bags and training, real MNIST."""
     problem = unit.settings["problem"]
     protocol = problem.get("protocol", {})
     comparable = (
@@ -469,7 +469,7 @@ def base_of(method: str) -> str:
 
 
 def row_title(method: str) -> str:
-    """A row as readers know it, with its preset and output.
+    """The title of a row, with its preset and output.
 
     >>> row_title("lrp:paper"), row_title("one_removed")
     ('LRP paper', 'One removed')

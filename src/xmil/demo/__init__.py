@@ -1,1 +1,1 @@
-"""The demonstration: slides of handwritten digits, whose true evidence anyone can see."""
+"""The demonstration: slides of handwritten digits, with evidence that anyone can check."""

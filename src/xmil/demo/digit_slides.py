@@ -1,7 +1,7 @@
 """Digit slides: pyramidal TIFFs in which each 256-px tile is a handwritten digit, stained like tissue.
 
-The digits are scikit-learn's. A tile depends on its digit alone, and the files are compressed without loss:
-a tile read back from a slide is the tile that was drawn, bit for bit.
+The digits are scikit-learn's. A tile only depends on its digit, and compression is lossless: a tile read from
+a slide is bit for bit the tile that was drawn.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from xmil.storage import write_table
 TILE = 256  # edge of a tile in pixels
 INK = 208  # edge of the digit inside its tile
 MPP = 0.5  # microns per pixel
-GRID = (8, 7)  # tiles of a slide, across and down; those without a digit are bare glass
-MARGIN = 1  # bare tiles around the grid
+GRID = (8, 7)  # tiles of a slide, across and down; tiles without a digit are glass
+MARGIN = 1  # glass tiles around the grid
 DOWNSAMPLES = (1, 4, 16)
 GLASS = (243, 242, 244)
 EOSIN, HAEMATOXYLIN = (226, 158, 194), (88, 48, 128)
@@ -45,7 +45,7 @@ class DigitSlide:
 
     @property
     def digits(self) -> Rows:
-        """The numbers 0 to 9 that stand on the tiles."""
+        """The digit of each tile."""
         return sklearn_images()[1][self.rows]
 
     @property
@@ -55,7 +55,7 @@ class DigitSlide:
 
 
 def place_digits(name: str, rows: npt.ArrayLike, *, seed: int) -> DigitSlide:
-    """Lay digits on the cells of a patch of tissue of random outline, in the order in which tiles are read.
+    """Place digits on the cells of tissue with a random outline, in the order in which tiles are read.
 
     >>> slide = place_digits("one", [0, 1, 2], seed=0)
     >>> slide.digits.tolist(), slide.coords.shape
@@ -63,16 +63,16 @@ def place_digits(name: str, rows: npt.ArrayLike, *, seed: int) -> DigitSlide:
     """
     digits = np.asarray(rows, dtype=np.int64)
     if not 0 < len(digits) <= GRID[0] * GRID[1]:
-        raise InputError(f"A slide has room for 1 to {GRID[0] * GRID[1]} digits. Got {len(digits)} instead.")
+        raise InputError(f"A slide must have 1 to {GRID[0] * GRID[1]} digits. Got {len(digits)} instead.")
     rng = np.random.default_rng(seed)
     cells = np.stack(np.meshgrid(np.arange(GRID[0]), np.arange(GRID[1])), axis=-1).reshape(-1, 2)
-    away = np.linalg.norm((cells - (np.array(GRID) - 1) / 2) / np.array(GRID), axis=1)
-    nearest = np.sort(np.argsort(away + rng.normal(scale=0.04, size=len(cells)))[: len(digits)])
+    distance = np.linalg.norm((cells - (np.array(GRID) - 1) / 2) / np.array(GRID), axis=1)
+    nearest = np.sort(np.argsort(distance + rng.normal(scale=0.04, size=len(cells)))[: len(digits)])
     return DigitSlide(name, digits, cells[nearest])
 
 
 def write_digit_slide(path: Path, slide: DigitSlide) -> None:
-    """Write a slide as a tiled, pyramidal TIFF that OpenSlide and tifffile read; it appears whole or not."""
+    """Write a slide atomically as a tiled, pyramidal TIFF that OpenSlide and tifffile read."""
     from PIL import Image as Pictures
 
     image = Pictures.fromarray(draw_slide(slide))
@@ -85,7 +85,7 @@ def write_digit_slide(path: Path, slide: DigitSlide) -> None:
 def write_levels(
     path: Path, levels: dict[int, Image], *, mpp: float, description: str | None = None, effort: int = 6
 ) -> None:
-    """Write the levels of a slide by their downsampling, from 1 up, as a tiled TIFF, whole or not at all."""
+    """Write the levels of a slide, by downsampling from 1 up, atomically as a tiled TIFF."""
     import tifffile
 
     def write(temporary: str) -> None:
@@ -108,7 +108,7 @@ def write_levels(
 
 
 def draw_slide(slide: DigitSlide) -> Image:
-    """The slide's pixels (h, w, 3) at full resolution."""
+    """Draw the pixels (h, w, 3) of a slide at full resolution."""
     width, height = (TILE * (side + 2 * MARGIN) for side in GRID)
     image = np.full((height, width, 3), GLASS, dtype=np.uint8)
     for row, (x0, y0) in zip(slide.rows, slide.coords, strict=True):
@@ -118,7 +118,7 @@ def draw_slide(slide: DigitSlide) -> Image:
 
 @lru_cache(maxsize=256)
 def draw_tile(row: int) -> Image:
-    """One digit of scikit-learn's set in purple on pink, with the fibres of its own seed."""
+    """Draw a digit of scikit-learn's set in purple on pink, with fibres that depend on the digit."""
     from PIL import Image as Pictures
 
     small = Pictures.fromarray(sklearn_images()[0][row].astype(np.float32))
@@ -134,13 +134,13 @@ def draw_tile(row: int) -> Image:
 
 @lru_cache(maxsize=16)
 def _streaks(seed: int) -> npt.NDArray[np.float32]:
-    """Soft streaks (256, 256), as of fibres."""
+    """Soft streaks (256, 256) that look like fibres."""
     from PIL import Image as Pictures
 
     noise = np.random.default_rng(seed).normal(size=(18, 48)).astype(np.float32)
     wide = Pictures.fromarray(noise).resize((TILE * 3 // 2,) * 2, Pictures.Resampling.BICUBIC)
     turned = np.asarray(wide.rotate(seed * 37.0, Pictures.Resampling.BILINEAR), dtype=np.float32)
-    edge = TILE // 4  # the corners that turning left empty are cut away
+    edge = TILE // 4  # cut away the corners that the rotation left empty
     streaks: npt.NDArray[np.float32] = turned[edge : edge + TILE, edge : edge + TILE] * TEXTURE
     return streaks
 
@@ -156,7 +156,7 @@ SEEDS = {"train": 0, "val": 1, "test": 2, "slide": 3}
 
 
 def draw_bags(split: str, n_bags: int, *, seed: int) -> list[DigitSlide]:
-    """Bags of one split (train, val, test, or slide for those that are drawn), each laid out as a slide.
+    """Draw the bags of a split (train, val, test, or slide), each with the layout of a slide.
 
     >>> [bag] = draw_bags("slide", 1, seed=0)
     >>> bag.name, len(bag.digits)
@@ -164,10 +164,10 @@ def draw_bags(split: str, n_bags: int, *, seed: int) -> list[DigitSlide]:
     """
     rng = np.random.default_rng((seed, SEEDS[split]))
     pool = np.flatnonzero(np.isin(np.arange(len(sklearn_images()[1])) % 8, POOLS[split]))
-    shown = sklearn_images()[1][pool]
+    digits = sklearn_images()[1][pool]
     bags = []
     for i, numbers in enumerate(draw_digits(rng, n_bags, BAG_SIZE)):
-        rows = np.array([rng.choice(pool[shown == number]) for number in numbers])
+        rows = np.array([rng.choice(pool[digits == number]) for number in numbers])
         bags.append(place_digits(f"{split}-{i:03d}", rows, seed=int(rng.integers(2**31))))
     return bags
 
@@ -183,14 +183,14 @@ def evidence(slide: DigitSlide, task: str) -> Rows:
     return signs
 
 
-def telling(slides: Sequence[DigitSlide], task: str) -> DigitSlide:
-    """The slide with the most tiles of its rarest kind: for, against (where there are any), neither."""
+def most_instructive(slides: Sequence[DigitSlide], task: str) -> DigitSlide:
+    """Pick the slide with the most tiles of its rarest kind: for, against (if any), neither."""
     kinds = (-1, 0, 1) if task == "pos_neg" else (0, 1)
     return max(slides, key=lambda slide: min(int((evidence(slide, task) == kind).sum()) for kind in kinds))
 
 
 def write_cohort(path: Path, splits: dict[str, Sequence[DigitSlide]]) -> None:
-    """A table of all bags: slide, split, and a column of labels for each task."""
+    """Write a table of all bags: slide, split, and a column of labels for each task."""
     rows = [
         (slide.name, slide.name, split, *labels(slide).values())
         for split, slides in splits.items()
@@ -200,7 +200,7 @@ def write_cohort(path: Path, splits: dict[str, Sequence[DigitSlide]]) -> None:
 
 
 def write_truth(folder: Path, slide: DigitSlide, task: str) -> None:
-    """The evidence of every tile as a table (`xmil evaluate --truth`) and as polygons for QuPath."""
+    """Write the evidence of every tile as a table (`xmil evaluate --truth`) and as polygons for QuPath."""
     (folder / "qupath").mkdir(parents=True, exist_ok=True)
     rows = np.column_stack([slide.coords, slide.digits, evidence(slide, task)]).tolist()
     write_table(folder / f"{slide.name}.csv", ["x0", "y0", "digit", "evidence"], rows)

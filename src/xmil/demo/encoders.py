@@ -1,10 +1,9 @@
-"""The demonstration's encoders, `digits` and `tissue`; they have no weights, so that they need no download.
+"""The demonstration's encoders, `digits` and `tissue`; without weights, so that they need no download.
 
-Installed packages find them through the entry points of `xmil.encoders`, as they would find one of yours.
-`digits` tells how much stain lies on each of 8 x 8 fields of a tile. `tissue` tells how much nuclear stain a
-patch has, in spots of which sizes, and how dark: stain is told from pink by fixed colours of haematoxylin and
-eosin (Ruifrok and Johnston, "Quantification of histochemical staining by color deconvolution", 2001), and
-spots are differences of blurs.
+They are registered through the entry points of `xmil.encoders`, like those of plugins. `digits` measures the
+stain in each of 8 x 8 fields of a tile. `tissue` measures the amount, spot sizes and darkness of nuclear
+stain in a patch: fixed colours of haematoxylin and eosin separate the stains (Ruifrok and Johnston,
+"Quantification of histochemical staining by color deconvolution", 2001), and spots are differences of blurs.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ SPAN = 2.0  # the value of full stain; glass and plain tissue are near 0
 BATCH = 128
 STAINS = ((0.65, 0.70, 0.29), (0.07, 0.99, 0.11))  # optical density of haematoxylin and eosin in RGB
 BLURS = (1, 3, 5, 9, 17, 33)  # pixels
-LEVELS = (0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3)  # of stain, for how dark it is
-SPREAD = 8.0  # brings features to about 1
+LEVELS = (0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3)  # thresholds of stain
+SPREAD = 8.0  # scales features to about 1
 
 
 class StainFields(nn.Module):
     """Grey values (b, 3, 256, 256) in [0, 1] to the stain of 64 fields (b, 64)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean over each field, as a share of the way from eosin to haematoxylin."""
+        """The mean stain of each field, from eosin (0) to haematoxylin (`SPAN`)."""
         edge = (TILE - INK) // 2
         grey = x.mean(dim=1, keepdim=True)[..., edge : TILE - edge, edge : TILE - edge]
         fields = F.adaptive_avg_pool2d(grey, FIELDS).flatten(1)
@@ -52,7 +51,7 @@ def _digits(weights: Path | None, random: bool) -> tuple[nn.Module, Transform]: 
 
 @lru_cache(maxsize=1)
 def encode_digits() -> FloatArray:
-    """Features (1797, 64) of every digit's tile, by the encoder that `xmil embed --encoder digits` runs."""
+    """Features (1797, 64) of every digit's tile, from the encoder of `xmil embed --encoder digits`."""
     encoder = load_encoder(DIGITS)
     n = len(sklearn_images()[1])
     batches = (range(i, min(i + BATCH, n)) for i in range(0, n, BATCH))
@@ -64,13 +63,13 @@ class NuclearStain(nn.Module):
     """Colours (b, 3, h, w) in [0, 1] to 2 x (5 x 3 + 7 + 2) features (b, 48)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """For each stain its mean and spread, spots by size, and shares of pixels by darkness."""
+        """For each stain: mean and spread, spots by size, and shares of pixels by darkness."""
         stains = unmix(x)  # (b, 2, h, w)
         blurred = [self._blurred(stains, edge) for edge in BLURS]
         features = [stains.mean(dim=(2, 3)), stains.std(dim=(2, 3))]
         for spots in (fine - coarse for fine, coarse in pairwise(blurred)):
-            sides = [F.relu(spots).mean(dim=(2, 3)), F.relu(-spots).mean(dim=(2, 3))]
-            features += [*sides, spots.std(dim=(2, 3))]
+            by_sign = [F.relu(spots).mean(dim=(2, 3)), F.relu(-spots).mean(dim=(2, 3))]
+            features += [*by_sign, spots.std(dim=(2, 3))]
         features += [torch.sigmoid(20 * (blurred[1] - level)).mean(dim=(2, 3)) for level in LEVELS]
         return SPREAD * torch.cat(features, dim=1)
 
@@ -82,7 +81,7 @@ class NuclearStain(nn.Module):
 
 
 def unmix(x: Tensor) -> Tensor:
-    """Haematoxylin and eosin (b, 2, h, w) of colours in [0, 1], by least squares in optical density."""
+    """Separate colours in [0, 1] into haematoxylin and eosin (b, 2, h, w), by least squares in density."""
     light = -torch.log10(x.clamp(1 / 255, 1.0))
     stains = torch.tensor(STAINS, dtype=x.dtype, device=x.device)
     return torch.einsum("sc,bchw->bshw", torch.linalg.pinv(stains.T), light)

@@ -1,7 +1,7 @@
-"""The demonstration from end to end: every step is a public command, or says what it does itself.
+"""The demonstration from end to end: every step is a public command or a function of its own.
 
-A folder fills up: slides, tiles, features, models, predictions, scores, curves, heatmaps, the report. Each
-command goes on where it stopped, so that a second run costs little.
+It fills a folder: slides, tiles, features, models, predictions, scores, curves, heatmaps, the report. Each
+command resumes, so that a second run is cheap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from xmil.demo.digit_slides import (
     TILE,
     DigitSlide,
     draw_bags,
-    telling,
+    most_instructive,
     write_cohort,
     write_digit_slide,
     write_truth,
@@ -45,17 +45,17 @@ METHODS = (
     "lrp", "ig", "gxi", "one_added", "one_removed", "milli", "combined", "attention", "single", "grad2",
     "random",
 )  # fmt: skip
-MEASURED = ("lrp", "ig", "single", "attention", "random")  # by flip curves, which take longer
-NEEDED = ("openslide", "tifffile", "skimage", "lightning_fabric")  # beyond what is always installed
-FURTHER = ("train", "val", "test")  # splits whose bags are not drawn as slides
+MEASURED = ("lrp", "ig", "single", "attention", "random")  # methods with flip curves, which take longer
+NEEDED = ("openslide", "tifffile", "skimage", "lightning_fabric")  # of optional extras
+FEATURES_ONLY = ("train", "val", "test")  # splits without slides
 DONE = "stages.json"
-Run = Callable[[Sequence[list[str]], bool], list[int]]  # commands, side by side or not; their exit codes
+Run = Callable[[Sequence[list[str]], bool], list[int]]  # commands, whether in parallel; returns exit codes
 Say = Callable[[str], None]  # prints pieces of lines
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is drawn, trained and measured."""
+    """The amounts to draw, train and measure."""
 
     train: int
     validation: int
@@ -71,7 +71,7 @@ QUICK = Size(train=500, validation=80, test=80, slides=4, epochs=8, steps=10, or
 
 
 def command(name: str, *words: object, **options: object) -> list[str]:
-    """A command of the program as one would type it.
+    """Words of a command line.
 
     >>> command("tile", "slides", slide_mpp=0.5)
     ['tile', 'slides', '--slide-mpp', '0.5']
@@ -82,26 +82,26 @@ def command(name: str, *words: object, **options: object) -> list[str]:
 
 @dataclass(frozen=True)
 class DemoStage:
-    """A step with its title: commands of the program, or work that it does itself.
+    """A step with its title: commands of the program, or a function.
 
-    Commands that take long run side by side, each in a process of its own.
+    With `side_by_side`, each command runs in its own process, in parallel.
     """
 
     title: str
     commands: tuple[list[str], ...] = ()
     work: Callable[[], None] | None = None
     side_by_side: bool = False
-    may_fail: bool = False  # on some slides, as exit code 1 says
+    may_fail: bool = False  # some slides may fail (exit code 1)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The commands as one would type them."""
+        """The commands as text."""
         return tuple(f"xmil {shlex.join(command)}" for command in self.commands)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A stage that is done: its title, its commands as text, and how long it took here."""
+    """A finished stage: its title, its commands as text, and its time."""
 
     title: str
     commands: tuple[str, ...]
@@ -118,12 +118,12 @@ class Demo:
 
     @property
     def size(self) -> Size:
-        """How much there is of everything."""
+        """The amounts for this run."""
         return QUICK if self.quick else FULL
 
     @cached_property
     def bags(self) -> dict[str, Sequence[DigitSlide]]:
-        """The bags of each split; those of "slide" are drawn, the others are feature files alone."""
+        """The bags of each split; only those of "slide" are drawn as slides."""
         size = self.size
         sizes = {"train": size.train, "val": size.validation, "test": size.test, "slide": size.slides}
         return {split: draw_bags(split, n, seed=self.seed) for split, n in sizes.items()}
@@ -134,11 +134,11 @@ class Demo:
         return [(task, model) for task in TASK_NAMES for model in MODELS]
 
     def shown(self, task: str) -> DigitSlide:
-        """The slide whose pictures are drawn."""
-        return telling(self.bags["slide"], task)
+        """The slide in the report's pictures."""
+        return most_instructive(self.bags["slide"], task)
 
     def folder(self, kind: str, task: str, model: str) -> Path:
-        """Where the results of one kind lie for a task and model."""
+        """The folder of one kind of results for a task and model."""
         return self.out / kind / f"{task}-{model}"
 
     def checkpoint(self, task: str, model: str) -> Path:
@@ -146,12 +146,12 @@ class Demo:
         return self.folder("models", task, model) / "model" / "model.safetensors"
 
     def prepare(self) -> None:
-        """Make the folder; one that holds a demonstration of another size or seed is refused."""
+        """Make the folder; refuse one with a demonstration of another size or seed."""
         claim_folder(self.out, quick=self.quick, seed=self.seed)
 
     def stages(self) -> Iterator[DemoStage]:
-        """Every step before the report, in order."""
-        n, more = len(self.bags["slide"]), sum(len(self.bags[split]) for split in FURTHER)
+        """Yield every step before the report, in order."""
+        n, more = len(self.bags["slide"]), sum(len(self.bags[split]) for split in FEATURES_ONLY)
         slides, tiles, features = self.out / "slides", self.out / "tiles", self.out / "features"
         embed = command("embed", tiles=tiles, slides=slides, out=features, encoder="digits", device="cpu")
         commands = [self._commands(task, model) for task, model in self.pairs]
@@ -159,7 +159,7 @@ class Demo:
         yield DemoStage(f"draw {n} digit slides", work=self.draw_slides)
         yield DemoStage("tile", (command("tile", slides, out=tiles),))
         yield DemoStage("embed", (embed,))
-        yield DemoStage(f"embed {more} further bags without drawing slides", work=self.embed_further)
+        yield DemoStage(f"embed {more} further bags without drawing slides", work=self.embed_features)
         yield DemoStage("train 4 models", train, side_by_side=True)
         yield DemoStage("predict", predict)
         yield DemoStage(f"explain by {len(METHODS)} methods", explain, side_by_side=True)
@@ -167,7 +167,7 @@ class Demo:
         yield DemoStage("heatmaps", draw)
 
     def draw_slides(self) -> None:
-        """Slides, the cohort's table and the true evidence; slides that are there stay."""
+        """Write slides, the cohort's table and the true evidence; keep existing slides."""
         for kind in ("slides", "features", "configs"):
             (self.out / kind).mkdir(exist_ok=True)
         write_cohort(self.out / "cohort.csv", self.bags)
@@ -178,12 +178,12 @@ class Demo:
             for task in TASK_NAMES:
                 write_truth(self.out / "truth" / task, slide, task)
 
-    def embed_further(self) -> None:
-        """Feature files of the bags that are not drawn: digits' tiles by the same encoder."""
+    def embed_features(self) -> None:
+        """Write feature files of the other bags, from the same encoder."""
         from xmil.data import write_bag
         from xmil.demo.encoders import DIGITS, encode_digits
 
-        for slide in (slide for split in FURTHER for slide in self.bags[split]):
+        for slide in (slide for split in FEATURES_ONLY for slide in self.bags[split]):
             path = self.out / "features" / f"{slide.name}.h5"
             if not path.is_file():
                 features, name = encode_digits()[slide.rows], slide.name
@@ -191,7 +191,7 @@ class Demo:
                 write_bag(bag, path)
 
     def _commands(self, task: str, model: str) -> Iterator[list[str]]:
-        """Train, predict, explain, evaluate and draw, for a task and model; write the training settings."""
+        """Commands to train, predict, explain, evaluate and draw a task and model; write the settings."""
         config = write_config(
             self.out,
             f"{task}-{model}",
@@ -231,7 +231,7 @@ class Demo:
 
 
 def claim_folder(out: Path, **about: object) -> None:
-    """Make a folder for a demonstration; one that holds another is refused, as is a missing package."""
+    """Make a folder for a demonstration; refuse one with another, or if a package is missing."""
     missing = [module for module in NEEDED if find_spec(module) is None]
     if missing:
         raise InputError(f"The demonstration needs {', '.join(missing)}; pip install 'xmil[slides,train]'.")
@@ -241,14 +241,14 @@ def claim_folder(out: Path, **about: object) -> None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else about
     except (OSError, ValueError) as error:
-        raise InputError(f"{out}: cannot be used ({error}); choose another out=.") from None
+        raise InputError(f"{out}: cannot be read ({error}); choose another out=.") from None
     if stored != about:
-        raise InputError(f"{out}: holds a demonstration with other settings; choose another out=.")
+        raise InputError(f"{out}: has a demonstration with other settings; choose another out=.")
     write_text(path, json.dumps(about, indent=1) + "\n")
 
 
 def write_config(root: Path, name: str, *, out: Path, **sections: dict[str, Any]) -> Path:
-    """Write the settings of a model of the demonstration, with what all of its models share."""
+    """Write the settings of a model, with those that all models of the demonstration share."""
     from xmil.training.config import dumps
 
     shared: dict[str, dict[str, Any]] = {
@@ -265,14 +265,14 @@ def write_config(root: Path, name: str, *, out: Path, **sections: dict[str, Any]
 
 
 def run_stages(demo: Demo | TissueDemo, run: Run, say: Say) -> list[Timing]:
-    """Every stage in turn; one that was done before is left, one that fails ends the demonstration."""
+    """Run every stage in turn; skip finished ones, stop at a failure."""
     demo.prepare()
-    before = {timing.title: timing for timing in _read_done(demo.out / DONE)}
+    finished = {timing.title: timing for timing in _read_done(demo.out / DONE)}
     done: list[Timing] = []
     stages = list(demo.stages())
     for number, stage in enumerate(stages, start=1):
         say(f"[{number}/{len(stages)}] {stage.title} ...")
-        timing = before.get(stage.title)
+        timing = finished.get(stage.title)
         if timing is not None and timing.commands == stage.lines:
             say(f" done before ({timing.seconds:.1f} s)\n")
         else:
@@ -281,22 +281,22 @@ def run_stages(demo: Demo | TissueDemo, run: Run, say: Say) -> list[Timing]:
                 stage.work()
             for line, code in zip(stage.lines, run(stage.commands, stage.side_by_side), strict=True):
                 if code > int(stage.may_fail):
-                    raise DemoError(f"'{line}' failed; {demo.out / 'log.txt'} says why.")
+                    raise DemoError(f"'{line}' failed; see {demo.out / 'log.txt'}.")
             timing = Timing(stage.title, stage.lines, time.perf_counter() - begin)
             say(f" {timing.seconds:.1f} s\n")
         done.append(timing)
-        write_text(demo.out / DONE, json.dumps([asdict(each) for each in done], indent=1) + "\n")
+        write_text(demo.out / DONE, json.dumps([asdict(timing) for timing in done], indent=1) + "\n")
     return done
 
 
 def _read_done(path: Path) -> list[Timing]:
-    """The stages of an earlier run; a damaged file counts as none, and everything is looked at again."""
+    """Read the stages of an earlier run; none if the file is damaged."""
     try:
         stages = json.loads(path.read_text(encoding="utf-8"))
-        return [Timing(one["title"], tuple(one["commands"]), float(one["seconds"])) for one in stages]
+        return [Timing(s["title"], tuple(s["commands"]), float(s["seconds"])) for s in stages]
     except (OSError, ValueError, TypeError, KeyError):
         return []
 
 
 class DemoError(XmilError):
-    """A stage of the demonstration that did not end well."""
+    """A stage of the demonstration failed."""

@@ -1,4 +1,4 @@
-"""The report: one HTML file with its pictures inside, and only what was measured in this run."""
+"""The report: one HTML file with embedded pictures, only with measurements of this run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODEL_TITLES = {"attnmil": "AttnMIL", "transmil": "TransMIL"}
 
 
 def write_report(demo: Demo, timings: Sequence[Timing]) -> Path:
-    """Draw every picture, write the page, and give its path."""
+    """Draw every picture, write the page, and return its path."""
     (demo.out / "pictures").mkdir(exist_ok=True)
     results = read_results(demo)
     _draw_readme_picture(demo, results)
@@ -62,16 +62,16 @@ def write_report(demo: Demo, timings: Sequence[Timing]) -> Path:
 
 
 def verdict(results: Sequence[PairResult]) -> str:
-    """Whether LRP ranks the evidence better than attention, in how many of the pairs, in this run."""
+    """Count the pairs in which LRP ranks the evidence better than attention, in one sentence."""
     better = [r for r in results if r.auprc2["lrp"] > r.auprc2["attention"]]
-    count, but = f"all {len(results)} pairs of task and model", ""
+    count, exceptions = f"all {len(results)} pairs of task and model", ""
     if len(better) < len(results):
         names = ", ".join(_name(r) for r in results if r not in better)
-        count, but = f"{len(better)} of {len(results)} pairs", f"; not in {names}"
+        count, exceptions = f"{len(better)} of {len(results)} pairs", f"; not in {names}"
     leaders = Counter(max(r.auprc2, key=lambda name: r.auprc2[name]) for r in results)
     ahead = ", ".join(f"{card_of(name).title} in {n}" for name, n in leaders.most_common() if name != "lrp")
     first = f" Another method is ahead of LRP: {ahead}." if ahead else ""
-    return f"LRP ranks the evidence better than attention in {count}{but}.{first}"
+    return f"LRP ranks the evidence better than attention in {count}{exceptions}.{first}"
 
 
 def _name(result: PairResult) -> str:
@@ -163,16 +163,16 @@ def _flip_section(demo: Demo, results: Sequence[PairResult]) -> Html:
 
 
 def certificate_section(demo: Demo) -> Html:
-    """The certificate of the shown slide: its picture above the sentence that is its title."""
+    """The certificate of the shown slide: its picture and its headline."""
     shown = demo.shown("pos_neg").name
     stem = demo.folder("evaluate", "pos_neg", "transmil") / "certificates" / shown
-    paper = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    certificate = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
     title = f"The certificate of {shown} (Pos-Neg, TransMIL)"
-    return join([tag("h2", title), figure(stem.with_suffix(".png"), paper["headline"]["sentence"])])
+    return join([tag("h2", title), figure(stem.with_suffix(".png"), certificate["headline"]["sentence"])])
 
 
 def how_it_was_made(timings: Sequence[Timing], note: str = "") -> Html:
-    """The steps with their time, and their commands."""
+    """The steps with their times and commands."""
     rows = [[t.title, f"{t.seconds:.1f} s"] for t in timings]
     rows.append(["all", f"{sum(t.seconds for t in timings):.0f} s"])
     words = small(note) if note else ""
@@ -186,16 +186,16 @@ def look_yourself(line: str) -> Html:
 
 
 def viewer_command(demo: Demo) -> str:
-    """The command that opens the viewer on one model: its evidence, and how faithful it is."""
+    """The command that opens the viewer on the runs of one model."""
     runs = [demo.folder(kind, "pos_neg", "transmil") for kind in ("explain", "evaluate")]
     model, features = demo.checkpoint("pos_neg", "transmil"), demo.out / "features"
     return view_line(*runs, slides=demo.out / "slides", model=model, features=features)
 
 
 def view_line(*runs: Path, **options: Path) -> str:
-    """`xmil view` as one would type it; with the program's place when the shell does not find it."""
-    beside = Path(sys.executable).parent / "xmil"
-    program = "xmil" if shutil.which("xmil") or not beside.is_file() else os.path.relpath(beside)
+    """The command line of `xmil view`, with the program's path if the shell does not find it."""
+    installed = Path(sys.executable).parent / "xmil"
+    program = "xmil" if shutil.which("xmil") or not installed.is_file() else os.path.relpath(installed)
     return " ".join([program, *command("view", *runs, **options)])
 
 
@@ -219,13 +219,13 @@ class PairResult:
 
 
 def read_results(demo: Demo) -> list[PairResult]:
-    """Every task and model; `auprc2` is over all slides, `shown_auprc2` on the shown one."""
+    """Read the results of every task and model."""
     results = []
     for task, model in demo.pairs:
         run, shown = Run(demo.folder("explain", task, model)), demo.shown(task).name
         explanations = {slide.name: read_explanations(run.file(slide.name)) for slide in demo.bags["slide"]}
         qualities = {s.name: _qualities(s, explanations[s.name], task) for s in demo.bags["slide"]}
-        quality, here = (
+        quality, shown_quality = (
             {m: float(np.nanmean([v for name in names for v in qualities[name][m]])) for m in METHODS}
             for names in (list(qualities), [shown])
         )
@@ -233,7 +233,7 @@ def read_results(demo: Demo) -> list[PairResult]:
         auroc = json.loads(metrics.read_text(encoding="utf-8"))["test"]["auc"]
         for_yes = {e.method: e for e in explanations[shown] if e.target.cls == 1}
         curves = _curves(demo.folder("evaluate", task, model) / "results.parquet")
-        results.append(PairResult(task, model, auroc, quality, curves, for_yes, here))
+        results.append(PairResult(task, model, auroc, quality, curves, for_yes, shown_quality))
     return results
 
 
@@ -243,14 +243,14 @@ def _qualities(slide: DigitSlide, explanations: list[Explanation], task: str) ->
     for e in explanations:
         if e.coords is None or not np.array_equal(e.coords, slide.coords):
             raise FileError(
-                f"{slide.name}: its tiles are not where the digits were drawn; remove the folder."
+                f"{slide.name}: its tiles do not match the drawn digits; remove the folder and repeat."
             )
         values[e.method].append(auprc2(truth if e.target.cls == 1 else -truth, e.scores))
     return values
 
 
 def _curves(path: Path) -> dict[str, Floats]:
-    """The mean curve of each method, most relevant first, over the slides that are classified correctly."""
+    """The mean curve of each method, most relevant first, over correctly classified slides."""
     import pyarrow.parquet as pq
 
     rows = [row for row in pq.read_table(path, partitioning=None).to_pylist() if row["correct"]]
@@ -273,7 +273,7 @@ LEGEND = (
 def draw_panels(
     demo: Demo, result: PairResult, titles: Mapping[str, str], path: Path, *, title: str, columns: int = 6
 ) -> None:
-    """Draw the shown slide, its true evidence and some methods' scores, with a thin rim of glass."""
+    """Draw the shown slide, its true evidence and methods' scores, with a thin margin of glass."""
     from matplotlib.figure import Figure
 
     slide = demo.shown(result.task)
@@ -301,7 +301,7 @@ def draw_panels(
 
 
 def _draw(axis: Axes, image: Floats, corners: Rows, tints: Floats | None, truth: Rows) -> None:
-    """Draw the tiles in their colours, each with the mark of its true evidence."""
+    """Draw the coloured tiles, each with a mark of its true evidence."""
     if tints is not None:
         for (x, y), tint in zip(corners // SCALE, tints, strict=True):
             area = image[y : y + TILE // SCALE, x : x + TILE // SCALE]

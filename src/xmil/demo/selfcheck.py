@@ -1,7 +1,7 @@
-"""A self-check of seconds: explain tiny models and hold the scores against values stored with the package.
+"""A self-check that takes seconds: explain tiny models and compare the scores with values in the package.
 
-Weights and bags follow a formula rather than a generator of random numbers, so that the values hold for any
-version of any library. `python -m xmil.demo.selfcheck` prints them anew, after a change that is meant.
+Weights and bags follow a formula, not a random generator, so that the values do not depend on versions of
+libraries. `python -m xmil.demo.selfcheck` prints new values after an intended change.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """One model and method: the largest difference from the stored scores, and what an audit leaves open.
+    """One model and method: the largest difference from the stored scores, and the audit's gap.
 
-    Both are shares: of the largest score, and of the explained output.
+    The difference is relative to the largest score, the gap to the explained output.
     """
 
     model: str
@@ -41,13 +41,13 @@ class SelfCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the scores are the stored ones, and whether the account closes."""
+        """Whether the scores match the stored ones, and LRP's audit has no gap."""
         closes = self.method != "lrp" or (self.unexplained or 0.0) < TOLERANCE
         return self.difference < TOLERANCE and closes
 
 
 def self_check() -> list[SelfCheck]:
-    """Explain every model by every method that fits it and compare.
+    """Explain every model by every method that supports it, and compare.
 
     >>> all(check.passed for check in self_check())
     True
@@ -63,7 +63,7 @@ def self_check() -> list[SelfCheck]:
 
 
 def values() -> dict[str, list[float]]:
-    """The scores of every pair, as they are stored."""
+    """The scores of every pair, in stored form."""
     return {f"{m}:{method}": [float(f"{s:.6g}") for s in e.scores] for m, method, e in _explained()}
 
 
@@ -74,8 +74,8 @@ def _explained() -> Iterator[tuple[str, str, Any]]:
     bag = np.cos(1.3 * k + 0.2 * (k % 5)).reshape(N, IN_DIM).astype(np.float32)
     for name in MODELS:
         model = _model(name)
-        able = list_methods(model)
-        for method in (method for method in METHODS if method in able):
+        supported = list_methods(model)
+        for method in (method for method in METHODS if method in supported):
             yield name, method, explain(model, bag, method=method, target=1)
 
 

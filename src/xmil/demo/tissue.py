@@ -1,7 +1,7 @@
-"""The demonstration on tissue: drawn sections, or pictures with marked nuclei that the user has.
+"""The demonstration on tissue: drawn sections, or the user's pictures with marked nuclei.
 
-The question is whether a section holds tumour. Models see sections and labels alone; which patches hold
-tumour nuclei is known to the report alone.
+The question is whether a section contains tumour. Models only see sections and labels; only the report knows
+which patches contain tumour nuclei.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ METHODS = ("lrp", "attention", "gxi", "one_added", "random")
 MEASURED = ("lrp", "attention", "random")
 SPLITS = {"train": 28, "val": 8, "test": 12}
 QUICK = {"train": 14, "val": 4, "test": 4}
-MARKED = 2  # nuclei of the kind in question, from which on a patch holds it
+MARKED = 2  # least nuclei of a kind for a patch to count as such
 NUCLEI, SUFFIXES = "nuclei.csv", (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
 TUMOUR, LYMPHOCYTE, STROMA = "tumour", "inflammatory", "fibroblast"
-KINDS = (TUMOUR, "epithelial")  # of marked nuclei, the first that the table has
-PICTURE_MPP, PICTURE_EDGE, EDGE = 0.55, 64, 128  # pictures of 20x; patches in pixels
+KINDS = (TUMOUR, "epithelial")  # kinds of nuclei; the first in the table is used
+PICTURE_MPP, PICTURE_EDGE, EDGE = 0.55, 64, 128  # pictures at 20x; edges of patches in pixels
 Counts = dict[str, npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class TissueDemo:
-    """A demonstration on tissue in a folder; `images` holds pictures and their nuclei.csv."""
+    """A demonstration on tissue in a folder; `images` is a folder with pictures and nuclei.csv."""
 
     out: Path
     images: Path | None = None
@@ -52,7 +52,7 @@ class TissueDemo:
 
     @property
     def slides(self) -> Path:
-        """Where the sections lie."""
+        """The folder of sections."""
         return self.images or self.out / "slides"
 
     @property
@@ -67,7 +67,7 @@ class TissueDemo:
 
     @cached_property
     def names(self) -> dict[str, list[str]]:
-        """Sections by split, as many with tumour as without in each, as far as they go."""
+        """Sections by split, balanced between with and without tumour as far as possible."""
         if self.images is None:
             sizes = QUICK if self.quick else SPLITS
             return {split: [f"{split}-{i + 1:02d}" for i in range(n)] for split, n in sizes.items()}
@@ -82,7 +82,7 @@ class TissueDemo:
 
     @cached_property
     def nuclei(self) -> dict[str, list[tuple[str, float, float]]]:
-        """Kind and place of every nucleus of each section."""
+        """Kind and position of every nucleus of each section."""
         path = self.slides / NUCLEI
         nuclei: defaultdict[str, list[tuple[str, float, float]]] = defaultdict(list)
         try:
@@ -93,8 +93,8 @@ class TissueDemo:
             fault = "not a readable table of nuclei" if path.is_file() else "no such table"
             raise FileError(
                 f"{path}: {fault}; write a row for each nucleus, with the columns image (the picture's name "
-                "without its suffix), cell (its kind), x and y (pixels), or leave your folder of pictures "
-                "out: tissue is then drawn."
+                "without its suffix), cell (its kind), x and y (pixels), or leave out the folder of "
+                "pictures to draw tissue instead."
             ) from None
         return nuclei
 
@@ -107,28 +107,28 @@ class TissueDemo:
         kinds = [kind for kind in KINDS if kind in marked]
         if not kinds:
             path, names = self.slides / NUCLEI, " or ".join(KINDS)
-            raise InputError(f"{path}: has no nuclei of {names}; name them in the column cell.")
+            raise InputError(f"{path}: has no {names} nuclei; name the kinds in the column cell.")
         return kinds[0]
 
     @property
     def classes(self) -> tuple[str, str]:
-        """What a section is called without such nuclei, and with them."""
+        """The class names of sections without and with such nuclei."""
         return f"no {self.kind}", self.kind
 
     @cached_property
     def labels(self) -> dict[str, bool]:
-        """Whether each section holds nuclei of that kind."""
+        """Whether each section contains nuclei of that kind."""
         if self.images is None:
             return {name: has_tumour(name) for names in self.names.values() for name in names}
-        there = {p.stem for p in self.images.iterdir() if p.suffix.lower() in SUFFIXES}
+        pictures = {p.stem for p in self.images.iterdir() if p.suffix.lower() in SUFFIXES}
         return {
             name: any(kind == self.kind for kind, _, _ in rows)
             for name, rows in self.nuclei.items()
-            if name in there
+            if name in pictures
         }
 
     def prepare(self) -> None:
-        """Make the folder; one that holds another demonstration is refused, or pictures without nuclei."""
+        """Make the folder; refuse one with another demonstration, or pictures without nuclei."""
         if self.images is not None:
             if not self.images.is_dir():
                 raise FileError(absent(self.images, "folder"))
@@ -136,13 +136,13 @@ class TissueDemo:
             if min(counts[True], counts[False]) < 10:
                 raise InputError(
                     f"{self.images}: needs ten pictures with {self.kind} nuclei and ten without. "
-                    f"Got {counts[True]} and {counts[False]}; a picture counts if {NUCLEI} names it."
+                    f"Got {counts[True]} and {counts[False]}; only pictures in {NUCLEI} count."
                 )
         images = None if self.images is None else str(self.images.resolve())
         claim_folder(self.out, tissue=True, images=images, quick=self.quick, seed=self.seed)
 
     def stages(self) -> Iterator[DemoStage]:
-        """Every step before the report, in order."""
+        """Yield every step before the report, in order."""
         n = sum(map(len, self.names.values()))
         tiles, features = self.out / "tiles", self.out / "features"
         mpp = PICTURE_MPP if self.images else MPP
@@ -190,7 +190,7 @@ class TissueDemo:
         yield DemoStage("heatmaps", (heatmap,))
 
     def draw_sections(self) -> None:
-        """Sections and their nuclei; sections that are there stay."""
+        """Draw sections and write their nuclei; keep existing sections."""
         for folder in ("slides", "configs"):
             (self.out / folder).mkdir(exist_ok=True)
         if self.images is not None:
@@ -207,21 +207,21 @@ class TissueDemo:
         write_table(self.slides / NUCLEI, ("image", "cell", "x", "y"), rows)
 
     def patch_counts(self, name: str, corners: npt.NDArray[np.int64]) -> Counts:
-        """How many nuclei of each kind lie in each patch."""
+        """Count the nuclei of each kind in each patch."""
         rows = self.nuclei.get(name, [])
         kinds = np.array([kind for kind, _, _ in rows])
-        xy = np.array([place for _, *place in rows], dtype=np.float64).reshape(-1, 2)
+        xy = np.array([position for _, *position in rows], dtype=np.float64).reshape(-1, 2)
         offset = xy[None] - corners[:, None]  # (patches, nuclei, 2)
         inside = np.asarray(((offset >= 0) & (offset < self.edge)).all(axis=2))
         return {str(kind): inside[:, kinds == kind].sum(axis=1) for kind in sorted(set(kinds))}
 
     def marked(self, name: str, corners: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which patches hold tumour."""
+        """Which patches contain tumour."""
         none = np.zeros(len(corners), dtype=np.int64)
         return np.asarray(self.patch_counts(name, corners).get(self.kind, none) >= MARKED)
 
     def write_tables(self) -> None:
-        """The cohort: sections with features; for each test section, which of its patches hold tumour."""
+        """Write the cohort of sections with features, and for each test section its patches with tumour."""
         from xmil.data import read_bag
 
         (self.out / "truth").mkdir(exist_ok=True)
@@ -234,7 +234,7 @@ class TissueDemo:
         ]
         for name in (name for name, _, split, _ in cohort if split == "test"):
             corners = read_bag(features / f"{name}.h5").coords
-            assert corners is not None  # noqa: S101  # our own patches have places
+            assert corners is not None  # noqa: S101  # our patches have coordinates
             rows = np.column_stack([corners, self.marked(name, corners).astype(int)]).tolist()
             write_table(self.out / "truth" / f"{name}.csv", ("x0", "y0", "evidence"), rows)
         write_table(self.out / "cohort.csv", ("slide_id", "case_id", "split", "label"), cohort)
@@ -246,49 +246,49 @@ class TissueDemo:
 
 
 def has_tumour(name: str) -> bool:
-    """Every second drawn section."""
+    """Whether a drawn section has tumour: every second one."""
     return int(name[-2:]) % 2 == 0
 
 
 def has_pen(name: str) -> bool:
-    """Every fourth drawn section: always one with tumour, as a pathologist would mark it."""
+    """Whether a drawn section has a pen mark: every fourth one, always with tumour."""
     return int(name[-2:]) % 4 == 0
 
 
-TOP = 10  # patches that a reader would look at first
-FAINT = 0.01  # of the strongest score: next to no evidence
+TOP = 10  # highest patches to count
+FAINT = 0.01  # of the strongest score: almost no evidence
 
 
 @dataclass(frozen=True)
 class SectionResult:
-    """One test section: what it is, what the model says, and which patches hold tumour."""
+    """One test section: its truth, the model's answer, and its patches with tumour."""
 
     name: str
     kind: str  # of nuclei
     tumour: bool
     probability: float
-    marked: npt.NDArray[np.bool_]  # patches that hold such nuclei
+    marked: npt.NDArray[np.bool_]  # patches with such nuclei
     explanations: dict[str, Explanation]
 
     @property
     def right(self) -> bool:
-        """Whether the model's answer is the true one."""
+        """Whether the model's answer is correct."""
         return (self.probability >= 0.5) == self.tumour
 
     def count_top(self, method: str) -> int:
-        """Patches with tumour among the ten highest scores of a method."""
+        """Count patches with tumour among a method's ten highest scores."""
         first = np.argsort(-self.explanations[method].scores, kind="stable")[:TOP]
         return int(self.marked[first].sum())
 
 
 def read_sections(demo: TissueDemo) -> list[SectionResult]:
-    """Every test section that was explained."""
+    """Read all test sections with explanations."""
     run, sections = Run(demo.out / "explain"), []
     for name in (name for name in demo.names["test"] if name in run.rows):
         explanations = {e.method: e for e in read_explanations(run.file(name))}
         corners = explanations["lrp"].coords
         if corners is None:
-            raise FileError(f"{name}: its patches have no places; remove {demo.out}.")
+            raise FileError(f"{name}: its patches have no coordinates; remove {demo.out} and repeat.")
         chance = float(run.rows[name][f"p:{demo.classes[1]}"])
         marked = demo.marked(name, corners)
         sections.append(SectionResult(name, demo.kind, demo.labels[name], chance, marked, explanations))
@@ -296,18 +296,18 @@ def read_sections(demo: TissueDemo) -> list[SectionResult]:
 
 
 def tissue_verdict(sections: Sequence[SectionResult]) -> str:
-    """What was found in one sentence: answers, and where the evidence lies."""
+    """Summarise the answers and the place of the evidence in one sentence."""
     answers = f"{sum(s.right for s in sections)} of {len(sections)} test sections answered correctly"
-    telling = [s for s in sections if s.tumour and s.right and s.marked.sum() >= TOP]
-    if not telling:
+    informative = [s for s in sections if s.tumour and s.right and s.marked.sum() >= TOP]
+    if not informative:
         return f"{answers}."
-    counts = {name: sum(s.count_top(name) for s in telling) for name in telling[0].explanations}
-    chance = sum(TOP * s.marked.mean() for s in telling)
+    counts = {name: sum(s.count_top(name) for s in informative) for name in informative[0].explanations}
+    chance = sum(TOP * s.marked.mean() for s in informative)
     best = max(counts, key=lambda name: counts[name])
-    beside = "" if best == "lrp" else f"{card_of(best).title}: {counts[best]}; "
-    hits = f"{counts['lrp']} of the {TOP * len(telling)} patches"
-    beside += f"chance: {chance:.0f}"
-    return f"{answers}; {hits} that LRP ranks highest hold {telling[0].kind} nuclei ({beside})."
+    comparison = "" if best == "lrp" else f"{card_of(best).title}: {counts[best]}; "
+    hits = f"{counts['lrp']} of the {TOP * len(informative)} patches"
+    comparison += f"chance: {chance:.0f}"
+    return f"{answers}; {hits} that LRP ranks highest hold {informative[0].kind} nuclei ({comparison})."
 
 
 def write_tissue_report(demo: TissueDemo, timings: Sequence[Timing]) -> Path:
@@ -358,7 +358,7 @@ def _opening(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
 
 
 def _one_section(demo: TissueDemo, shown: SectionResult) -> Html:
-    """The section, its evidence by LRP, and attention, side by side."""
+    """Show the section, its evidence by LRP, and attention, side by side."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -401,13 +401,13 @@ def _patches(demo: TissueDemo, shown: SectionResult) -> Html:
     e = shown.explanations["lrp"]
     order = np.argsort(-e.scores, kind="stable")
     counts = demo.patch_counts(shown.name, e.boxes()[:, :2])
-    sides = []
-    for side, rows in (("The eight highest", order[:8]), ("the eight lowest", order[::-1][:8])):
+    sentences = []
+    for label, rows in (("The eight highest", order[:8]), ("the eight lowest", order[::-1][:8])):
         nuclei = ", ".join(f"{int(n[rows].sum())} {kind}" for kind, n in counts.items())
-        sides.append(f"{side} hold {nuclei} nuclei")
+        sentences.append(f"{label} hold {nuclei} nuclei")
     most, least = float(e.scores.max()), float(e.scores.min())
     faint = " The lowest scores are near zero: next to no evidence." if abs(least) < FAINT * most else ""
-    return join([tag("h2", "The patches that count most"), figure(path, f"{'; '.join(sides)}.{faint}")])
+    return join([tag("h2", "The patches that count most"), figure(path, f"{'; '.join(sentences)}.{faint}")])
 
 
 def _table(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
@@ -433,12 +433,12 @@ def _table(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
 
 
 def _pen(demo: TissueDemo) -> Html:
-    """Pen marks that the tiling found, on a section of the drawn ones."""
+    """Show the pen marks that the tiling found on a drawn section."""
     if demo.images is not None:
         return Html()
     inked = [name for name in demo.names["test"] if has_pen(name)]
     path = demo.out / "tiles" / "visualization" / f"{inked[0]}.png"
-    if not path.is_file():  # ink on every patch of it
+    if not path.is_file():  # all its patches have ink
         return Html()
     caption = (
         f"Section {inked[0]} as `xmil tile` saw it. Only sections with tumour carry ink here, as if a "
@@ -474,7 +474,7 @@ MPP = 0.5  # microns per pixel
 SIZE = (1024, 1280)  # rows, columns
 GLASS, EOSIN, NEST = (244.0, 243.0, 245.0), (231.0, 176.0, 204.0), (214.0, 165.0, 205.0)
 INKS = ((24, 60, 150), (20, 110, 70), (35, 35, 38))  # blue, green, black
-SPACING = {TUMOUR: 25, LYMPHOCYTE: 15, STROMA: 36}  # pixels between nuclei where they are densest
+SPACING = {TUMOUR: 25, LYMPHOCYTE: 15, STROMA: 36}  # least pixels between nuclei
 
 
 @dataclass(frozen=True)
@@ -495,7 +495,7 @@ class DrawnSection:
 
 
 def draw_section(seed: int, *, tumour: bool, pen: bool = False) -> DrawnSection:
-    """A section with or without tumour.
+    """Draw a section with or without tumour.
 
     >>> [kind.kind for kind in draw_section(0, tumour=False).nuclei]
     ['fibroblast', 'inflammatory', 'tumour']
@@ -521,7 +521,7 @@ def draw_section(seed: int, *, tumour: bool, pen: bool = False) -> DrawnSection:
 def _paint(
     rng: np.random.Generator, tissue: Floats, nests: Floats, fibres: Floats, nuclei: tuple[Nuclei, ...]
 ) -> Image:
-    """Glass, stroma and nests with their nuclei, and the grain of a camera."""
+    """Paint glass, stroma and nests with their nuclei, and camera noise."""
     from PIL import Image as Pictures
     from PIL import ImageDraw
 
@@ -535,8 +535,8 @@ def _paint(
             radius, tone = rng.uniform(9.5, 13.0), int(rng.integers(-14, 14))
             outline = _blob(rng, (x, y), (radius * rng.uniform(1.05, 1.4), radius), angle)
             pen.polygon(outline, fill=(133 + tone, 96 + tone, 168 + tone), outline=(84, 54, 132))
-            at = x + rng.uniform(-3, 3), y + rng.uniform(-3, 3)
-            pen.ellipse((at[0] - 2.4, at[1] - 2.4, at[0] + 2.4, at[1] + 2.4), fill=(74, 40, 116))
+            cx, cy = x + rng.uniform(-3, 3), y + rng.uniform(-3, 3)
+            pen.ellipse((cx - 2.4, cy - 2.4, cx + 2.4, cy + 2.4), fill=(74, 40, 116))
         elif kind == LYMPHOCYTE:
             radius = rng.uniform(5.0, 6.2)
             pen.polygon(_blob(rng, (x, y), (radius, radius), angle, ragged=0.04), fill=(58, 36, 104))
@@ -548,23 +548,23 @@ def _paint(
 
 def _blob(
     rng: np.random.Generator,
-    at: tuple[float, float],
+    centre: tuple[float, float],
     radii: tuple[float, float],
     angle: float,
     *,
     ragged: float = 0.08,
 ) -> list[tuple[float, float]]:
-    """A turned oval with a somewhat uneven rim."""
+    """The outline of a rotated oval with an uneven rim."""
     turn = np.linspace(0, 2 * np.pi, 14, endpoint=False)
     reach = 1 + ragged * rng.normal(size=len(turn))
     across, down = radii[0] * reach * np.cos(turn), radii[1] * reach * np.sin(turn)
-    xs = at[0] + across * np.cos(angle) - down * np.sin(angle)
-    ys = at[1] + across * np.sin(angle) + down * np.cos(angle)
+    xs = centre[0] + across * np.cos(angle) - down * np.sin(angle)
+    ys = centre[1] + across * np.sin(angle) + down * np.cos(angle)
     return list(zip(xs.tolist(), ys.tolist(), strict=True))
 
 
 def _scatter(rng: np.random.Generator, kind: str, share: Floats, flow: Floats) -> Nuclei:
-    """Nuclei on a shaken grid, as many as the share (h, w) there; they lie along the flow."""
+    """Place nuclei on a jittered grid with a density (h, w), oriented along the flow."""
     step = SPACING[kind]
     rows, columns = (np.arange(step / 2, edge, step) for edge in SIZE)
     xy = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
@@ -577,7 +577,7 @@ def _scatter(rng: np.random.Generator, kind: str, share: Floats, flow: Floats) -
 
 
 def _ink(rng: np.random.Generator, image: Image, near: Floats) -> Image:
-    """A stroke of a felt pen along the rim of what it marks; ink lets some light through."""
+    """Draw a stroke of a felt pen around an area; ink transmits some light."""
     from PIL import Image as Pictures
     from PIL import ImageDraw
 
@@ -607,7 +607,7 @@ def _noise(rng: np.random.Generator, scale: float) -> Floats:
 
 
 def _soft(field: Floats, width: float) -> Floats:
-    """0 to 1 across zero, over a rim of this width."""
+    """A ramp from 0 to 1 around zero, of the given width."""
     return np.asarray(np.clip(field / width + 0.5, 0, 1))
 
 

@@ -326,13 +326,12 @@ class Part:
     stop: int
     before: int  # rows before the first step that it reads too
     order: Tensor | None  # the row (b, n) that each step reads; None: in order
-    results: Tensor | None  # the row (b, n) of each step's result
+    target: Tensor | None  # the row (b, n) of each step's result
 
     @property
     def places(self) -> slice | Tensor:
         """The rows of its results."""
-        steps = slice(self.start, self.stop)
-        return steps if self.results is None else self.results[:, steps]
+        return slice(self.start, self.stop) if self.target is None else self.target[:, self.start : self.stop]
 
     @property
     def sources(self) -> slice | Tensor:

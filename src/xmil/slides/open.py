@@ -136,7 +136,7 @@ def sort_slides(paths: Iterable[Path]) -> SlideListing:
         elif _is_plain(path) != _is_plain(files[name]):
             beside.append(path)
         else:
-            reason = f"{path}: the slide {name!r} is also at {files[name]}; rename or remove one."
+            reason = f"{path}: the slide {name!r} is at {files[name]} too; rename or remove one."
             twice.setdefault(name, reason)
     slides = {name: path for name, path in sorted(files.items()) if name not in twice}
     return SlideListing(slides, twice, beside)

@@ -22,7 +22,7 @@ __all__ = ["MODES", "Bound", "Subsets", "bound_of", "memory_budget", "open_subse
 
 @torch.no_grad()
 def open_subsets(network: Network, x: Tensor, fill: Tensor | None = None) -> Subsets:
-    """The parts of a bag (1, n, d), in the quickest exact way for the model, by how it says it pools.
+    """Compute outputs of parts of a bag (1, n, d), in the fastest exact way for the model's pooling.
 
     The empty part is n vectors `fill` (d,), zeros by default. Use the result within `torch.no_grad`, and
     within `frozen` if the model may be in training mode.

@@ -1,12 +1,12 @@
-"""How few instances must leave a bag before a difference of outputs can turn positive: proofs, not searches.
+"""Prove how many instances must leave a bag, at least, before a difference of outputs can turn positive.
 
-For models that pool by a softmax, what a bag's head sees is a weighted mean of its instances. Where the head
-is affine the sign of any difference of outputs is that of a sum over instances, so that the fewest to remove
-are the most negative ones: the bound is exact. Behind ReLU layers the head is bounded from above by an affine
-function on the box that the mean cannot leave when so many instances go (Zhang et al., "Efficient Neural
-Network Robustness Certification with General Activation Functions", 2018), and the same sum decides. A
-maximum can fall no lower than the next largest values. Every number is raised by what rounding may have taken
-from it, so that rounding can weaken a bound and never make a false one.
+Models that pool by a softmax classify a weighted mean of the instances. If the head is affine, the sign of a
+difference of outputs is that of a sum over instances, and removing the most negative ones takes the fewest
+removals: the bound is exact. A head with ReLU layers is bounded from above by an affine function on the box
+that contains the mean after so many removals (Zhang et al., "Efficient Neural Network Robustness
+Certification with General Activation Functions", 2018); then the same sum decides. A maximum falls at most to
+the next largest value. Every number is raised by its possible rounding error, so that rounding can weaken a
+bound but never make it wrong.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ from xmil.subsets.closed_forms import Layers, MaxSubsets, PooledSubsets, affine_
 from xmil.subsets.engine import Subsets
 
 Affine = tuple[Tensor, Tensor]  # weights (k, e, c) and constants (c,) of a head
-SLACK = 1e-6  # what rounding in the model may add to a number, as a share of the terms it is a sum of
-ROUNDS = 60  # of an iteration, before it falls back to the largest value
+SLACK = 1e-6  # rounding error of a number in the model, relative to the size of the terms in its sum
+ROUNDS = 60  # iterations before falling back to the largest value
 
 
 class Bound:
-    """For a difference d of outputs, (c,), whether removing so many of n instances can make it positive.
+    """Whether removing some of n instances can make a difference d of outputs, (c,), positive.
 
-    Of a model without a bound of its own nothing is excluded.
+    This class serves models without a bound: it excludes nothing.
     """
 
     def __init__(self, n: int) -> None:
         self.n = n
 
     def possible(self, d: Tensor, removed: int) -> bool:
-        """False only where no removal of so many instances, or fewer, makes outputs @ d positive."""
+        """False only if no removal of up to `removed` instances makes outputs @ d positive."""
         return len(d) > 0 and removed > 0
 
     def single(self, d: Tensor) -> bool:
-        """False only where no sub-bag at all has a positive difference."""
+        """False only if no sub-bag has a positive difference."""
         return self.possible(d, self.n - 1)
 
-    def order(self, d: Tensor) -> Tensor | None:  # noqa: ARG002 - the bounds of models use it
-        """Instances by how much their removal should help, the first most; None where nothing tells."""
+    def order(self, d: Tensor) -> Tensor | None:  # noqa: ARG002 - for subclasses
+        """Instances by how much their removal should help, the best first; None if unknown."""
         return None
 
     def fewest(self, d: Tensor, at_most: int) -> int:
-        """The smallest number, up to `at_most`, of instances to remove that is not excluded."""
+        """The smallest number of removals, up to `at_most`, that is not excluded."""
         if not self.single(d):
             return self.n
         return 1 + bisect_left(range(1, at_most), True, key=partial(self.possible, d))
 
 
 class SumBound(Bound):
-    """One attention branch, and a head of linear and ReLU layers."""
+    """Bound for one attention branch and a head of linear and ReLU layers."""
 
     def __init__(self, game: PooledSubsets, weights: Weights, h: Tensor, layers: Layers) -> None:
         super().__init__(game.n)
         self.weights, self.layers = weights, layers
         first, constant = layers[0]
-        self.inner = h @ first.T + constant  # (n, e1): what the first layer makes of each instance
-        self.size = h.abs() @ first.abs().T + constant.abs()  # of the terms that these are sums of
+        self.inner = h @ first.T + constant  # (n, e1): outputs of the first layer
+        self.size = h.abs() @ first.abs().T + constant.abs()  # size of the terms in these sums
         self._boxes: dict[int, tuple[Tensor, Tensor]] = {}
 
     def possible(self, d: Tensor, removed: int) -> bool:
         terms = self.weights.highest(self._values(d, removed)).sort().values
-        leaving = min(removed, self.n - 1, int((terms < 0).sum()))
-        return bool(terms[leaving:].sum() >= 0)  # what stays, summed by itself: differences would cancel
+        n_removed = min(removed, self.n - 1, int((terms < 0).sum()))
+        return bool(terms[n_removed:].sum() >= 0)  # sum what remains: subtracting would cancel digits
 
     def single(self, d: Tensor) -> bool:
         return len(self.layers) > 1 or bool((self._values(d, self.n - 1) >= 0).any())
@@ -77,7 +77,7 @@ class SumBound(Bound):
         return (self.weights.middle * (self.inner @ slope + shift)).argsort(stable=True)
 
     def _values(self, d: Tensor, removed: int) -> Tensor:
-        """Values (n,), raised by what rounding may do; their mean is positive wherever the difference is."""
+        """Values (n,), raised by the rounding error; their mean is positive whenever the difference is."""
         slope, shift = self._slope(d, removed)
         size = self.size
         for matrix, bias in self.layers[1:]:
@@ -86,21 +86,21 @@ class SumBound(Bound):
         return self.inner @ slope + shift + SLACK * size + 1e-12 * size.max()
 
     def _slope(self, d: Tensor, removed: int) -> tuple[Tensor, Tensor]:
-        """An affine bound from above of the difference: its slope (e1,) after the first layer, a constant."""
+        """An affine upper bound of the difference: its slope (e1,) after the first layer, and a constant."""
         if len(self.layers) == 1:
             return d, d.new_zeros(())
         last, constant = self.layers[-1]
         slope, shift = d @ last, d @ constant
         boxes = self._layer_boxes(removed)
         for (low, high), (matrix, bias) in zip(boxes[::-1], self.layers[-2::-1], strict=True):
-            slope, added = relaxed_relu(slope, low, high)
-            shift = shift + added
+            slope, constant = relaxed_relu(slope, low, high)
+            shift = shift + constant
             if matrix is not self.layers[0][0]:
                 slope, shift = slope @ matrix, shift + slope @ bias
         return slope, shift
 
     def _layer_boxes(self, removed: int) -> list[tuple[Tensor, Tensor]]:
-        """Bounds of what each hidden layer sees before its ReLU, once so many are removed."""
+        """Bounds of each hidden layer's input to its ReLU after so many removals."""
         size = self.size.amax(dim=0)
         if removed not in self._boxes:
             high = highest_mean(self.weights, self.inner, removed, SLACK * size)
@@ -116,7 +116,7 @@ class SumBound(Bound):
 
 
 class BranchBound(Bound):
-    """Several attention branches and an affine head: each branch at its best by itself."""
+    """Bound for several attention branches and an affine head: the best of each branch by itself."""
 
     def __init__(self, game: PooledSubsets, weights: list[Weights], h: Tensor, head: Affine) -> None:
         super().__init__(game.n)
@@ -135,7 +135,7 @@ class BranchBound(Bound):
 
 
 class MaxBound(Bound):
-    """The maximum of each feature falls to the next largest value at most."""
+    """Bound for maxima: each feature falls at most to its next largest value."""
 
     def __init__(self, game: MaxSubsets, matrix: Tensor, constant: Tensor) -> None:
         super().__init__(game.n)
@@ -150,9 +150,9 @@ class MaxBound(Bound):
 
 
 class Weights:
-    """Attention weights (n,) of one branch, and what rounding of their logits may make of them.
+    """Attention weights (n,) of one branch, with bounds on the rounding error of their logits.
 
-    A logit is known to a share of its size, so that a weight lies within `low` and `high`.
+    The error of a logit is relative to its size, so that a weight lies within `low` and `high`.
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -161,13 +161,13 @@ class Weights:
         self.middle, self.low, self.high = shifted.exp(), (shifted - error).exp(), (shifted + error).exp()
 
     def highest(self, values: Tensor) -> Tensor:
-        """The highest products with values (n,) or (n, m)."""
+        """Upper bounds of the products with values (n,) or (n, m)."""
         low, high = (w if values.dim() == 1 else w.unsqueeze(1) for w in (self.low, self.high))
         return torch.where(values > 0, high, low) * values
 
 
 def bound_of(game: Subsets) -> Bound:
-    """What can be proved of the model."""
+    """The tightest bound for the model."""
     if isinstance(game, PooledSubsets):
         weights = [Weights(column) for column in game.attention[0].double().unbind(dim=1)]
         if len(weights) == 1 and game.layers is not None:
@@ -182,11 +182,11 @@ def bound_of(game: Subsets) -> Bound:
 
 
 def highest_mean(weights: Weights, values: Tensor, removed: int, margin: Tensor) -> Tensor:
-    """No weighted mean of values (n, m) is higher (m,), once up to so many of the rows are left out.
+    """An upper bound (m,) of the weighted means of values (n, m) after leaving out up to `removed` rows.
 
-    Dinkelbach's iteration, with a proof at its end: a mean can reach `t` only where the terms w * (v - t) of
-    what stays, without those furthest below, add up to zero or more. It goes up by a `margin` (m,) at least,
-    and never takes differences of sums, where a heavy row that leaves would cancel with itself.
+    Dinkelbach's iteration, which ends with a proof: a mean can reach `t` only if the remaining terms
+    w * (v - t), without the lowest ones, sum to zero or more. Each step raises the bound by at least `margin`
+    (m,). It never subtracts sums, in which a heavy removed row would cancel the digits.
 
     >>> even = Weights(torch.zeros(3, dtype=torch.float64))
     >>> values = torch.tensor([[0.0], [1.0], [5.0]]).double()
@@ -198,24 +198,24 @@ def highest_mean(weights: Weights, values: Tensor, removed: int, margin: Tensor)
     for _ in range(ROUNDS):
         terms = weights.highest(values - bound)  # (n, m)
         lowest = terms.topk(removed, dim=0, largest=False)
-        leaves = torch.zeros_like(terms, dtype=torch.bool).scatter_(0, lowest.indices, lowest.values < 0)
-        staying = torch.where(leaves, 0.0, terms)
-        above, below = staying.clamp(min=0).sum(dim=0), staying.clamp(max=0).sum(dim=0).neg()
+        left_out = torch.zeros_like(terms, dtype=torch.bool).scatter_(0, lowest.indices, lowest.values < 0)
+        remaining = torch.where(left_out, 0.0, terms)
+        above, below = remaining.clamp(min=0).sum(dim=0), remaining.clamp(max=0).sum(dim=0).neg()
         open_ = (above * (1 + 1e-9) >= below) & (bound < top)
         if not bool(open_.any()):
             return torch.minimum(bound, top)
         chosen = torch.where(values > bound, weights.high.unsqueeze(1), weights.low.unsqueeze(1))
-        chosen = torch.where(leaves, 0.0, chosen)
+        chosen = torch.where(left_out, 0.0, chosen)
         mean = (chosen * values).sum(dim=0) / chosen.sum(dim=0)
         bound = torch.where(open_, torch.maximum(mean, bound) + margin, bound)
     return torch.where(open_, top, torch.minimum(bound, top))
 
 
 def relaxed_relu(slope: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """An affine bound from above of slope @ relu(y) for y in [low, high]: its slope (e,) and constant."""
+    """An affine upper bound of slope @ relu(y) for y in [low, high]: its slope (e,) and constant."""
     crossing = (low < 0) & (high > 0)
     chord = torch.where(crossing, high / (high - low).clamp(min=1e-30), (low >= 0).to(high.dtype))
-    beneath = torch.where(crossing, (high > -low).to(high.dtype), chord)
+    lower = torch.where(crossing, (high > -low).to(high.dtype), chord)
     constant = torch.where(crossing, -chord * low, torch.zeros_like(low))
     positive = slope.clamp(min=0)
-    return positive * chord + slope.clamp(max=0) * beneath, positive @ constant
+    return positive * chord + slope.clamp(max=0) * lower, positive @ constant

@@ -1,4 +1,4 @@
-"""Closed forms of v(S): models whose pooling lets the parts of a bag share almost all of the work."""
+"""Closed forms of v(S), for models whose pooling lets the parts of a bag share almost all work."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from xmil.network import Network, Watch
 from xmil.subsets.engine import SLAB, Subsets
 
 Layers = list[tuple[Tensor, Tensor]]  # weights (out, in) and biases (out,) of linear layers
-WIDEST = 600.0  # attention logits that lie further apart lose their weight in double precision
-NARROW = 60.0  # and in single precision
-DOMINANT = 1e-9  # of a sum's weight: where less is left of it, the difference has lost its digits
-BLOCK = 512  # instances that are summed at once, so that a processor's cache holds them
-LINEAR = {  # operations, and looks at shapes, that keep a function of their input affine
+WIDEST = 600.0  # attention logits with a wider range underflow in double precision
+NARROW = 60.0  # the same in single precision
+DOMINANT = 1e-9  # if less of a sum's weight remains, the subtraction has lost its digits
+BLOCK = 512  # instances summed at once, which fit a processor's cache
+LINEAR = {  # operations that keep a function of its input affine, and accesses to shapes
     *("linear", "conv1d", "cat", "stack", "sum", "dropout", "__getitem__", "__get__", "__len__", "size"),
     *("dim", "flatten", "squeeze", "unsqueeze", "reshape", "view", "permute", "transpose", "contiguous"),
 }
@@ -30,9 +30,8 @@ LINEAR = {  # operations, and looks at shapes, that keep a function of their inp
 class PooledSubsets(Subsets):
     """Means weighted by a softmax: sums of weights and of weighted instances, in double precision.
 
-    What the head does first to a mean is done to the instances, before they are summed: all of it if the head
-    is affine, so that a part is a sum of c numbers, or the first of its layers if it is a chain of linear and
-    ReLU layers.
+    The head's linear part is applied to the instances before the sum: the full head if it is affine, so that
+    a part is a sum of c numbers, or the first layer of a chain of linear and ReLU layers.
     """
 
     model: PooledMIL
@@ -67,18 +66,18 @@ class PooledSubsets(Subsets):
 
     @cached_property
     def terms(self) -> Tensor:
-        """What each instance adds to a part's sums, (n, k + k * width): weights, then weighted values."""
+        """The terms of each instance in a part's sums, (n, k + k * width): weights, then weighted values."""
         batches = self.batches(self.n, 1)
         return torch.cat([self._terms(self.h[0][batch], self.weights[batch]) for batch in batches])
 
     @cached_property
     def term0(self) -> Tensor:
-        """What a masked instance adds to them, (1, k + k * width)."""
+        """The terms of a masked instance, (1, k + k * width)."""
         return self._terms(self.h0[0], self.weight0)
 
     @property
     def _plain0(self) -> Tensor:
-        """The same before the head."""
+        """The terms of a masked instance before the head."""
         return _weighted(self.weight0, self.h0.double())
 
     def _terms(self, h: Tensor, weights: Tensor) -> Tensor:
@@ -91,45 +90,47 @@ class PooledSubsets(Subsets):
 
     def _run(self, masks: Tensor, mode: str) -> Tensor:
         counts = self.n - masks.sum(dim=1)
-        if self.affine is None and 8 * len(masks) < self.n:  # too few parts to take the head to all instances
+        if (
+            self.affine is None and 8 * len(masks) < self.n
+        ):  # too few parts to apply the head to all instances
             weights = masks.unsqueeze(1) * self.weights.T  # (b, k, n)
             sums = torch.cat([weights.sum(dim=2), (weights @ self.h[0].double()).flatten(1)], dim=1)
             return self._head(self._means(sums + self._masked(counts, self._plain0, mode)))
         return self._read(masks.double() @ self.terms + self._masked(counts, self.term0, mode))
 
     def _masked(self, counts: Tensor, term: Tensor, mode: str) -> Tensor | float:
-        """What so many masked instances (b,) add to the sums."""
+        """The terms of so many masked instances (b,)."""
         return counts.unsqueeze(1) * term if mode == "mask" else 0.0
 
     def around(self, masks: Tensor, rows: Tensor, choices: Tensor) -> Tensor:
-        """As for any model; the sum over what stays is shared."""
-        staying = masks.index_fill(1, rows, False)
-        sizes = (staying.sum(dim=1, keepdim=True) + choices.sum(dim=2)).unsqueeze(-1)  # (b, m, 1)
-        sums = (staying.double() @ self.terms).unsqueeze(1) + choices.double() @ self.terms[rows]
-        return self._between(sizes, self._read(sums))
+        """Like `Subsets.around`; all choices share the sum over the other rows."""
+        others = masks.index_fill(1, rows, False)
+        sizes = (others.sum(dim=1, keepdim=True) + choices.sum(dim=2)).unsqueeze(-1)  # (b, m, 1)
+        sums = (others.double() @ self.terms).unsqueeze(1) + choices.double() @ self.terms[rows]
+        return self._with_ends(sizes, self._read(sums))
 
     def toggled(self, mask: Tensor, rows: Tensor) -> Tensor:
-        """As for any model: one term of the sums comes or goes."""
+        """Like `Subsets.toggled`; add or subtract one term of the sums."""
         signs = 1.0 - 2.0 * mask[rows].double().unsqueeze(1)
-        before = mask.double() @ self.terms
-        out, lost = [], []
+        total = mask.double() @ self.terms
+        out, imprecise = [], []
         for batch in self.batches(len(rows), 1):
-            sums = before + signs[batch] * self.terms[rows[batch]]
+            sums = total + signs[batch] * self.terms[rows[batch]]
             out.append(self._read(sums))
             k = self.weights.shape[1]
-            lost.append((sums[:, :k] < DOMINANT * before[:k]).any(dim=1))
+            imprecise.append((sums[:, :k] < DOMINANT * total[:k]).any(dim=1))
         sizes = int(mask.sum()) + signs
-        outputs, again = self._between(sizes, torch.cat(out)), torch.cat(lost) & (sizes[:, 0] > 0)
-        if bool(again.any()):
-            outputs[again] = super().toggled(mask, rows[again])
+        outputs, rerun = self._with_ends(sizes, torch.cat(out)), torch.cat(imprecise) & (sizes[:, 0] > 0)
+        if bool(rerun.any()):
+            outputs[rerun] = super().toggled(mask, rows[rerun])
         return outputs
 
     def joined(self, company: Tensor, rows: Tensor) -> Tensor:
-        """As for any model: one term of the sums comes."""
+        """Like `Subsets.joined`; add one term to the sums."""
         return self.toggled(torch.isin(torch.arange(self.n, device=rows.device), company), rows)
 
-    def _between(self, sizes: Tensor, inner: Tensor) -> Tensor:
-        """Outputs of parts, those of the empty and the full one in their places."""
+    def _with_ends(self, sizes: Tensor, inner: Tensor) -> Tensor:
+        """Replace the outputs of empty and full parts by their exact values."""
         if bool((sizes == 0).any()):
             inner = torch.where(sizes == 0, self.empty, inner)
         return torch.where(sizes == self.n, self.full, inner) if bool((sizes == self.n).any()) else inner
@@ -142,15 +143,15 @@ class PooledSubsets(Subsets):
             sums = [self.terms[part].cumsum(dim=1)[:, counts - 1] for part in parts]  # (q, s, t)
             return self._read(torch.cat(sums) + masked)
 
-        def plain(rows: Tensor) -> Tensor:
+        def terms(rows: Tensor) -> Tensor:
             return _weighted(self.weights[rows], self.h[0][rows].double().unsqueeze(1))
 
         masked = self._masked(self.n - counts, self._plain0, mode)
-        sums = [_running(order, sizes, plain) + masked for order in orders]
+        sums = [_running(order, sizes, terms) + masked for order in orders]
         return torch.stack([self._head(self._means(part)) for part in sums])
 
     def _prefixes(self, orders: Tensor) -> Tensor:
-        """As for any model; unless the head is affine, in the model's precision if that holds the weights."""
+        """Like `Subsets._prefixes`, in the model's precision if the head is not affine and it suffices."""
         if self.affine is not None:
             return super()._prefixes(orders)
         terms, read = self.terms, self._read
@@ -177,8 +178,8 @@ class PooledSubsets(Subsets):
             outputs: Tensor = means.sum(dim=-2) + self.affine[1]
             return outputs
         if self.layers is None:
-            apart: Tensor = self._head(means.flatten(0, -3)).unflatten(0, means.shape[:-2])
-            return apart
+            by_head: Tensor = self._head(means.flatten(0, -3)).unflatten(0, means.shape[:-2])
+            return by_head
         inner: Tensor = means.sum(dim=-2) + self.layers[0][1].to(means.dtype)
         for matrix, bias in self.layers[1:]:
             inner = F.linear(inner.relu_(), matrix.to(means.dtype), bias.to(means.dtype))
@@ -205,22 +206,24 @@ def _running(
     terms: Callable[[Tensor], Tensor],
     read: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Tensor:
-    """What is read from the sums of terms over the first m instances of an order, for ascending sizes m."""
-    out, before = [], None
+    """Apply `read` to the sums of terms over the first m instances of an order, for ascending sizes m."""
+    out, previous = [], None
     for start in range(0, sizes[-1], BLOCK):
         block = terms(order[start : start + BLOCK])
-        if before is not None:
-            block[:1] += before
+        if previous is not None:
+            block[:1] += previous
         sums = block.cumsum(dim=0)
-        before = sums[-1:]
-        here = [m - start - 1 for m in sizes[bisect_right(sizes, start) : bisect_right(sizes, start + BLOCK)]]
-        if here:
-            out.append(read(sums if len(here) == len(sums) else sums[here]))
+        previous = sums[-1:]
+        index = [
+            m - start - 1 for m in sizes[bisect_right(sizes, start) : bisect_right(sizes, start + BLOCK)]
+        ]
+        if index:
+            out.append(read(sums if len(index) == len(sums) else sums[index]))
     return torch.cat(out)
 
 
 class MaxSubsets(Subsets):
-    """The largest value of each feature."""
+    """Maxima of each feature."""
 
     cost = "head"
     model: MaxPool
@@ -228,7 +231,7 @@ class MaxSubsets(Subsets):
     def _aggregate_none(self) -> Tensor:
         return self.network.aggregate(self.h0)
 
-    _run = Subsets._by_size  # masked instances, too
+    _run = Subsets._by_size  # also for masked instances
 
     def _rows(self, rows: Tensor, mode: str) -> Tensor:
         return self._head(self.h[0][rows].amax(dim=1), mode)
@@ -245,7 +248,7 @@ class MaxSubsets(Subsets):
         return torch.stack(out)
 
     def toggled(self, mask: Tensor, rows: Tensor) -> Tensor:
-        """As for any model: only the instance that holds a feature's maximum changes it by leaving."""
+        """Like `Subsets.toggled`; only removing the instance with a feature's maximum changes it."""
         if int(mask.sum()) < 2:
             return super().toggled(mask, rows)
         h = self.h[0]
@@ -253,9 +256,9 @@ class MaxSubsets(Subsets):
         out = []
         for batch in self.batches(len(rows), 1):
             part = rows[batch]
-            left = torch.where(owner[0] == part.unsqueeze(1), top[1], top[0])
+            without = torch.where(owner[0] == part.unsqueeze(1), top[1], top[0])
             joined = torch.maximum(top[0], h[part])
-            out.append(self._head(torch.where(mask[part].unsqueeze(1), left, joined), "remove"))
+            out.append(self._head(torch.where(mask[part].unsqueeze(1), without, joined), "remove"))
         return torch.cat(out)
 
     joined = PooledSubsets.joined  # one instance may raise the maxima
@@ -268,8 +271,8 @@ class MaxSubsets(Subsets):
 class AdditiveSubsets(Subsets):
     """Sums of instance outputs: attention logits and the classifier's first product are computed once.
 
-    An instance enters the classifier times its attention, which every removal changes for all, so that no
-    running sum is exact.
+    The classifier takes each instance times its attention. Every removal changes all attention weights, so
+    that running sums would not be exact.
     """
 
     model: AddMIL
@@ -280,7 +283,7 @@ class AdditiveSubsets(Subsets):
         self.a, self.a0 = (self.model.attend(h)[0, :, 0].double() for h in (self.h, self.h0))  # (n,), (1,)
         self.u, self.u0 = (F.linear(h[0], first.weight) for h in (self.h, self.h0))  # (n, hidden)
 
-    _run = Subsets._by_size  # masked instances, too
+    _run = Subsets._by_size  # also for masked instances
 
     def _rows(self, rows: Tensor, mode: str) -> Tensor:
         outside = self.n - rows.shape[1] if mode == "mask" else 0
@@ -289,7 +292,7 @@ class AdditiveSubsets(Subsets):
         top = torch.maximum(top, self.a0) if outside else top
         weights, weight0 = (a - top).exp(), (self.a0 - top).exp()
         total = weights.sum(dim=1, keepdim=True)
-        if outside:  # else the weight of a vector that is not there may be infinite
+        if outside:  # otherwise this weight could be infinite
             total = total + outside * weight0
         scaled = self.u[rows].mul_((weights / total).to(self.u.dtype).unsqueeze(-1))
         out: Tensor = self._classify(scaled.flatten(0, 1)).unflatten(0, rows.shape).sum(dim=1)
@@ -298,7 +301,7 @@ class AdditiveSubsets(Subsets):
         return out
 
     def _classify(self, u: Tensor) -> Tensor:
-        """Outputs (m, c) of instances behind the first product of the classifier (m, hidden)."""
+        """Outputs (m, c) of instances from the classifier's first product (m, hidden)."""
         first, *others = self.model.classifier
         out = []
         for batch in self.batches(len(u), 1):
@@ -312,7 +315,7 @@ class AdditiveSubsets(Subsets):
 def affine_head(head: Callable[[Tensor], Tensor], zero: Tensor) -> tuple[Tensor, Tensor] | None:
     """Weights (k, e, c) and constants (c,) of a head without activations; None for any other head.
 
-    `zero` (1, k, e) is what the head takes.
+    `zero` (1, k, e) has the shape of the head's input.
     """
     z = zero.requires_grad_(True)
     with torch.enable_grad(), _Trace() as trace:
@@ -327,7 +330,7 @@ def affine_head(head: Callable[[Tensor], Tensor], zero: Tensor) -> tuple[Tensor,
 def relu_layers(head: Callable[[Tensor], Tensor], zero: Tensor) -> Layers | None:
     """The layers of a head that is a chain of linear and ReLU layers; None for any other.
 
-    `zero` (1, k, e) is what the head takes.
+    `zero` (1, k, e) has the shape of the head's input.
     """
     with _Trace() as trace:
         head(zero)
@@ -339,12 +342,12 @@ def relu_layers(head: Callable[[Tensor], Tensor], zero: Tensor) -> Layers | None
     out = probe.flatten(1).double()
     for i, (matrix, bias) in enumerate(trace.layers):
         out = F.linear(F.relu(out) if i else out, matrix, bias)
-    same = torch.allclose(out, head(probe).double(), rtol=1e-3, atol=1e-4)
-    return trace.layers if same else None
+    agrees = torch.allclose(out, head(probe).double(), rtol=1e-3, atol=1e-4)
+    return trace.layers if agrees else None
 
 
 class _Trace(Watch):
-    """Notes operations in their order, and the weights of linear ones."""
+    """Records operations in order, and the weights of linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -352,7 +355,7 @@ class _Trace(Watch):
         self.layers: Layers = []
 
     def see(self, function: Any, args: Sequence[Any], *_: Any) -> None:
-        """Note one operation."""
+        """Record one operation."""
         self.names.append(function.__name__)
         if function.__name__ == "linear":
             _, matrix, *bias = args

@@ -1,4 +1,4 @@
-"""Outputs of parts of a bag for any model: by running it; `closed_forms` has models that need not be run."""
+"""Outputs of parts of a bag by running the model; `closed_forms` has models that need no run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from xmil.core.errors import bad_parameter
 from xmil.network import Network, frozen
 
 MODES = ("remove", "mask")
-SMALL = 200  # bags up to this size are run without each instance plainly: the same bits as doing it by hand
-LARGE = 1 << 18  # numbers in a bag from which batches of masked bags do not pay
-SLAB = 1 << 26  # entries of the masks that are written out at once
-BUDGET_BYTES = 1 << 30  # what the temporaries of one batch of bags may take, about
+SMALL = 200  # largest bag that `without_each` runs as sub-bags, bit for bit like a user would
+LARGE = 1 << 18  # numbers in a bag above which batches of masked bags do not pay off
+SLAB = 1 << 26  # entries of masks in memory at once
+BUDGET_BYTES = 1 << 30  # approximate limit on the temporaries of one batch of bags
 _budget: ContextVar[int] = ContextVar("budget", default=BUDGET_BYTES)
 
 
 @contextmanager
 def memory_budget(n_bytes: int) -> Iterator[None]:
-    """Limit what the temporaries of one batch take within the block, about: smaller batches, same scores."""
+    """Limit the temporaries of a batch, roughly, within the block: smaller batches, same scores."""
     if n_bytes < 1:
         raise bad_parameter("n_bytes", "memory_budget", "an int in the range [1, inf)", n_bytes)
     token = _budget.set(n_bytes)
@@ -37,13 +37,13 @@ def memory_budget(n_bytes: int) -> Iterator[None]:
 class Subsets:
     """v(S) for the parts S of one bag (1, n, d), from instances that are embedded once.
 
-    A part is the sub-bag in the bag's order. In mode "remove" the other instances are gone, in mode "mask"
-    the vector `fill` (d,) stands in their places. The empty part is n such vectors; without a fill, zeros.
-    Outputs are in double precision; `full` and `empty` (1, c) are those of all and of no instances, `logits`
-    the full bag's as the model gives them. `cost` is what one part takes: "run", a run of the model, "head",
-    a sum or maximum and the model's head, or "sum", the sum alone.
+    A part is the sub-bag in the bag's order. Mode "remove" removes the other instances, mode "mask" replaces
+    them by the vector `fill` (d,). The empty part is n such vectors; without a fill, zeros. Outputs are in
+    double precision; `full` and `empty` (1, c) are those of all and of no instances, `logits` those of the
+    full bag in the model's precision. `cost` is the cost of one part: "run", a run of the model, "head", a
+    sum or maximum and the model's head, or "sum", the sum alone.
 
-    This class runs any model, parts of one size together. Build one with `xmil.subsets.open_subsets`.
+    This class runs any model, with parts of equal size in batches. `xmil.subsets.open_subsets` builds one.
     """
 
     cost = "run"
@@ -57,28 +57,28 @@ class Subsets:
 
     @cached_property
     def logits(self) -> Tensor:
-        """The outputs (1, c) of all instances as the model gives them, computed when first needed."""
+        """The outputs (1, c) of all instances in the model's precision, computed on first use."""
         with frozen(self.network.module), torch.no_grad():
             return self._aggregate_all()
 
     @cached_property
     def full(self) -> Tensor:
-        """The same in double precision."""
+        """The outputs (1, c) of all instances in double precision."""
         return self.logits.double()
 
     @cached_property
     def empty(self) -> Tensor:
-        """The outputs (1, c) of no instances, computed when first needed."""
+        """The outputs (1, c) of no instances, computed on first use."""
         with frozen(self.network.module), torch.no_grad():
             return self._aggregate_none().double()
 
     @property
     def n_bytes(self) -> int:
-        """About the memory that the bag and its embedded instances take."""
+        """Approximate memory of the bag and its embedded instances."""
         return sum(v.numel() * v.element_size() for v in vars(self).values() if isinstance(v, Tensor))
 
     def run(self, masks: Tensor, *, mode: str = "remove") -> Tensor:
-        """Outputs (b, c) of the parts that masks (b, n) hold."""
+        """Outputs (b, c) of the parts given by masks (b, n)."""
         sizes = masks.sum(dim=1)
         inner = ((sizes > 0) & (sizes < self.n)).nonzero().squeeze(1)
         if len(inner) == len(masks) > 0:
@@ -98,8 +98,8 @@ class Subsets:
             if size in sizes:
                 columns.append(getattr(self, ends).expand(len(orders), 1, -1))
                 inner.append(size)
-        place = {m: i for i, m in enumerate(inner)}
-        return torch.cat(columns, dim=1)[:, [place[m] for m in sizes]]
+        column = {m: i for i, m in enumerate(inner)}
+        return torch.cat(columns, dim=1)[:, [column[m] for m in sizes]]
 
     def prefixes(self, orders: Tensor) -> Tensor:
         """Outputs (p, n + 1, c) of the first 0..n instances of orders (p, n)."""
@@ -110,15 +110,15 @@ class Subsets:
     def around(self, masks: Tensor, rows: Tensor, choices: Tensor) -> Tensor:
         """Outputs (b, m, c) of masks (b, n), each with m other choices (b, m, k) of the rows (k,)."""
         out = []
-        at_once = max(1, SLAB // (choices.shape[1] * self.n))
-        for mask, here in zip(masks.split(at_once), choices.split(at_once), strict=True):
-            changed = mask.unsqueeze(1).repeat(1, here.shape[1], 1)
-            changed[:, :, rows] = here
-            out.append(self.run(changed.flatten(0, 1)).unflatten(0, here.shape[:2]))
+        step = max(1, SLAB // (choices.shape[1] * self.n))
+        for mask, choice in zip(masks.split(step), choices.split(step), strict=True):
+            changed = mask.unsqueeze(1).repeat(1, choice.shape[1], 1)
+            changed[:, :, rows] = choice
+            out.append(self.run(changed.flatten(0, 1)).unflatten(0, choice.shape[:2]))
         return torch.cat(out)
 
     def toggled(self, mask: Tensor, rows: Tensor) -> Tensor:
-        """Outputs (k, c) of a part (n,) with each of the rows (k,) on the other side."""
+        """Outputs (k, c) of a part (n,) with each of the rows (k,) added or removed."""
         out = []
         for part in rows.split(max(1, SLAB // self.n)):
             masks = mask.repeat(len(part), 1)
@@ -127,7 +127,7 @@ class Subsets:
         return torch.cat(out)
 
     def joined(self, company: Tensor, rows: Tensor) -> Tensor:
-        """Outputs (k, c) of a company (m,) with each of the rows (k,), none of which it holds."""
+        """Outputs (k, c) of a company (m,) joined by each of the rows (k,), which it must not contain."""
         parts = torch.cat([company.expand(len(rows), -1), rows.unsqueeze(1)], dim=1).sort(dim=1).values
         batches = self.batches(len(rows), parts.shape[1])
         return torch.cat([self._rows(parts[batch], "remove") for batch in batches]).double()
@@ -135,18 +135,18 @@ class Subsets:
     def beside(self, company: Tensor, spare: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (k, c) of a company (m,) with each of the rows (k,), and without it.
 
-        The `spare` one takes the place of a row that the company holds itself.
+        If the company contains the row, `spare` replaces it.
         """
         mask, inside = torch.zeros(self.n, dtype=torch.bool, device=rows.device), torch.isin(rows, company)
         mask[company] = True
         alone = self.run(mask.unsqueeze(0))
-        together, apart = (alone.repeat(len(rows), 1) for _ in range(2))
+        together, without = (alone.repeat(len(rows), 1) for _ in range(2))
         together[~inside] = self.joined(company, rows[~inside])
         if bool(inside.any()):
             mask[spare] = True
             together[inside] = self.run(mask.unsqueeze(0))
-            apart[inside] = self.toggled(mask, rows[inside])
-        return together, apart
+            without[inside] = self.toggled(mask, rows[inside])
+        return together, without
 
     def singles(self) -> Tensor:
         """Outputs (n, c) of each instance alone."""
@@ -156,21 +156,21 @@ class Subsets:
     def without_each(self) -> Tensor:
         """Outputs (n, c) of the bag without each of its instances; without its only one it is the empty bag.
 
-        Small bags are run as anyone would by hand, with the same bits.
+        For small bags, bit for bit what the model returns for the sub-bags.
         """
         rows = torch.arange(self.n, device=self.x.device)
         if 1 < self.n <= SMALL:
-            rests = [rows[rows != k] for k in rows]
-            return torch.cat([self.network(self.x[:, rest], rest.unsqueeze(0)) for rest in rests]).double()
+            parts = [rows[rows != k] for k in rows]
+            return torch.cat([self.network(self.x[:, part], part.unsqueeze(0)) for part in parts]).double()
         return self.toggled(torch.ones_like(rows, dtype=torch.bool), rows)
 
     def batches(self, n_bags: int, n: int) -> Iterator[slice]:
-        """Slices of range(n_bags) whose temporaries fit the memory budget, for bags of n instances."""
+        """Slices of range(n_bags) that fit the memory budget, for bags of n instances."""
         step = max(1, _budget.get() // (4 * 16 * max(1, n) * max(self._width, 1)))
         return (slice(start, min(start + step, n_bags)) for start in range(0, n_bags, step))
 
     def _aggregate_all(self) -> Tensor:
-        """The outputs (1, c) of the full bag, with the model's own bits."""
+        """The outputs (1, c) of the full bag, bit for bit the model's."""
         return self.network.aggregate(self.h)
 
     def _aggregate_none(self) -> Tensor:
@@ -181,29 +181,29 @@ class Subsets:
         """Outputs of parts that are neither empty nor full."""
         if mode == "remove":
             return self._by_size(masks, mode)
-        singly = self.h.numel() > LARGE and not self.h.is_cuda
-        parts = masks.split(1) if singly else [masks[b] for b in self.batches(len(masks), self.n)]
+        one_by_one = self.h.numel() > LARGE and not self.h.is_cuda
+        parts = masks.split(1) if one_by_one else [masks[b] for b in self.batches(len(masks), self.n)]
         rows, table = torch.arange(self.n, device=masks.device), torch.cat([self.h[0], self.h0[0]])
         bags = (table[torch.where(part, rows, self.n)] for part in parts)
         return torch.cat([self.network.aggregate(bag) for bag in bags]).double()
 
     def _by_size(self, masks: Tensor, mode: str) -> Tensor:
-        """Outputs of parts by their rows, those of one size together."""
-        sizes, places, out = masks.sum(dim=1), [], []
+        """Outputs of parts by their rows, in batches of equal size."""
+        sizes, indices, out = masks.sum(dim=1), [], []
         for size in sizes.unique().tolist():
             index = (sizes == size).nonzero().squeeze(1)
-            places.append(index)
+            indices.append(index)
             for batch in self.batches(len(index), size):
                 rows = masks[index[batch]].nonzero()[:, 1].view(-1, size)
                 out.append(self._rows(rows, mode).double())
-        return torch.cat(out)[torch.cat(places).argsort()]
+        return torch.cat(out)[torch.cat(indices).argsort()]
 
-    def _rows(self, rows: Tensor, mode: str) -> Tensor:  # noqa: ARG002 - the model has no rows for masked ones
+    def _rows(self, rows: Tensor, mode: str) -> Tensor:  # noqa: ARG002 - for subclasses
         """Outputs of one batch of parts by their rows (b, m)."""
         return self.network.aggregate(self.h[0][rows], rows)
 
     def _nested(self, orders: Tensor, sizes: list[int], mode: str) -> Tensor:
-        """Outputs (q, len(sizes), c) for sizes that ascend within (0, n)."""
+        """Outputs (q, len(sizes), c) for ascending sizes between 0 and n."""
         ranks, limits, out = orders.argsort(dim=1), torch.tensor(sizes, device=orders.device), []
         for part in limits.split(max(1, SLAB // ranks.numel())):
             masks = ranks.unsqueeze(1) < part.view(1, -1, 1)  # (q, s, n)

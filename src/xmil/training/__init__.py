@@ -1,1 +1,1 @@
-"""Training: from feature files and a table of labels to models, on Lightning Fabric."""
+"""Train models from feature files and a table of labels, on Lightning Fabric."""

@@ -1,4 +1,4 @@
-"""Bags in batches: shuffled and drawn anew each epoch, or whole; each process takes its share."""
+"""Batches of bags: shuffled and sampled each epoch, or whole; each process takes its share."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from xmil.training.loop import padded
 from xmil.training.training_set import Rows
 
 Item = tuple[Tensor, int, Tensor | None]  # features (n, d), the row of the bag, coordinates (n, 2)
-SHOWN = 12  # sites in a sentence
-NUMBERS = 1 << 22  # features of one evaluation batch, where its bags have one size
+SHOWN = 12  # sites that a message lists
+NUMBERS = 1 << 22  # numbers in an evaluation batch of bags of one size
 
 
 class TrainingBags(Dataset[Item | XmilError]):
-    """Features of a dataset's bags; values that are not finite are refused by file.
+    """Features of a dataset's bags; refuses files with values that are not finite.
 
-    Errors are handed over as items, for a worker process would bury them in its traceback.
+    Errors are returned as items: a worker process would bury them in its traceback.
     """
 
     def __init__(self, bags: BagDataset) -> None:
@@ -48,14 +48,14 @@ class TrainingBags(Dataset[Item | XmilError]):
         return features, which[1], None if bag.coords is None else torch.from_numpy(bag.coords)
 
     def drawing(self, draw: int | None, *, seed: int) -> TrainingBags:
-        """The same bags with another draw, not checked again."""
+        """The same bags with another `draw`, without checking them again."""
         other = TrainingBags.__new__(TrainingBags)
         other.bags, other._checked = self.bags.drawing(draw, seed=seed), self._checked
         return other
 
 
 class Batches(Sampler[list[Draw]]):
-    """The batches of one epoch; a process takes every `world`-th bag of each, or stands in with the first."""
+    """The batches of one epoch; a process takes every `world`-th bag of each, or the first as a stand-in."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class Batches(Sampler[list[Draw]]):
         self._order = EpochSampler(len(rows), seed=seed, shuffle=shuffle)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass."""
+        """Set the epoch of the next pass."""
         self._order.set_epoch(epoch)
 
     def plan(self) -> list[list[int]]:
         """The rows of each batch over all processes."""
         if self.groups is None:
-            order = [int(self.rows[place]) for _, place in self._order]
+            order = [int(self.rows[i]) for _, i in self._order]
         else:
             order = self.groups.draw((self.seed, self._order.epoch))
         return [order[i : i + self.batch] for i in range(0, len(order), self.batch)]
@@ -91,7 +91,7 @@ class Batches(Sampler[list[Draw]]):
 
 
 def equal_sizes(rows: Rows, bags: BagDataset) -> list[list[Draw]]:
-    """Batches of whole bags: those of one size together as far as memory allows, the others alone."""
+    """Batches of whole bags of equal size, limited by memory."""
     by_size: dict[int, list[int]] = {}
     for row in rows.tolist():
         by_size.setdefault(len(bags.headers[row]), []).append(row)
@@ -116,7 +116,7 @@ class Loader:
             collate_fn=list,
             persistent_workers=workers > 0,
             pin_memory=pin,
-            generator=torch.Generator(),  # of its own: the loader's seed must not move the model's dropout
+            generator=torch.Generator(),  # so that the loader does not advance the generator of dropout
         )
 
     def __iter__(self) -> Iterator[list[Item]]:
@@ -128,7 +128,7 @@ class Loader:
 
 
 def padded_coords(bags: BagDataset, items: Sequence[Item]) -> Tensor:
-    """Coordinates (b, n, 2) of bags as `padded` lays them out; a bag without them is refused by file."""
+    """Pad coordinates like `padded` to (b, n, 2); refuse a file without them."""
     for _, row, coords in items:
         if coords is None:
             raise InputError(
@@ -146,11 +146,11 @@ def check_finite(bags: BagDataset, row: int, features: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SiteGroups:
-    """Rows of the training bags by site and label, and the chance of each site.
+    """Rows of the training bags by site and label, and the probability of each site.
 
-    A group is one bag of each label that a site has: within it the site says nothing about the label. Over an
-    epoch neither sites nor labels are even; of more than two labels, those that more sites have come oftener.
-    `notes` name the sites that are never drawn, because they have one label.
+    A group has one bag of each label of a site, so that within a group the site does not reveal the label.
+    Over an epoch, sites and labels are not balanced: of more than two labels, those at more sites come more
+    often. `notes` list the sites that are never drawn because they have only one label.
     """
 
     rows: tuple[tuple[Rows, ...], ...]
@@ -166,10 +166,10 @@ class SiteGroups:
         labels: Sequence[str],
         classes: Sequence[Collection[str]] | None = None,
     ) -> SiteGroups:
-        """The groups of some rows; sites with one label alone are never drawn.
+        """Group rows; sites with only one label are never drawn.
 
-        `classes` names the classes of each bag, by default its label. A class that would never be drawn is
-        refused, with the counts of every site.
+        `classes` names the classes of each bag, by default its label. A class that would never be drawn is an
+        error, which lists the counts of every site.
 
         >>> groups = SiteGroups.of(np.arange(5), ["a", "a", "a", "b", "b"], ["0", "0", "1", "0", "1"])
         >>> groups.chances.tolist()
@@ -185,30 +185,29 @@ class SiteGroups:
         mixed = [by_label for by_label in by_site.values() if len(by_label) > 1]
         if not mixed:
             raise InputError(
-                "Site-balanced sampling needs a site with two labels, and each of the "
-                f"{len(by_site)} sites has one: site and label cannot be told apart."
+                "Site-balanced sampling needs a site with two labels, but each of the "
+                f"{len(by_site)} sites has one; set train.sampling to 'shuffled'."
             )
         own = [(label,) for label in labels] if classes is None else classes
         counts = {
             site: Counter(name for members in by_label.values() for row in members for name in own[row])
             for site, by_label in by_site.items()
         }
-        alone = [site for site, by_label in by_site.items() if len(by_label) == 1]
-        _check_classes(counts, alone)
+        one_label = [site for site, by_label in by_site.items() if len(by_label) == 1]
+        _check_classes(counts, one_label)
         weights = np.array([min(map(len, by_label.values())) for by_label in mixed], dtype=np.float64)
         groups = tuple(
             tuple(np.array(members, dtype=np.int64) for _, members in sorted(by_label.items()))
             for by_label in mixed
         )
-        bags = sum(len(members) for site in alone for members in by_site[site].values())
-        note = (
-            f"site-balanced sampling never draws the {counted(bags, 'bag')} of {counted(len(alone), 'site')} "
-        )
-        note += f"with one label ({_count_sites({site: counts[site] for site in alone})})"
-        return cls(groups, weights / weights.sum(), len(rows), (note,) if alone else ())
+        bags = sum(len(members) for site in one_label for members in by_site[site].values())
+        listing = _count_sites({site: counts[site] for site in one_label})
+        note = f"site-balanced sampling never draws the {counted(bags, 'bag')} of "
+        note += f"{counted(len(one_label), 'site')} with one label ({listing})"
+        return cls(groups, weights / weights.sum(), len(rows), (note,) if one_label else ())
 
     def draw(self, seed: tuple[int, int]) -> list[int]:
-        """An epoch: as many bags as there are, group by group, in an order that the seed decides."""
+        """Draw an epoch: as many bags as in the training set, group by group, in a seeded order."""
         rng = np.random.default_rng(seed)
         order: list[int] = []
         while len(order) < self.n:
@@ -217,15 +216,15 @@ class SiteGroups:
         return order[: self.n]
 
 
-def _check_classes(counts: Mapping[str, Counter[str]], alone: Sequence[str]) -> None:
-    """Refuse classes that only sites with one label have: no model would see them."""
-    drawn = {name for site, own in counts.items() if site not in alone for name in own}
-    every = {name for own in counts.values() for name in own}
-    if lost := sorted(every - drawn):
-        where = [site for site in alone if any(name in counts[site] for name in lost)]
+def _check_classes(counts: Mapping[str, Counter[str]], one_label: Sequence[str]) -> None:
+    """Refuse classes that only occur at sites with one label, which would never be drawn."""
+    drawn = {name for site, own in counts.items() if site not in one_label for name in own}
+    classes = {name for own in counts.values() for name in own}
+    if missing := sorted(classes - drawn):
+        sites = [site for site in one_label if any(name in counts[site] for name in missing)]
         raise InputError(
-            f"Site-balanced sampling would never draw {', '.join(map(repr, lost))}: only sites without "
-            f"another label have it ({', '.join(where)}). Bags by site: {_count_sites(counts)}. Set "
+            f"Site-balanced sampling would never draw {', '.join(map(repr, missing))}, which only occurs at "
+            f"sites with one label ({', '.join(sites)}). Bags by site: {_count_sites(counts)}. Set "
             "train.sampling to 'shuffled', or add bags of other labels at these sites."
         )
 

@@ -1,4 +1,4 @@
-"""The settings of a training run: sections of a TOML file, checked, with unknown keys refused by name."""
+"""The settings of a training run: sections of a TOML file, checked; unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from xmil.core.errors import FileError, InputError, check_names
 from xmil.core.task import TASKS
 from xmil.core.text import read_toml
 
-MOST_MODELS = 100_000  # of one run; a run of so many has been mistyped
+MOST_MODELS = 100_000  # in one run; more are a typo
 Whole = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
-MONITORS = {  # by what is known of a bag
+MONITORS = {  # by the kind of target
     "class": ("auc", "loss", "accuracy", "balanced_accuracy"),
     "labels": ("auc", "loss", "accuracy"),
     "values": ("loss", "mae", "r2", "spearman"),
@@ -30,26 +30,26 @@ FALLING = ("loss", "mae")  # measures that are better when lower
 
 
 class Section(BaseModel):
-    """A table of the file; keys it does not know are an error."""
+    """A table of the file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(Section):
-    """Where bags and targets come from, and who is held out.
+    """Bags, targets and splits.
 
-    `source` "embeddings": feature files hold one vector for each slide, and the model is a probe on it.
-    Either `folds` (a number, dealt by case) or `fold_column`, or a column of splits. With folds, `scheme`
-    says which bags choose the best epoch: "inner" holds a share of the training cases out, "next" takes the
-    fold after the test fold, "shared" the test fold itself, as the paper does for HPV. `site` is the
-    column of acquisition sites; with `site_splits` "preserved" all cases of a site lie on one side.
+    `source` "embeddings": feature files hold one vector per slide, and the model is a probe on it. Set
+    `folds` (a number, dealt by case), `fold_column`, or a column of splits. With folds, `scheme` says which
+    bags choose the best epoch: "inner" holds out a share of the training cases, "next" uses the fold after
+    the test fold, "shared" the test fold itself, like the paper for HPV. `site` is the column of acquisition
+    sites; with `site_splits` "preserved" all cases of a site go to one split.
     """
 
     source: Literal["patches", "embeddings"] = "patches"
     features: str | list[str] = "features"
     cohort: str = "cohort.csv"
     metadata: list[str] = []
-    slide_column: str | None = None  # of the cohort, if it is not found by its name
+    slide_column: str | None = None  # of the cohort, if its name is not recognised
     label: str = "label"
     labels: list[str] = []
     class_names: list[str] = []
@@ -68,16 +68,16 @@ class Data(Section):
     site_splits: Literal["mixed", "preserved"] | None = None
     scheme: Literal["inner", "next", "shared"] = "inner"
     validation_share: Share = 0.2
-    instances: Annotated[int, Field(ge=0)] = 2048  # drawn from each bag in training; 0 takes all
+    instances: Annotated[int, Field(ge=0)] = 2048  # sampled from each bag in training; 0 means all
     max_instances: Whole | None = None
     exclude_above: Whole | None = None
     missing: Literal["refuse", "skip"] = "refuse"
     follow_links: bool = True  # in the folders of features
-    full_digests: bool = False  # tell changed feature files by every byte
+    full_digests: bool = False  # detect changed feature files by every byte
 
 
 class Model(Section):
-    """The model's name; every other key is one of its own parameters."""
+    """The model's name; all other keys are its parameters."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "attnmil"
@@ -89,10 +89,10 @@ class Model(Section):
 
 
 class Loss(Section):
-    """What is minimised: cross entropy, squared error and the like by task.
+    """The loss: cross entropy, squared error and the like, by task.
 
-    Time bins of survival are cut once for the run, at the event times of all bags that train in a fold: the
-    models of all folds then have the same bins and make one ensemble. `bins_from` "fold" cuts them by fold.
+    All folds share the time bins of survival, from the event times of all bags that train in any fold, so
+    that their models can form one ensemble. With `bins_from` "fold" each fold has its own.
     """
 
     name: Literal["auto", "mse", "mae", "huber"] = "auto"
@@ -120,11 +120,11 @@ class Optim(Section):
 
 
 class Train(Section):
-    """How long, in what batches, what chooses the best epoch, and on what machine.
+    """Epochs, batches, the choice of the best epoch, and the machine.
 
     The first `warmup` epochs never count as best; `patience` epochs without a better one end the training.
-    With `sampling` "site_balanced" the bags come in groups of one site, one bag of each label that it has; a
-    class that only sites without another label have is refused.
+    With `sampling` "site_balanced", bags come in groups from one site with one bag per label; a class that
+    only occurs at sites with one label is an error.
     """
 
     epochs: Whole = 100
@@ -146,15 +146,15 @@ class Train(Section):
     tensorboard: bool = True
 
 
-# Where a run happens, not what it computes: may differ when a run goes on.
+# Settings of the machine, which may change when a run resumes.
 MACHINE = ("device", "devices", "nodes", "workers", "preload_gb", "tensorboard")
 
 
 class Config(Section):
-    """A whole training run.
+    """A training run.
 
-    `grid` maps keys such as "optim.lr" to lists of values; a key of your own choice maps to a list of tables,
-    whose settings change together.
+    `grid` maps keys such as "optim.lr" to lists of values; any other key maps to a list of tables, whose
+    settings change together.
     """
 
     task: str = "classification"
@@ -173,7 +173,7 @@ class Config(Section):
 
     @property
     def monitors(self) -> tuple[str, ...]:
-        """The measures that the task has."""
+        """The measures of the task."""
         return MONITORS[TASKS[self.task].truth]
 
     @property
@@ -201,36 +201,36 @@ class Config(Section):
                 f"{self.task.capitalize()} compares the bags of a batch; set train.batch to 8 or more"
             )
         if (by_site or preserved) and self.data.site is None:
-            raise ValueError("data.site must name the column of sites that the splits or the sampling use")
+            raise ValueError("data.site must name the column of sites for the splits or the sampling")
         if by_site and task.truth == "values":
             raise ValueError(f"site-balanced sampling needs labels, and {self.task} has none")
         if preserved and self.data.folds is None:
             raise ValueError(
-                "data.site_splits 'preserved' needs data.folds; a split with sites= makes columns"
+                "data.site_splits 'preserved' needs data.folds; `xmil split` makes columns of splits by site"
             )
         if self.train.warmup >= self.train.epochs:
-            raise ValueError("train.warmup must be less than train.epochs, or no epoch could be the best")
+            raise ValueError("train.warmup must be less than train.epochs")
         if empty := [name for name, values in self.grid.items() if not values]:
-            raise ValueError(f"grid.{empty[0]} has no values; list some or remove the key")
+            raise ValueError(f"grid.{empty[0]} has no values; add some or remove the key")
         return self
 
 
 def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Config:
-    """The settings of a TOML file, with `section.key=value` changes on top."""
+    """Read the settings of a TOML file, and apply `section.key=value` changes."""
     content = read_toml(path, way="give settings as in docs/howto/training.md")
     changes = list(changes)
     if not content and not changes:
-        raise FileError(f"{path}: holds no settings; name features and cohort under [data] at least.")
+        raise FileError(f"{path}: has no settings; name at least features and cohort under [data].")
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key.strip():
-            raise InputError(f"A change must look like train.epochs=50. Got {change!r} instead.")
+            raise InputError(f"A change must have the form train.epochs=50. Got {change!r} instead.")
         content = changed(content, key.strip(), parse_value(text.strip()))
     return make_config(content, source=str(path))
 
 
 def make_config(content: Mapping[str, Any], *, source: str = "The config") -> Config:
-    """Checked settings; the first fault is told in one line."""
+    """Check settings; report the first fault in one line."""
     data = content.get("data", {})
     if "model" not in content and isinstance(data, Mapping) and data.get("source") == "embeddings":
         content = {**content, "model": {"name": "meanpool", "n_layers": 0}}  # a linear probe
@@ -239,9 +239,9 @@ def make_config(content: Mapping[str, Any], *, source: str = "The config") -> Co
         config = Config.model_validate(dict(content))
     except ValidationError as error:
         fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"])
+        key = ".".join(str(part) for part in fault["loc"])
         message = fault["msg"].removeprefix("Value error, ")
-        message = f"{where}: {message}. Got {fault['input']!r} instead" if where else message.rstrip(".")
+        message = f"{key}: {message}. Got {fault['input']!r} instead" if key else message.rstrip(".")
         raise InputError(f"{source}: {message}.") from None
     for point in grid_points(config):
         for key in point:
@@ -254,7 +254,7 @@ def make_config(content: Mapping[str, Any], *, source: str = "The config") -> Co
 
 
 def changed(content: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The same settings with one of them replaced: key is 'section.name', or a name of the top.
+    """Replace one setting; the key is 'section.name' or a top-level name.
 
     >>> changed({"train": {"seed": 0}}, "train.seed", 3)
     {'train': {'seed': 3}}
@@ -267,7 +267,7 @@ def changed(content: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """The settings as nested dictionaries; what is None is left out, as TOML has no word for it."""
+    """The settings as nested dictionaries, without None, which TOML cannot express."""
     return config.model_dump(exclude_none=True)
 
 
@@ -281,8 +281,8 @@ def grid_points(config: Config) -> list[dict[str, Any]]:
     models = math.prod(map(len, config.grid.values())) * (config.data.folds or 1) * config.train.repeats
     if models > MOST_MODELS:
         raise InputError(
-            f"The config asks for {models:,} models; train.repeats, data.folds and the grid may come to "
-            f"{MOST_MODELS:,} at most."
+            f"train.repeats, data.folds and the grid must multiply to at most {MOST_MODELS:,} models. Got "
+            f"{models:,} instead."
         )
     for name, values in config.grid.items():
         options = [value if isinstance(value, Mapping) else {name: value} for value in values]
@@ -299,7 +299,7 @@ def at_point(config: Config, point: Mapping[str, Any]) -> Config:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What two settings disagree on, as 'key: old, now new'; where a run happens does not count."""
+    """List differences as 'key was old, now new'; settings of the machine do not count."""
     before, now = _flat(old), _flat(new)
     ignored = {"out", "data.follow_links", "data.full_digests", *(f"train.{name}" for name in MACHINE)}
     keys = [key for key in dict.fromkeys([*before, *now]) if key not in ignored]
@@ -311,7 +311,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _check_names(content: Mapping[str, Any], source: str) -> None:
-    """Unknown sections and keys, with the nearest name."""
+    """Refuse unknown sections and keys, and suggest the nearest name."""
     from xmil.models.base import MODELS, model_parameters
 
     try:
@@ -343,7 +343,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def dumps(content: Mapping[str, Any]) -> str:
-    """Settings as TOML: plain values first, then one table for each mapping.
+    """Write settings as TOML: plain values first, then a table for each mapping.
 
     >>> print(dumps({"task": "cox", "optim": {"lr": 0.001, "name": "sgd"}}))
     task = "cox"
@@ -363,7 +363,7 @@ def dumps(content: Mapping[str, Any]) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """A value as TOML reads it; what is no TOML value is text, so that quotes can be left out.
+    """Parse a TOML value; anything else is text, so that quotes are optional.
 
     >>> parse_value("1e-3"), parse_value("adam"), parse_value("[1, 2]"), parse_value("true")
     (0.001, 'adam', [1, 2], True)

@@ -1,4 +1,4 @@
-"""One model trained on one fold: epochs, the best of them, early stopping, resumption."""
+"""Train one model on one fold: epochs, the best one, early stopping, resumption."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from xmil.training.loop import Stopping, class_loss, make_optimizer, make_schedu
 from xmil.training.training_set import Fold, Goal, Rows
 
 logger = logging.getLogger(__name__)
-BACKGROUND_BAGS, BACKGROUND_PATCHES = 200, 64  # bags its mean is over at most, patches kept with the model
+BACKGROUND_BAGS, BACKGROUND_PATCHES = 200, 64  # most bags in its mean; patches saved with the model
 
 
 class DivergedError(InputError):
-    """A training whose loss is no longer a number."""
+    """The loss or the outputs of a training are no longer finite."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Job:
     point: int = 0
     repeat: int = 0
     encoder: str | None = None
-    features: Mapping[str, Any] | None = None  # how they were made
-    groups: SiteGroups | None = None  # where bags are drawn by site
+    features: Mapping[str, Any] | None = None  # how they were made; see `ModelSpec`
+    groups: SiteGroups | None = None  # for site-balanced sampling
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where a training stands: batches done in an epoch, and the best epoch's value so far.
+    """Progress of a training: batches done in an epoch, and the best epoch's value so far.
 
-    `loss` waits for the device, so ask for it no more often than it is shown.
+    Reading `loss` waits for the device, so only read it to display it.
     """
 
     epoch: int
@@ -90,7 +90,7 @@ OnStep = Callable[[Step], None]
 
 
 class Fit:
-    """The training of one job in a folder; `run` goes on where the last process stopped."""
+    """The training of one job in a folder; `run` resumes where the last process stopped."""
 
     def __init__(self, job: Job, bags: TrainingBags, fabric: Any, folder: Path) -> None:
         self.job, self.bags, self.fabric, self.folder = job, bags, fabric, folder
@@ -118,29 +118,29 @@ class Fit:
         self.loader = Loader(drawn, self.batches, workers=config.train.workers, pin=pin)
 
     def run(self, on_step: OnStep | None = None) -> State:
-        """Train to the end and give the last state; the best weights are in the model's file."""
+        """Train to the end and return the last state; the model's file has the best weights."""
         state, settings = read_state(self.folder) or State(), self.job.config.train
         if state.epoch:
             self._resume(state)
-        shows = settings.tensorboard and self.fabric.is_global_zero
-        with _board(self.folder, shows, start=state.epoch) as add:
+        writes = settings.tensorboard and self.fabric.is_global_zero
+        with _tensorboard(self.folder, writes, start=state.epoch) as add:
             while state.epoch < settings.epochs and not state.stopped:
                 state = self._one_epoch(state, on_step)
                 add(state.log[-1])
         if not state.best.epoch:
-            raise DivergedError(f"{self.job.name}: no epoch had a usable {self.job.config.monitor}.")
+            raise DivergedError(f"{self.job.name}: no epoch had a finite {self.job.config.monitor}.")
         return state
 
     @property
     def plain(self) -> MILModel:
-        """The model itself, without what Fabric puts around it."""
+        """The model without Fabric's wrappers."""
         model = self.model.module
         plain: MILModel = getattr(model, "module", model)
         return plain
 
     @torch.no_grad()
     def outputs(self, rows: Rows) -> Floats:
-        """Outputs (len(rows), c) of whole bags in full precision, shared among the processes."""
+        """Outputs (len(rows), c) of whole bags in full precision; the processes share the work."""
         model, fabric = self.plain.eval(), self.fabric
         outputs = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
         key = rows.tobytes()
@@ -165,13 +165,13 @@ class Fit:
         return {"loss": loss, **measure(outputs, rows, self.job.goal)}
 
     def _resume(self, state: State) -> None:
-        logger.info("%s goes on after epoch %d", self.job.name, state.epoch)
+        logger.info("%s resumes after epoch %d", self.job.name, state.epoch)
         try:
             self.plain.load_state_dict(state.model)
             self.optimizer.load_state_dict(state.optimizer)
-            for parameter, kept in self.optimizer.state.items():
-                if any(value.dim() and value.shape != parameter.shape for value in tensors_in(kept)):
-                    raise ValueError("the optimiser's numbers do not fit the model")
+            for parameter, moments in self.optimizer.state.items():
+                if any(value.dim() and value.shape != parameter.shape for value in tensors_in(moments)):
+                    raise ValueError("the optimiser's state does not fit the model")
             self.scheduler.load_state_dict(state.scheduler)
             self.fabric.strategy.precision.load_state_dict(state.precision)
             if self.fabric.is_global_zero:
@@ -182,7 +182,7 @@ class Fit:
             raise _damaged(self.folder / LAST, error) from None
 
     def _one_epoch(self, state: State, on_step: OnStep | None) -> State:
-        """Train, validate, and write what the next epoch needs; give the state after it."""
+        """Train and validate one epoch, and write and return the state after it."""
         started, rows = time.perf_counter(), self.job.fold.validation
         row = {"epoch": state.epoch + 1, "lr": self.optimizer.param_groups[0]["lr"]}
         row["train_loss"] = self._train_epoch(state, on_step)
@@ -197,7 +197,7 @@ class Fit:
                 name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()
             }
             best = BestEpoch(epoch, measures[self.job.config.monitor], measures["loss"], weights)
-        now = State(
+        new_state = State(
             epoch,
             self.plain.state_dict(),
             self.optimizer.state_dict(),
@@ -208,16 +208,16 @@ class Fit:
             stopped=stopping.is_over(epoch, best.epoch),
         )
         if self.fabric.is_global_zero:
-            write_state(now, self.folder)
+            write_state(new_state, self.folder)
             if best.epoch == epoch:
                 self._write_model(best)
-        if on_step is not None:  # the epoch is done, with what its validation says
+        if on_step is not None:  # report the finished epoch with its validation
             steps = len(self.batches.plan())
             on_step(Step(epoch, steps, steps, torch.tensor(row["train_loss"]), 1.0, best.value))
-        return now
+        return new_state
 
     def _train_epoch(self, state: State, on_step: OnStep | None) -> float:
-        """One pass over the training bags; the mean loss."""
+        """Train on all bags once and return the mean loss."""
         torch.manual_seed(epoch_seed(self.job.seed, state.epoch, self.fabric.global_rank))
         self.model.train()
         self.batches.set_epoch(state.epoch)
@@ -239,10 +239,10 @@ class Fit:
         return mean
 
     def _learn(self, items: list[Item], batch: list[int]) -> Tensor:
-        """One step on this process's share of a batch; the loss of the batch, as far as it is known here."""
+        """Train on this process's share of a batch; return the share's loss."""
         world = self.fabric.world_size
         rows = [row for _, row, _ in items]
-        weights = self.weights[rows] * (len(batch) > self.fabric.global_rank)  # a stand-in weighs nothing
+        weights = self.weights[rows] * (len(batch) > self.fabric.global_rank)  # a stand-in has no weight
         total = float(self.weights[batch].sum())
         if not total:  # Cox: no event in this batch
             return torch.zeros((), device=self.fabric.device)
@@ -255,20 +255,20 @@ class Fit:
         if self.job.config.optim.clip is not None:
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.job.config.optim.clip)
         self.optimizer.step()
-        done: Tensor = loss.detach()
-        return done
+        detached: Tensor = loss.detach()
+        return detached
 
     def _on_device(self, items: list[Item]) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        """Bags, their mask, and coordinates for models that need them."""
+        """Move bags, their mask, and coordinates if the model needs them, to the device."""
         x, mask = padded([features for features, _, _ in items])
         kind = next(self.plain.parameters()).dtype
         device = self.fabric.device
-        needed = self.plain.needs_coords
-        companions = {"coords": padded_coords(self.bags.bags, items).to(device)} if needed else {}
+        needs_coords = self.plain.needs_coords
+        companions = {"coords": padded_coords(self.bags.bags, items).to(device)} if needs_coords else {}
         return x.to(device, kind, non_blocking=True), None if mask is None else mask.to(device), companions
 
     def _is_better(self, measures: Measures, best: BestEpoch) -> bool:
-        """Whether an epoch beats the best; of equal AUCs, common with few bags, the lower loss wins."""
+        """Whether an epoch beats the best; ties, common with few bags, go to the lower loss."""
         value = measures[self.job.config.monitor]
         if not best.epoch or not np.isfinite(value):
             return bool(np.isfinite(value))
@@ -286,18 +286,18 @@ class Fit:
 
     @cached_property
     def background(self) -> Background:
-        """The mean and a few of the patches it is trained on."""
+        """The mean and a few of the training patches."""
         rows = self.job.fold.train
-        some = rows[:: max(1, -(-len(rows) // BACKGROUND_BAGS))]
-        bags = (self.bags.bags[int(row)].bag for row in some)
+        sample = rows[:: max(1, -(-len(rows) // BACKGROUND_BAGS))]
+        bags = (self.bags.bags[int(row)].bag for row in sample)
         return background_of(bags, keep=BACKGROUND_PATCHES, seed=self.job.seed)
 
 
 @contextmanager
-def _board(folder: Path, on: bool, *, start: int) -> Iterator[Callable[[dict[str, float]], None]]:
-    """Give what adds an epoch's numbers to TensorBoard's file; those of a killed process are replaced."""
+def _tensorboard(folder: Path, writes: bool, *, start: int) -> Iterator[Callable[[dict[str, float]], None]]:
+    """Yield a function that logs an epoch to TensorBoard, replacing epochs of a killed process."""
     writer: Any = None
-    if on:
+    if writes:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -306,7 +306,7 @@ def _board(folder: Path, on: bool, *, start: int) -> Iterator[Callable[[dict[str
             writer = SummaryWriter(str(folder), purge_step=start + 1 if start else None)
 
     def add(row: dict[str, float]) -> None:
-        with suppress(OSError):  # a full disk: the training's own files say so
+        with suppress(OSError):  # a full disk fails the training's own files anyway
             for name, value in row.items():
                 if writer is not None and name != "epoch":
                     writer.add_scalar(name.replace("_", "/", 1), value, int(row["epoch"]))
@@ -322,7 +322,7 @@ def _board(folder: Path, on: bool, *, start: int) -> Iterator[Callable[[dict[str
 
 
 def new_model(job: Job, width: int) -> MILModel:
-    """The job's model with its first weights; a regression starts out at its reference."""
+    """Create the job's model with initial weights; a regression starts at its reference."""
     section = job.config.model
     spec = {**job.goal.spec, "encoder": job.encoder, "features": job.features}
     model = create_model(
@@ -335,7 +335,7 @@ def new_model(job: Job, width: int) -> MILModel:
 
 
 def epoch_seed(seed: int, epoch: int, rank: int) -> int:
-    """A seed of its own for each epoch and process."""
+    """A different seed for each epoch and process."""
     return int(np.random.SeedSequence((seed, epoch, rank)).generate_state(1)[0])
 
 
@@ -344,14 +344,14 @@ LOSSES: Registry[Callable[[Loss], BagLoss]] = Registry("task with a loss", group
 
 
 def make_loss(goal: Goal, settings: Loss) -> BagLoss:
-    """The loss of each bag (b,) from outputs (b, c) and targets (b, k)."""
+    """Make the loss of each bag (b,) from outputs (b, c) and targets (b, k)."""
     if settings.name != "auto" and TASKS[goal.task].truth != "values":
         raise InputError(f"loss.name {settings.name!r} is for regression; leave it out for {goal.task}.")
     return LOSSES[goal.task](settings)
 
 
 def bag_weights(goal: Goal, train: Rows, settings: Loss) -> Tensor:
-    """A weight for each bag of the cohort (n,): that of its class; for Cox, whether it has an event."""
+    """The weight of each bag of the cohort (n,): that of its class; for Cox, whether it has an event."""
     weights = torch.ones(len(goal.values), dtype=torch.float32)
     if TASKS[goal.task].compares:
         weights = torch.from_numpy(goal.values[:, 1]).float()
@@ -366,9 +366,9 @@ def bag_weights(goal: Goal, train: Rows, settings: Loss) -> Tensor:
     else:
         per_class = np.array(settings.class_weights, dtype=float)
         if len(per_class) != n:
-            raise InputError(f"loss.class_weights has {len(per_class)} numbers for {n} classes.")
+            raise InputError(f"loss.class_weights must have {n} numbers. Got {len(per_class)} instead.")
         if not (per_class[classes[train]] > 0).any():
-            raise InputError("loss.class_weights are zero for every training bag; nothing would be learned.")
+            raise InputError("loss.class_weights must be above zero for some training bags. Got only zeros.")
     return torch.from_numpy(per_class[classes]).float()
 
 
@@ -396,8 +396,8 @@ def hazard_nll(outputs: Tensor, targets: Tensor, *, alpha: float = 0.0) -> Tenso
     """Negative log-likelihood of discrete hazards (Zadeh and Schmid 2020, arXiv:2006.12442).
 
     h_t = sigmoid(output_t), S(t) = prod_{s <= t} (1 - h_s); targets are (bin, event). A bag with an event in
-    bin y has survived all bins before and met h_y; a censored one has survived through y. `alpha` takes
-    weight from censored bags.
+    bin y survived all earlier bins; a censored one also survived y. `alpha` reduces the weight of censored
+    bags.
     """
     time, event = targets[:, :1], targets[:, 1].to(outputs)
     bins = torch.arange(outputs.shape[1], device=outputs.device)[None, :]
@@ -410,10 +410,10 @@ def hazard_nll(outputs: Tensor, targets: Tensor, *, alpha: float = 0.0) -> Tenso
 def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Negative log partial likelihood of each bag against those still at risk in the batch (Breslow's ties).
 
-    Bags without an event give 0 and weigh nothing, so that the mean over a batch is one over its events.
+    Bags without an event have loss 0 and weight 0, so that the mean over a batch is that over its events.
     """
     risk, time, event = outputs[:, 0], targets[:, 0], targets[:, 1].to(outputs)
-    at_risk = time[None, :] >= time[:, None]  # (b, b): who is still there when bag i has its event
+    at_risk = time[None, :] >= time[:, None]  # (b, b): bags still at risk at the event of bag i
     log_sum = torch.where(at_risk, risk[None, :], float("-inf")).logsumexp(dim=1)
     return event * (log_sum - risk)
 
@@ -425,7 +425,7 @@ Measures = dict[str, float]
 
 
 def measure(outputs: Floats, rows: npt.NDArray[np.int64], goal: Goal) -> Measures:
-    """The measures of a task from outputs (b, c) of the bags at some rows; NaN where one has no value."""
+    """The measures of a task from outputs (b, c) of the bags at some rows; NaN if undefined."""
     task, truth, outputs = TASKS[goal.task], goal.truth[rows], outputs.astype(np.float64)
     numbers, options = task.numbers(outputs), dict[str, Any](units=range(len(rows)), draws=0)
     if task.truth == "time":
@@ -434,7 +434,7 @@ def measure(outputs: Floats, rows: npt.NDArray[np.int64], goal: Goal) -> Measure
     elif task.truth == "values":
         measures = value_metrics(truth[:, 0], numbers[:, 0], **options)
         names = ["mae", "rmse", "r2", "spearman"]
-    else:  # log odds rank as the probabilities do, without their rounding
+    else:  # log odds rank like probabilities, without their rounding
         labels = truth[:, 0].astype(np.int64) if task.truth == "class" else truth > 0.5
         options |= {"scores": task.log_odds(outputs), "names": goal.class_names}
         measures = class_metrics(labels, numbers, **options)
@@ -468,7 +468,7 @@ class BestEpoch:
 class State:
     """Everything that the next epoch depends on, and the log so far.
 
-    Random numbers are no part of it: their generator is seeded by (seed, epoch, process) in each epoch.
+    It needs no state of random generators: each epoch seeds them by (seed, epoch, process).
     """
 
     epoch: int = 0
@@ -482,15 +482,15 @@ class State:
 
 
 def write_state(state: State, folder: Path) -> None:
-    """Write the state, then the log that belongs to it."""
-    buffer = io.BytesIO()  # in memory first: a full disk is then an OSError, told in one line
+    """Write a state and its log."""
+    buffer = io.BytesIO()  # in memory first: a full disk then raises a plain OSError
     torch.save({**vars(state), "best": vars(state.best), "layout": LAYOUT}, buffer)
     write_bytes(folder / LAST, buffer.getbuffer())
     write_log(state, folder)
 
 
 def write_log(state: State, folder: Path) -> None:
-    """Write the log that belongs to a state: a kill may have come between the two."""
+    """Write the log of a state; after a kill it may be older than the state."""
     rows = [
         {name: str(value) if isinstance(value, int) else f"{value:.8g}" for name, value in row.items()}
         for row in state.log
@@ -499,13 +499,13 @@ def write_log(state: State, folder: Path) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as CSV; the columns are those of all rows."""
+    """Write rows as CSV, with the columns of all rows."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     write_table(path, names, ([row.get(name, "") for name in names] for row in rows))
 
 
 def read_state(folder: Path) -> State | None:
-    """The state of a training that was interrupted; None where there is none."""
+    """Read the state of an interrupted training; None if there is none."""
     path = folder / LAST
     if not path.is_file():
         return None
@@ -520,11 +520,11 @@ def read_state(folder: Path) -> State | None:
         raise _damaged(path, error) from None
 
 
-DAMAGED = (RuntimeError, LookupError, TypeError, ValueError, AttributeError)  # what a wrong state raises
+DAMAGED = (RuntimeError, LookupError, TypeError, ValueError, AttributeError)  # raised by a damaged state
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in dictionaries and lists within each other; views that share numbers are there each."""
+    """Yield the tensors in nested dictionaries and lists, also views of the same memory."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):

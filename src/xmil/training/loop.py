@@ -1,6 +1,6 @@
-"""What every training loop shares: batches, optimiser, learning rate, loss of a class, and when to stop.
+"""Parts that all training loops share: padding, optimiser, learning rate, classification loss, stopping rule.
 
-It imports torch alone, so that the benchmark can train on machines that have little else.
+Only needs torch, so that the benchmark can train on machines without the other dependencies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stopping:
-    """When an epoch may be the best, and when to stop waiting for a better one; epochs count from 1.
+    """The stopping rule; epochs count from 1.
 
     The first `warmup` epochs never count as best; training stops `patience` epochs after the best one.
     """
@@ -35,7 +35,7 @@ class Stopping:
         return epoch > self.warmup
 
     def is_over(self, epoch: int, best: int) -> bool:
-        """Whether to stop after an epoch; `best` is 0 as long as there is none.
+        """Whether to stop after an epoch; `best` is 0 before the first best one.
 
         >>> [Stopping(warmup=2, patience=3).is_over(epoch, best=4) for epoch in (6, 7)]
         [False, True]
@@ -44,7 +44,7 @@ class Stopping:
 
 
 def padded(bags: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Bags (n, d) as one tensor (b, n, d), with a mask (b, n) where their sizes differ."""
+    """Pad bags (n, d) to one tensor (b, n, d), with a mask (b, n) if their sizes differ."""
     lengths = torch.tensor([len(bag) for bag in bags], device=bags[0].device)
     if len(lengths.unique()) == 1:
         return torch.stack(list(bags)), None
@@ -73,12 +73,12 @@ def make_optimizer(
 
 
 def make_scheduler(optimizer: Optimizer, settings: Optim, *, epochs: int) -> LambdaLR:
-    """Make the schedule of the learning rate; step it once after each epoch."""
+    """Make the learning rate schedule; step it once after each epoch."""
     return LambdaLR(optimizer, lambda epoch: lr_factor(epoch, settings, epochs=epochs))
 
 
 def lr_factor(epoch: int, settings: Optim, *, epochs: int) -> float:
-    """Give the factor of the learning rate in an epoch, counted from 0.
+    """The factor of the learning rate in an epoch, counted from 0.
 
     >>> from xmil.training.config import Optim
     >>> [round(lr_factor(e, Optim(schedule="cosine", warmup_epochs=2), epochs=6), 3) for e in range(6)]

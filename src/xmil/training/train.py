@@ -1,4 +1,4 @@
-"""A training run in a folder: every point of the grid x fold x repeat, resumed where it stopped."""
+"""A training run in a folder: every point of the grid x fold x repeat; a second call resumes it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ROOT_FILES = ("results.csv", "best.json", PREDICTIONS, COHORT, CONFIG, RUN)
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a run will do: the bags, and the jobs in order."""
+    """The bags of a run, and its jobs in order."""
 
     config: Config
     training_set: TrainingSet
@@ -80,51 +80,51 @@ class TrainingPlan:
 
 @dataclass
 class TrainOutcome:
-    """What a run came to: jobs trained now, already done, and failed with the reason."""
+    """The result of a run: jobs trained now, already done, and failed with the reason."""
 
     trained: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    reports: bool = True  # the one process of several that speaks
+    reports: bool = True  # whether this process prints and writes for all
 
 
-OnJob = Callable[[Job, int], OnStep | None]  # a job begins, with its number; gives what hears of its steps
+OnJob = Callable[[Job, int], OnStep | None]  # called with a job and its number; returns a callback
 
 
 def make_plan(config: Config) -> TrainingPlan:
-    """Read the cohort and lay out every job; whatever cannot be trained is refused here."""
+    """Read the cohort and plan every job; refuse what cannot be trained."""
     training_set = read_training_set(config)
     folds = make_folds(training_set, config)
     trained = np.unique(np.concatenate([fold.train for fold in folds]))
     jobs, points, notes = [], grid_points(config), list[str]()
     for p, point in enumerate(points):
-        at = at_point(config, point)
+        settings = at_point(config, point)
         for k, fold in enumerate(folds):
-            goal = make_goal(training_set.targets, fold.train, at, run=trained)
+            goal = make_goal(training_set.targets, fold.train, settings, run=trained)
             for r in range(config.train.repeats):
-                several = len(points) > 1, len(folds) > 1, config.train.repeats > 1
-                parts = compress((f"grid{p}", fold.name, f"repeat{r}"), several)
-                # the same at every point of the grid
+                varies = len(points) > 1, len(folds) > 1, config.train.repeats > 1
+                parts = compress((f"grid{p}", fold.name, f"repeat{r}"), varies)
+                # the same seed at every point of the grid
                 seed = int(np.random.SeedSequence((config.train.seed, k, r)).generate_state(1)[0]) >> 1
                 name = "-".join(parts) or "model"
                 groups = None
-                if at.train.sampling == "site_balanced":
-                    sites = training_set.cohort.column(str(at.data.site))
-                    kinds = training_set.targets
-                    groups = SiteGroups.of(fold.train, sites, kinds.strata, kinds.classes)
+                if settings.train.sampling == "site_balanced":
+                    sites = training_set.cohort.column(str(settings.data.site))
+                    targets = training_set.targets
+                    groups = SiteGroups.of(fold.train, sites, targets.strata, targets.classes)
                     notes += [f"{fold.name}: {note}" if fold.name else note for note in groups.notes]
                 features = training_set.encoder, training_set.facts
-                jobs.append(Job(name, at, fold, goal, seed, p, r, *features, groups))
+                jobs.append(Job(name, settings, fold, goal, seed, p, r, *features, groups))
     training_set = replace(training_set, notes=(*training_set.notes, *dict.fromkeys(notes)))
     return TrainingPlan(config, training_set, tuple(jobs))
 
 
 def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None) -> TrainOutcome:
-    """Train everything a config asks for into its folder; finished models are not trained again.
+    """Train all models of a config into its folder; skip finished ones.
 
-    A second training that would write into the folder is refused.
+    A lock refuses a second training in the same folder.
     """
     plan = make_plan(config)
     folder = Path(config.out)
@@ -136,7 +136,7 @@ def _train_all(
     plan: TrainingPlan, fabric: Any, folder: Path, *, restart: bool, on_job: OnJob | None
 ) -> TrainOutcome:
     config = plan.config
-    if is_first_process():  # before others are launched: what is refused here is then said once
+    if is_first_process():  # before launching others, to print errors once
         prepare(plan, folder, restart=restart)
     fabric.launch()
     fabric.barrier()
@@ -163,16 +163,16 @@ def _train_all(
 
 
 def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
-    """Make the folder and its description; a folder of another run, or of the user's, is refused.
+    """Make the folder and its description; refuse a folder of another run, or with the user's files.
 
-    run.json comes first: from then on the folder is known as ours.
+    Writing run.json marks the folder as ours.
     """
     check_folder(folder, KIND)
     if restart:
         clear(folder)
     make_folder(folder)
     training_set = plan.training_set
-    described = {
+    description = {
         "config": plain(plan.config),
         "bags": {"count": len(training_set), "digest": training_set.digest, "width": training_set.bags.dim},
         "task": plan.config.task,
@@ -185,12 +185,12 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
     full = plan.config.data.full_digests
     slides = slide_rows(training_set, parts_of(folds, len(training_set)), full=full)
     if (folder / RUN).is_file():
-        _check_same(folder, described)
-        before = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
+        _check_same(folder, description)
+        digests = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
         changed = [
             row["slide_id"]
             for row in slides
-            if (digest := before.get(row["slide_id"])) and not unchanged(row["path"], digest, full=full)
+            if (digest := digests.get(row["slide_id"])) and not unchanged(row["path"], digest, full=full)
         ]
         if changed:
             raise InputError(
@@ -199,7 +199,7 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
                 "over."
             )
     start_manifest(folder, KIND)
-    write_run(folder, KIND, described)
+    write_run(folder, KIND, description)
     for job in plan.jobs:
         make_folder(folder / job.name)
     sweep_folder(folder)
@@ -221,7 +221,7 @@ def clear(folder: Path) -> None:
 
 
 def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:
-    """Predictions and measures of the best weights; the measures are written last, they say it is done."""
+    """Write predictions and measures of the best weights; the file of measures marks the job as done."""
     fit.plain.load_state_dict(state.best.weights)
     fold, measures, rows = fit.job.fold, {}, []
     for part, members in (("validation", fold.validation), ("test", fold.test)):
@@ -229,7 +229,7 @@ def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:
             outputs = fit.outputs(members)
             measures[part] = fit.measures(outputs, members)
             rows += prediction_rows(plan.training_set, fit.job.goal, outputs, members, subset=part)
-    done = {
+    results = {
         "monitor": fit.job.config.monitor,
         "best_epoch": state.best.epoch,
         "best": state.best.value,
@@ -240,7 +240,7 @@ def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:
     }
     if fit.fabric.is_global_zero:
         write_rows(fit.folder / PREDICTIONS, rows)
-        write_text(fit.folder / METRICS, json.dumps(done, indent=1) + "\n")
+        write_text(fit.folder / METRICS, json.dumps(results, indent=1) + "\n")
 
 
 def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
@@ -258,7 +258,7 @@ def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOut
         write_rows(folder / "results.csv", rows)
     if outcome.reports and outcome.best:
         write_text(folder / "best.json", json.dumps(outcome.best, indent=1) + "\n")
-        rows = []  # each bag by the models that were not trained on it: test bags, else validation bags
+        rows = []  # test bags, or validation bags if there are none
         for job in plan.jobs:
             path = folder / job.name / PREDICTIONS
             if job.point == outcome.best["grid"] and path.is_file():
@@ -275,7 +275,7 @@ def _check_same(folder: Path, now: dict[str, Any]) -> None:
         before = read_run(folder) or {}
         config, bags = before["config"], before["bags"]
     except (KeyError, TypeError, InputError):
-        raise InputError(f"{folder}: its {RUN} is not one of a training; choose another out=.") from None
+        raise InputError(f"{folder}: its {RUN} is from another kind of run; choose another out=.") from None
     changes = differences(config, now["config"])
     if bags != now["bags"]:
         changes.append(
@@ -295,7 +295,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def summarise(jobs: Sequence[Job], points: Sequence[Point], results: Results) -> dict[str, Any]:
-    """The point with the best mean validation measure; one with a failed model does not compete."""
+    """Find the point with the best mean validation measure; skip points with a failed model."""
     config = jobs[0].config
     scores: dict[int, float] = {}
     for p in range(len(points)):
@@ -331,7 +331,7 @@ def _row(job: Job, point: Point, done: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spreads(jobs: Sequence[Job], results: Results, part: str) -> dict[str, Any]:
-    """Mean and standard deviation of each measure over the models that have it."""
+    """Mean and standard deviation of each measure over the models."""
     parts = [results.get(job.name, {}).get(part, {}) for job in jobs]
     spreads = {}
     for name in dict.fromkeys(name for measures in parts for name in measures):
@@ -345,7 +345,7 @@ def _spreads(jobs: Sequence[Job], results: Results, part: str) -> dict[str, Any]
 def prediction_rows(
     training_set: TrainingSet, goal: Goal, outputs: Floats, rows: Rows, *, subset: str
 ) -> list[dict[str, Any]]:
-    """What a model says of some bags: who they are, what is true, what was predicted."""
+    """Make the table of predictions: slides and case, truth, prediction."""
     task = TASKS[goal.task]
     names = task.names(goal.outputs, goal.class_names, goal.time_bins)
     as_label: dict[str, Callable[[list[float]], Any]] = {
@@ -360,13 +360,13 @@ def prediction_rows(
     table = []
     for row, values in zip(rows.tolist(), zip(*columns.values(), strict=True), strict=True):
         cells = [f"{value:.8g}" if isinstance(value, float) else value for value in values]
-        who = {"slide_id": ";".join(slides[row]), "case_id": cases[row], "subset": subset}
-        table.append({**who, **dict(zip(columns, cells, strict=True)), "n": len(headers[row])})
+        ids = {"slide_id": ";".join(slides[row]), "case_id": cases[row], "subset": subset}
+        table.append({**ids, **dict(zip(columns, cells, strict=True)), "n": len(headers[row])})
     return table
 
 
 def make_fabric(config: Config) -> Any:
-    """A Fabric that is not launched yet: until then there is one process, or each knows its rank."""
+    """Make a Fabric, not launched yet."""
     try:
         fabric = import_module("lightning_fabric" if find_spec("lightning_fabric") else "lightning.fabric")
     except ImportError:
@@ -394,14 +394,14 @@ def make_fabric(config: Config) -> Any:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that writes and speaks, before Fabric is launched too."""
+    """Whether this process writes and prints for all; also works before Fabric is launched."""
     ranks = (os.environ.get(name) for name in ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"))
     return all(rank in (None, "0") for rank in ranks)
 
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """Only algorithms that give the same bits every time; the flags are put back afterwards."""
+    """Use only deterministic algorithms within the block; restore the flags afterwards."""
     if not on:
         yield
         return
@@ -417,7 +417,7 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def preload_bytes(settings: Train) -> int:
-    """How many bytes of features a process keeps: as set, or its part of half of the free memory."""
+    """The bytes of features that a process preloads: the setting, or its share of half the free memory."""
     if settings.preload_gb is not None:
         return int(settings.preload_gb * 1e9)
     return (available_memory() or 0) // (2 * settings.devices)

@@ -1,4 +1,4 @@
-"""The bags of a training run: cohort rows joined with their feature files, with one target each."""
+"""The bags of a training run: cohort rows joined with their feature files and targets."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from xmil.training.config import Config, Data
 
 logger = logging.getLogger(__name__)
 SHOWN = 5
-FILES = 20  # feature files that one line names
-LOOKING = 8  # threads that read feature files
+FILES = 20  # feature files that a message lists
+READERS = 8  # threads that read feature files
 
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Bags by row: the cohort (one row per bag), the files of each, targets, and the features' encoder."""
+    """Bags by row: the cohort (one row per bag), files, targets, and the features' encoder."""
 
     cohort: Cohort
     files: tuple[tuple[Path, ...], ...]
@@ -42,14 +42,14 @@ class TrainingSet:
     bags: BagDataset
     encoder: str | None
     notes: tuple[str, ...] = ()
-    facts: Mapping[str, Any] | None = None  # how the features were made, beside their encoder's name
+    facts: Mapping[str, Any] | None = None  # how the features were made, without the encoder's name
 
     def __len__(self) -> int:
         return len(self.files)
 
     @property
     def digest(self) -> str:
-        """What tells two sets apart: names, files, targets."""
+        """A digest of names, files and targets, which identifies the set."""
         lines = [
             f"{name}|{'|'.join(path.name for path in files)}|{target.tolist()}"
             for name, files, target in zip(self.cohort.slides, self.files, self.targets.values, strict=True)
@@ -58,10 +58,10 @@ class TrainingSet:
 
 
 def read_training_set(config: Config) -> TrainingSet:
-    """The bags of a config, checked before anything is trained."""
-    cohort, notes = _joined(config.data)
-    cohort, idle = _taking_part(cohort, config.data)
-    notes += [_list_names("slides are in no split and take no part", idle)] if idle else []
+    """Read and check the bags of a config."""
+    cohort, notes = _with_features(config.data)
+    cohort, unused = _in_splits(cohort, config.data)
+    notes += [_list_names("slides are in no split and are left out", unused)] if unused else []
     columns = target_columns(config)
     cells = zip(*[cohort.column(name) for name in columns], strict=True)
     has_target = [None not in row for row in cells]
@@ -69,28 +69,28 @@ def read_training_set(config: Config) -> TrainingSet:
         missing = [name for name, has in zip(cohort.slides, has_target, strict=True) if not has]
         sentence = _list_names(f"slides have no {' and '.join(columns)}", missing)
         if config.data.missing == "refuse" or not any(has_target):
-            way = "fill them in, or set data.missing to 'skip'"
-            raise InputError(f"{config.data.cohort}: {sentence}; {way}.")
+            advice = "fill them in, or set data.missing to 'skip'"
+            raise InputError(f"{config.data.cohort}: {sentence}; {advice}.")
         cohort, notes = cohort.take(_rows(has_target).tolist()), [*notes, f"{sentence} and are left out"]
     training_set = _readable_set(cohort, config)
     training_set = replace(training_set, notes=(*notes, *training_set.notes))
     return _without_large(training_set, config.data.exclude_above)
 
 
-def _taking_part(cohort: Cohort, data: Data) -> tuple[Cohort, list[str]]:
-    """The slides that have a side, where a column says which; and those that have none."""
+def _in_splits(cohort: Cohort, data: Data) -> tuple[Cohort, list[str]]:
+    """Separate the slides with a split or fold in the column, if there is one, from those without."""
     column = data.fold_column or (data.split if data.folds is None else None)
     cells = cohort.columns.get(column or "", ("",) * len(cohort))
-    idle = [name for name, cell in zip(cohort.slides, cells, strict=True) if cell is None]
-    if len(idle) in (0, len(cohort)):  # a column without any side is refused later
+    unused = [name for name, cell in zip(cohort.slides, cells, strict=True) if cell is None]
+    if len(unused) in (0, len(cohort)):  # an empty column is refused later
         return cohort, []
-    return cohort.take(i for i, cell in enumerate(cells) if cell is not None), idle
+    return cohort.take(i for i, cell in enumerate(cells) if cell is not None), unused
 
 
 def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
-    """The bags of a cohort; feature files that cannot be used are refused together, or skipped."""
+    """Read the bags of a cohort; refuse unusable feature files together, or skip them."""
     paths = [str(path) for path in cohort.column("path")]
-    with ThreadPoolExecutor(LOOKING) as threads:
+    with ThreadPoolExecutor(READERS) as threads:
         faults = list(threads.map(partial(_fault, _options(config.data)), paths))
     broken = {path: fault for path, fault in zip(paths, faults, strict=True) if fault is not None}
     if not broken:
@@ -108,7 +108,7 @@ def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
 
 
 def _fault(options: Mapping[str, Any], path: str) -> str | None:
-    """Why a feature file cannot be trained on; None where it can."""
+    """Why a feature file cannot be used; None if it can."""
     try:
         header = open_bag(path, **options)
         if not len(header) or not header.dim:
@@ -143,42 +143,43 @@ def _parts(bags: BagDataset) -> list[Any]:
 
 
 def _options(data: Data) -> dict[str, Any]:
-    """How feature files are read: slide embeddings only where they are asked for."""
+    """The options of `open_bag`: slide embeddings only if the config says so."""
     return {"format": "embedding"} if data.source == "embeddings" else {}
 
 
-def _joined(data: Data) -> tuple[Cohort, list[str]]:
-    """The slides that have features in one of the folders."""
+def _with_features(data: Data) -> tuple[Cohort, list[str]]:
+    """Find the slides with features in one of the folders."""
     cohort = read_cohort(data.cohort, metadata=data.metadata or None, slide_column=data.slide_column)
     folders = [data.features] if isinstance(data.features, str) else data.features
-    left, paths, links = cohort, dict[str, object](), list[str]()
+    missing, paths, links = cohort, dict[str, object](), list[str]()
     for folder in folders:
-        part, report = join_features(left, folder, follow_links=data.follow_links)
+        part, report = join_features(missing, folder, follow_links=data.follow_links)
         links += report.not_followed
         paths.update(zip(part.slides, part.column("path"), strict=True))
-        left = left.take(i for i, name in enumerate(left.slides) if name not in paths)
-        if not len(left):
+        missing = missing.take(i for i, name in enumerate(missing.slides) if name not in paths)
+        if not len(missing):
             break
     featured = cohort.take(i for i, name in enumerate(cohort.slides) if name in paths)
     notes = [cohort.taken] if cohort.taken else []
-    notes += [_list_names("slides have no features and are left out", left.slides)] if len(left) else []
+    missing_note = "slides have no features and are left out"
+    notes += [_list_names(missing_note, missing.slides)] if len(missing) else []
     notes += [_list_names("links were not followed", links)] if links else []
     return featured.with_column("path", [paths[name] for name in featured.slides]), notes
 
 
 def check_columns(config: Config) -> None:
-    """Refuse a cohort without the columns that a config names; one that is not here is not checked."""
+    """Refuse a cohort without the columns that a config names, if the file exists."""
     data = config.data
     if not Path(data.cohort).exists():
         return
     cohort = read_cohort(data.cohort, metadata=data.metadata or None, slide_column=data.slide_column)
-    side = [data.fold_column] if data.fold_column else [data.split] if data.folds is None else []
-    for name in [*target_columns(config), *side]:
+    split = [data.fold_column] if data.fold_column else [data.split] if data.folds is None else []
+    for name in [*target_columns(config), *split]:
         cohort.column(name)
 
 
 def _bags(cohort: Cohort, config: Config) -> tuple[Cohort, tuple[tuple[Path, ...], ...]]:
-    """One row for each bag with the files it is made of; a case's first slide stands for its row."""
+    """Make one row per bag, with its files; a case takes the row of its first slide."""
     cases = group_cases(cohort, config.data.by)
     files = tuple(case.paths for case in cases)
     if config.data.by == "slide":
@@ -188,7 +189,8 @@ def _bags(cohort: Cohort, config: Config) -> tuple[Cohort, tuple[tuple[Path, ...
         for case in cases:
             if len({cells[i] for i in case.rows}) > 1:
                 raise InputError(
-                    f"The slides of case {case.name!r} differ in {str(name)!r}; by case they must agree."
+                    f"The slides of case {case.name!r} differ in {str(name)!r}; correct the table, or set "
+                    "data.by to 'slide'."
                 )
     names = [case.name for case in cases]
     firsts = cohort.take(case.rows[0] for case in cases)
@@ -196,15 +198,15 @@ def _bags(cohort: Cohort, config: Config) -> tuple[Cohort, tuple[tuple[Path, ...
 
 
 def _without_large(training_set: TrainingSet, limit: int | None) -> TrainingSet:
-    """The bags of at most `limit` instances."""
+    """Leave out bags with more than `limit` instances."""
     sizes = [len(header) for header in training_set.bags.headers]
     if limit is None or max(sizes) <= limit:
         return training_set
     keep = [i for i, n in enumerate(sizes) if n <= limit]
     if not keep:
         raise InputError(f"Every bag has more than {limit} patches (data.exclude_above); raise the limit.")
-    gone = [name for name, n in zip(training_set.cohort.slides, sizes, strict=True) if n > limit]
-    note = _list_names(f"bags have more than {limit} patches and are left out", gone)
+    large = [name for name, n in zip(training_set.cohort.slides, sizes, strict=True) if n > limit]
+    note = _list_names(f"bags have more than {limit} patches and are left out", large)
     bags, targets = training_set.bags, training_set.targets
     return replace(
         training_set,
@@ -217,7 +219,7 @@ def _without_large(training_set: TrainingSet, limit: int | None) -> TrainingSet:
 
 
 def _facts(bags: BagDataset) -> tuple[dict[str, Any], list[str]]:
-    """How all features were made, and what differs among them; other encoders or weights are refused."""
+    """Collect how all features were made, and note differences; refuse several encoders or weights."""
     shared: dict[str, Any] = {}
     first: dict[str, Path] = {}
     mixed: dict[str, set[str]] = {}
@@ -225,10 +227,10 @@ def _facts(bags: BagDataset) -> tuple[dict[str, Any], list[str]]:
         facts = feature_facts(part)
         for name in differing(shared, facts):
             if name in ("encoder", "weights"):
-                one, two, what = shared[name], facts[name], name.replace("encoder", "")
+                what = "" if name == "encoder" else f"{name} "
                 raise InputError(
-                    f"{part.path}: its features come from {what + ' ' if what else ''}{two!r} but those of "
-                    f"{first[name]} from {one!r}; use one encoder."
+                    f"{part.path}: its features come from {what}{facts[name]!r} but those of {first[name]} "
+                    f"from {shared[name]!r}; use one encoder."
                 )
             mixed.setdefault(name, {str(shared[name])}).add(str(facts[name]))
         for name, value in facts.items():
@@ -239,7 +241,7 @@ def _facts(bags: BagDataset) -> tuple[dict[str, Any], list[str]]:
 
 
 def bag_slides(training_set: TrainingSet) -> list[tuple[str, ...]]:
-    """The slides that each bag is made of."""
+    """The slides of each bag."""
     cohort = training_set.cohort
     return [
         tuple(name if len(files) == 1 and name != case else slide_name(path) for path in files)
@@ -250,7 +252,7 @@ def bag_slides(training_set: TrainingSet) -> list[tuple[str, ...]]:
 def slide_rows(
     training_set: TrainingSet, parts: Sequence[str], *, full: bool = False
 ) -> list[dict[str, str]]:
-    """The slides of a training set as a cohort table: the part that each plays, and what its file holds."""
+    """The slides of a training set as a cohort table, with the split and the file's digest of each."""
     cases, targets = training_set.cohort.cases, training_set.targets
     truth, names = TASKS[targets.task].truth, targets.class_names or ()
     columns = ("time", "event") if truth == "time" else names or ("value",)
@@ -276,7 +278,7 @@ Rows = IntArray  # of the training set
 
 @dataclass(frozen=True)
 class Targets:
-    """One row of numbers for each bag: a class index, 0 or 1 for each label, a value, or (time, event)."""
+    """One row of numbers per bag: a class index, 0 or 1 for each label, a value, or (time, event)."""
 
     task: str
     values: Floats
@@ -284,7 +286,7 @@ class Targets:
 
     @property
     def strata(self) -> list[str]:
-        """What folds spread evenly: the class, the labels together, or whether the event was seen."""
+        """The strata of folds: the class, all labels together, or whether there is an event."""
         truth = TASKS[self.task].truth
         if truth == "values":
             return [""] * len(self.values)
@@ -293,7 +295,7 @@ class Targets:
 
     @property
     def classes(self) -> list[tuple[str, ...]]:
-        """The names of each bag's classes: one, as many as its labels, or whether the event was seen."""
+        """The names of each bag's classes: its class, its labels, or whether there is an event."""
         names, truth = self.class_names or (), TASKS[self.task].truth
         if truth == "class":
             return [(names[int(value)],) for value in self.values[:, 0]]
@@ -306,9 +308,9 @@ class Targets:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a model of one fold learns: how many outputs, and what the training bags alone decide.
+    """The goal of a model of one fold: its outputs, and settings derived from the training bags.
 
-    `truth` are the targets as they are, `values` what the loss takes: time bins for discrete hazards.
+    `truth` are the targets, `values` the loss's targets: time bins for discrete hazards.
     """
 
     task: str
@@ -322,14 +324,14 @@ class Goal:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The part of a model's spec that the targets decide."""
+        """The fields of a model's spec that the targets determine."""
         shared = {"task": self.task, "class_names": self.class_names}
         own = {"reference": self.reference, "time_bins": self.time_bins, "columns": self.columns or None}
         return {**shared, **{key: value for key, value in own.items() if value is not None}}
 
 
 def read_targets(cohort: Cohort, config: Config) -> Targets:
-    """The targets of a cohort's bags for a task."""
+    """Read the targets of a cohort for a task."""
     data, truth = config.data, TASKS[config.task].truth
     if truth == "class":
         indices, names = _classes(cohort, data.label, tuple(data.class_names))
@@ -356,9 +358,9 @@ def target_columns(config: Config) -> list[str]:
 
 
 def make_goal(targets: Targets, train: Rows, config: Config, *, run: Rows | None = None) -> Goal:
-    """What the training bags of a fold ask of a model; refused where they cannot teach it.
+    """Make the goal of a fold from its training bags; refuse bags that no model can learn from.
 
-    `run` are the bags that train in any fold: time bins are cut by them unless each fold cuts its own.
+    `run` are the bags that train in any fold, which define time bins unless each fold has its own.
     """
     shared = train if run is None or config.loss.bins_from == "fold" else run
     learnable = Learnable(targets, targets.values[train], targets.values[shared], config)
@@ -367,7 +369,7 @@ def make_goal(targets: Targets, train: Rows, config: Config, *, run: Rows | None
 
 @dataclass(frozen=True)
 class Learnable:
-    """What a fold can learn from: all targets, those of its training bags, those that cut time bins."""
+    """All targets, those of a fold's training bags, and those that define time bins."""
 
     targets: Targets
     known: Floats
@@ -375,28 +377,28 @@ class Learnable:
     config: Config
 
     def goal(self, outputs: int, *, values: Floats | None = None, **more: Any) -> Goal:
-        """The goal of a model with so many outputs; `values` where the loss takes others than the truth."""
+        """Make a goal with so many outputs; `values` replaces the targets of the loss."""
         targets = self.targets
-        learnt = targets.values if values is None else values
-        return Goal(targets.task, outputs, targets.class_names, targets.values, learnt, **more)
+        values = targets.values if values is None else values
+        return Goal(targets.task, outputs, targets.class_names, targets.values, values, **more)
 
     def check_classes(self) -> int:
-        """How many classes or labels there are; refused where the training bags lack one."""
+        """Count classes or labels; refuse training bags that lack one."""
         names, truth = self.targets.class_names or (), TASKS[self.targets.task].truth
         for c, name in enumerate(names):
             hits = self.known[:, 0] == c if truth == "class" else self.known[:, c] == 1
             if not hits.any():
-                raise InputError(f"The class {name!r} has no bag in the training set; it cannot be learned.")
+                raise InputError(
+                    f"The class {name!r} has no bag in the training set; split again or drop it."
+                )
             if truth == "labels" and hits.all():
-                raise InputError(f"Every training bag has the label {name!r}; it cannot be learned.")
+                raise InputError(f"Every training bag has the label {name!r}; split again or drop it.")
         return len(names)
 
     def check_events(self) -> None:
         """Refuse training bags that are all censored."""
         if not self.known[:, 1].any():
-            raise InputError(
-                "No training bag has an event; survival cannot be learned from censored bags alone."
-            )
+            raise InputError("No training bag has an event; survival needs events to learn from.")
 
 
 GOALS: Registry[Callable[[Learnable], Goal]] = Registry("task to train", group="xmil.task_losses")
@@ -424,13 +426,13 @@ def _risk_goal(learnable: Learnable) -> Goal:
 def _hazard_goal(learnable: Learnable) -> Goal:
     learnable.check_events()
     edges, values = time_bins(learnable.shared, learnable.config.loss.bins), learnable.targets.values
-    place = np.searchsorted(edges, values[:, 0], side="right")
-    binned = np.stack([place, values[:, 1]], axis=1).astype(float)
+    bins = np.searchsorted(edges, values[:, 0], side="right")
+    binned = np.stack([bins, values[:, 1]], axis=1).astype(float)
     return learnable.goal(len(edges) + 1, values=binned, time_bins=tuple(edges))
 
 
 def time_bins(targets: Floats, bins: int) -> list[float]:
-    """Inner edges of time bins: quantiles of the times at which events were seen.
+    """Inner edges of time bins: quantiles of the event times.
 
     >>> time_bins(np.array([[1.0, 1], [2, 1], [3, 1], [4, 1], [9, 0]]), 4)
     [1.75, 2.5, 3.25]
@@ -445,31 +447,31 @@ def time_bins(targets: Floats, bins: int) -> list[float]:
 
 
 def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> tuple[Rows, tuple[str, ...]]:
-    """Class indices and names: the given names where they hold the labels, else numbers or the alphabet."""
+    """Class indices and names: in the order of `names` if they contain the labels, else sorted."""
     classes, cells = cohort.classes(column), cohort.column(column)
     values = set(map(str, cells))
     if len(values) < 2:
-        raise InputError(f"Column {column!r} holds one class only ({cells[0]!r}); a classifier needs two.")
+        raise InputError(f"Column {column!r} has only one class ({cells[0]!r}); a classifier needs two.")
     if names and values <= set(names):
         return np.array([names.index(str(cell)) for cell in cells]), names
     numbered = classes == [str(i) for i in range(len(classes))]
     if names:
         if not numbered:
             unknown = sorted(values - set(names))
-            raise InputError(f"data.class_names does not hold the label {unknown[0]!r} of column {column!r}.")
+            raise InputError(f"data.class_names lacks the label {unknown[0]!r} of column {column!r}.")
         _check_names(names, len(classes))
     elif numbered and (absent := sorted(set(range(len(classes))) - {int(float(value)) for value in values})):
         listing = ", ".join(f'"{value}"' for value in sorted(values, key=float))
         raise InputError(
-            f"Column {column!r} holds numbers but no {absent[0]}; class numbers go from 0 up and leave none "
-            f"out. If they are names, set data.class_names = [{listing}]."
+            f"Column {column!r} has numbers but no {absent[0]}; number classes from 0 without gaps. If the "
+            f"numbers are names, set data.class_names = [{listing}]."
         )
     return cohort.labels(column), names or tuple(classes)
 
 
 def _check_names(names: tuple[str, ...], classes: int) -> None:
     if len(names) != classes:
-        raise InputError(f"data.class_names has {len(names)} names for {classes} classes; give one for each.")
+        raise InputError(f"data.class_names must have {classes} names. Got {len(names)} instead.")
 
 
 def _finite(values: Floats, column: str) -> Floats:
@@ -483,7 +485,7 @@ STRATUM = "_stratum"
 
 @dataclass(frozen=True)
 class Fold:
-    """Rows of the training set by their part."""
+    """Rows of the training set by split."""
 
     name: str
     train: Rows
@@ -492,32 +494,32 @@ class Fold:
 
 
 def make_folds(training_set: TrainingSet, config: Config) -> list[Fold]:
-    """The folds of a run, each checked: no case on two sides, two classes where the monitor needs them."""
+    """Make and check the folds of a run: no case in two splits, two classes if the monitor needs them."""
     data = config.data
     by_split = data.folds is None and data.fold_column is None
     folds = [_by_split(training_set, data)] if by_split else _by_fold(training_set, data, config.train.seed)
     targets = training_set.targets
     for fold in folds:
-        where = f"{fold.name}: " if fold.name else ""
+        prefix = f"{fold.name}: " if fold.name else ""
         if not len(fold.train) or not len(fold.validation):
-            raise InputError(f"{where}the training or the validation set is empty; use fewer folds.")
+            raise InputError(f"{prefix}the training or the validation set is empty; use fewer folds.")
         classes = np.unique(targets.values[fold.validation, 0])
         if TASKS[targets.task].truth == "class" and config.monitor == "auc" and len(classes) < 2:
             name = (targets.class_names or ())[int(classes[0])]
             raise InputError(
-                f"{where}the validation set holds the class {name!r} only, so it has no AUC; "
+                f"{prefix}the validation set has only the class {name!r}, so it has no AUC; "
                 "split again with both classes, or set train.monitor to 'loss'."
             )
         if config.monitor == "c_index" and not targets.values[fold.validation, 1].any():
             raise InputError(
-                f"{where}the validation set has no event, so it has no C-index; split again or monitor the "
+                f"{prefix}the validation set has no event, so it has no C-index; split again or monitor the "
                 "loss."
             )
     return folds
 
 
 def parts_of(folds: list[Fold], n: int) -> list[str]:
-    """What each bag is: train, val or test; with several folds the one that tests it."""
+    """The split of each bag: train, val or test; with several folds, the fold that tests it."""
     parts = [""] * n
     named = (("train", "train"), ("validation", "val"), ("test", "test"))
     for part, word in named if len(folds) == 1 else (("test", ""),):
@@ -563,25 +565,25 @@ def _fold(
     training_set: TrainingSet, cells: tuple[str | None, ...], names: list[str], k: int, data: Data, seed: int
 ) -> Fold:
     test = _rows(cell == names[k] for cell in cells)
-    rest = _rows(cell is not None and cell != names[k] for cell in cells)
+    others = _rows(cell is not None and cell != names[k] for cell in cells)
     if data.scheme == "shared":
-        return Fold(f"fold{k}", rest, test, test)
+        return Fold(f"fold{k}", others, test, test)
     if data.scheme == "next":
         if len(names) < 3:
             raise InputError("data.scheme 'next' needs three folds or more; use 'inner'.")
         validation = _rows(cell == names[(k + 1) % len(names)] for cell in cells)
     elif data.site_splits == "preserved":
-        cohort = training_set.cohort.with_column(STRATUM, training_set.targets.strata).take(rest.tolist())
+        cohort = training_set.cohort.with_column(STRATUM, training_set.targets.strata).take(others.tolist())
         shares = {"train": 1 - data.validation_share, "val": data.validation_share}
         split = split_fractions(cohort, shares, stratify=STRATUM, seed=seed, column="part", sites=data.site)
-        validation = rest[np.array([cell == "val" for cell in split.column("part")])]
+        validation = others[np.array([cell == "val" for cell in split.column("part")])]
     else:
-        validation = _held_out(training_set, rest, data.validation_share, seed=(seed, k))
-    return Fold(f"fold{k}", np.setdiff1d(rest, validation), validation, test)
+        validation = _hold_out(training_set, others, data.validation_share, seed=(seed, k))
+    return Fold(f"fold{k}", np.setdiff1d(others, validation), validation, test)
 
 
-def _held_out(training_set: TrainingSet, rows: Rows, share: float, *, seed: tuple[int, int]) -> Rows:
-    """A share of the cases of each stratum, one at least."""
+def _hold_out(training_set: TrainingSet, rows: Rows, share: float, *, seed: tuple[int, int]) -> Rows:
+    """Select a share of the cases of each stratum, at least one."""
     rng = np.random.default_rng(seed)
     strata: dict[str, set[str]] = {}
     cases, kinds = training_set.cohort.cases, training_set.targets.strata

@@ -54,7 +54,6 @@ class DirectSlide(Slide):
         return self._slide._read(level, x, y, size)
 
     def close(self) -> None:
-        """Close both files."""
         self._tiff.close()
         self._slide.close()
 

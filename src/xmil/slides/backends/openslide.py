@@ -44,7 +44,6 @@ class OpenSlideSlide(Slide):
         return None if label is None else on_white(np.asarray(label))
 
     def close(self) -> None:
-        """Close the file."""
         self._handle.close()
 
 

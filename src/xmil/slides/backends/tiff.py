@@ -90,7 +90,6 @@ class TiffSlide(Slide):
         return segment
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

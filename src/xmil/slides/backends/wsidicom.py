@@ -40,7 +40,6 @@ class WsiDicomSlide(Slide):
             return np.asarray(self._handle.read_label().convert("RGB")) if self._handle.labels else None
 
     def close(self) -> None:
-        """Close the files."""
         self._handle.close()
 
 
