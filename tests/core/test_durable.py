@@ -7,10 +7,13 @@ new. Every prefix of the log is replayed with all that was not synced dropped, a
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import xmil
@@ -128,3 +131,22 @@ def test_a_sync_that_fails_is_told_and_one_that_cannot_be_is_not(
     monkeypatch.setattr(durable.os, "fsync", fail(22))
     write_text(tmp_path / "kept", "new")
     assert (tmp_path / "kept").read_text() == "new"
+
+
+@pytest.mark.parametrize("room", range(0, 40_000, 2_000))
+def test_a_full_disk_is_the_error_of_an_hdf5_file(room: int, tmp_path: Path) -> None:
+    """HDF5 stumbles over the bytes that the disk refused; the disk's error must come out, not HDF5's."""
+
+    def write() -> None:
+        with durable.create_hdf5(str(tmp_path / "full.h5")) as (file, _):
+            for k in range(20):
+                values = file.create_dataset(f"group{k}/values", data=np.full(300, k))
+                assert values[:].tolist() == [k] * 300
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))  # Python ignores the signal of this limit
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

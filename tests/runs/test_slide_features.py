@@ -124,7 +124,7 @@ def test_the_command_of_the_error_is_complete(folder: Path, capsys: pytest.Captu
         ({}, {}, ["--encoder resnet18", "--tile-size 256", "--tile-mpp 0.5"]),  # the one of this width
         ({"encoder": "resnet18", "features": {"patch_px": 128}}, {}, ["--tile-mpp 0.5"]),
         ({"encoder": "resnet18"}, {"tile_mpp": 0.5}, ["--tile-size 256"]),
-        ({"encoder": "mine", "features": {"asked": "mine.py:build"}}, {}, ["--encoder mine.py:build"]),
+        ({"encoder": "mine", "features": {"asked": "mine.py:build"}}, {}, ["mine.py:build", " ENCODER"]),
         ({"encoder": "resnet18", "features": {"weights": "ab" * 8}}, {}, ["--weights", "ab" * 8]),
         ({}, {"encoder": "resnet50"}, ["2048", "512", "resnet18"]),
         ({}, {"encoder": "resnet81"}, ["Unknown encoder 'resnet81'", "resnet18"]),

@@ -158,5 +158,5 @@ def test_one_who_left_before_the_turn_costs_nothing(made: Made) -> None:
 
 def test_the_layout_of_features_is_taken_as_given(made: Made) -> None:
     assert CaseBags(Collection(made.runs, features=[made.features])).get(0, 0).own.size
-    with pytest.raises(XmilError, match="of another layout"):
+    with pytest.raises(XmilError, match="in another layout"):
         CaseBags(Collection(made.runs, features=[made.features], layout="stamp")).get(0, 0)

@@ -120,9 +120,11 @@ def create_hdf5(path: str) -> Iterator[tuple[Any, Callable[[], None]]]:
     import h5py
 
     with _Target(path) as target:
-        with h5py.File(target, "w") as file:
-            yield file, target.check
-        target.check()
+        try:
+            with h5py.File(target, "w") as file:
+                yield file, target.check
+        finally:
+            target.check()  # what HDF5 raises when it reads back what a full disk refused says less
 
 
 class _Target(FileIO):

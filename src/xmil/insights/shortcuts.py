@@ -225,9 +225,9 @@ def why_untested(
     """Why a column cannot be tested; None where it can.
 
     >>> why_untested(["north"] * 20), why_untested(["north", None, "south"])
-    ('the same on all slides', 'known of 2 slides, and 8 are needed')
+    ('the same on all slides', 'known for 2 slides, and 8 are needed')
     >>> why_untested(["north", "south"] * 10, cases=list("aabbc") * 4)
-    'known of 3 cases, and 8 are needed'
+    'known for 3 cases, and 8 are needed'
     >>> why_untested(["tumour", "normal"] * 10, labels=[1, 0] * 10)
     'repeats the label'
     """

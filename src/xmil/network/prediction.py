@@ -49,7 +49,7 @@ def predict(
 ) -> Prediction:
     """What the model says of a bag; both may be paths, the options are those of `explain`.
 
-    >>> import xmil
+    >>> import torch, xmil
     >>> model = xmil.create_model("meanpool", in_dim=4, n_classes=2, class_names=["benign", "tumour"], seed=0)
     >>> prediction = predict(model, torch.ones(3, 4))
     >>> prediction.name, prediction.probabilities.round(3).tolist()
