@@ -101,7 +101,7 @@ def test_an_ensemble_explains_by_the_mean_of_its_models(made: Made, tmp_path: Pa
         ({"keep": []}, 400, "at least one"),
         ({"keep": [[0, 97]]}, 400, "range"),
         ({"keep": None}, 400, "list"),
-        ({"targets": []}, 400, "One or two"),
+        ({"targets": []}, 400, "one or two"),
         ({"targets": "tumour"}, 400, "body"),
         ({"run": 9}, 404, "run 9"),
     ],
@@ -158,5 +158,5 @@ def test_one_who_left_before_the_turn_costs_nothing(made: Made) -> None:
 
 def test_the_layout_of_features_is_taken_as_given(made: Made) -> None:
     assert CaseBags(Collection(made.runs, features=[made.features])).get(0, 0).own.size
-    with pytest.raises(XmilError, match="of another layout"):
+    with pytest.raises(XmilError, match="another layout"):
         CaseBags(Collection(made.runs, features=[made.features], layout="stamp")).get(0, 0)
