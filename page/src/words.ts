@@ -1,6 +1,6 @@
 /** Numbers and counts as text, and the words that several parts of the page use. */
 
-/** Three significant digits without needless zeros; very large and small numbers as powers. */
+/** Formats a number with three significant digits, without trailing zeros; extreme values as powers. */
 export function formatNumber(value: number | null | undefined, digits = 3): string {
   if (value == null || Number.isNaN(value)) return "–";
   if (value === 0) return "0";
@@ -10,7 +10,7 @@ export function formatNumber(value: number | null | undefined, digits = 3): stri
   return `${Number(factor)}×10${[...power.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("")}`.replace("-", "−");
 }
 
-/** The values with as many digits, three to six, as tell them apart. */
+/** Formats values with the fewest digits, three to six, that keep them distinct. */
 export function formatDistinct(values: number[]): string[] {
   const different = new Set(values).size;
   const texts = (digits: number) => values.map((value) => formatNumber(value, digits));
@@ -18,40 +18,40 @@ export function formatDistinct(values: number[]): string[] {
   return texts(digits);
 }
 
-/** A number of things in words. */
+/** Formats a count with its noun. */
 export function plural(count: number, one: string, many = `${one}s`): string {
   return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 }
 
-/** How many patches, in words. */
+/** Formats a number of patches. */
 export function countPatches(count: number): string {
   return plural(count, "patch", "patches");
 }
 
-/** A share as a percentage. */
+/** Formats a share as a percentage. */
 export function formatPercent(share: number, digits = 1): string {
   return `${(100 * share).toFixed(digits)} %`;
 }
 
 const known: { methods: Record<string, string>; parts: Record<string, string> } = { methods: {}, parts: {} };
 
-/** Takes the names that every picture and page uses from the run. */
+/** Stores the names of methods and parts from the run. */
 export function takeNames({ methods, parts }: { methods?: Record<string, string>; parts?: Record<string, string> }): void {
   Object.assign(known, { methods: methods ?? {}, parts: parts ?? {} });
 }
 
-/** A method as readers know it; what follows its name, as in "lrp (spread)", stays. */
+/** Returns a method's display name; a suffix, as in "lrp (spread)", stays. */
 export function methodName(id: string): string {
   const base = /^[^ :]+/.exec(id)?.[0] ?? "";
   return Object.hasOwn(known.methods, base) ? known.methods[base] + id.slice(base.length) : id;
 }
 
-/** The parts of the explained output, in their order, as readers know them. */
+/** Returns the parts of the explained output in order, with their display names. */
 export function partNames(): [string, string][] {
   return Object.entries(known.parts);
 }
 
-/** Labels that stand in several places. */
+/** Labels used in several places. */
 export const WORDS = {
   account: "Where the output comes from",
   cancel: "Cancel",

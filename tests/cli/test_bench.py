@@ -131,7 +131,7 @@ def test_a_report_is_written_again(out, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Name a suite"),
+        ((), "--suite"),
         (("--suite", "evidense"), "Did you mean 'evidence'?"),
         (("--suite", "evidence", "--task", "standart"), "Did you mean 'standard'?"),
         (("--suite", "evidence", "--model", "atnmil"), "Did you mean 'attnmil'?"),

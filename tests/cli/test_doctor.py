@@ -74,7 +74,7 @@ def test_a_wrong_score_fails_the_check(
     code, out, _ = run("doctor", capsys=capsys)
     assert code == 1
     assert "Self-check: failed" in out
-    assert "mend: self-check: scores differ: attnmil lrp" in out
+    assert "self-check: scores differ: attnmil lrp" in out
 
 
 def test_missing_and_broken_packages_are_told_apart(
@@ -89,7 +89,7 @@ def test_missing_and_broken_packages_are_told_apart(
     assert code == 1
     assert "without no-such-package: pip install 'xmil[zarr]'" in out
     assert "does not import: RuntimeError: operator torchvision::nms is lost; install builds" in out
-    assert "mend: rich: RuntimeError" in out
+    assert "rich: RuntimeError" in out
 
 
 def test_the_stored_values_are_those_of_the_formula() -> None:

@@ -69,7 +69,7 @@ def test_several_files_need_a_folder(here: Path, model: Path, capsys: pytest.Cap
     code, _, err = run("explain", "--model", model, "--features", first.parent, capsys=capsys)
     assert code == 2
     assert (
-        f"holds 2 feature files; give --out, the folder for their results, or one file: --features {first}"
+        f"holds 2 feature files; pass --out, the folder for their results, or one file: --features {first}"
         in err
     )
 
@@ -107,7 +107,7 @@ def test_model_and_features_swapped(here: Path, model: Path, capsys: pytest.Capt
     assert code == 2
     assert err.endswith(f"a model: swap them, as --model {model} --features {bag}.\n")
     _, _, err = run("predict", "--model", bag, "--features", bag, "--out", "r", capsys=capsys)
-    assert err.endswith("holds features, not a model; give the checkpoint as --model.\n")
+    assert err.endswith("holds features, not a model; pass the checkpoint as --model.\n")
 
 
 def test_hdf5_without_coords_is_explained_and_not_drawn(

@@ -34,10 +34,10 @@ def test_features_of_the_models_width_are_chosen(
 ) -> None:
     wrong, right = features(tmp_path / "wrong", "a", 4), features(tmp_path / "right", "a", 6)
     _, out, _ = run("inspect", wrong, right, model, capsys=capsys)
-    assert f"the features are 4 wide, and {model} reads 6; give features of the model's encoder" in out
+    assert f"the features have width 4, but {model} reads 6" in out
     assert out.endswith(f"Next: xmil explain --model {model} --features {right} --out run\n")
     _, out, _ = run("inspect", wrong, model, capsys=capsys)
-    assert "are 4 wide" in out
+    assert "have width 4" in out
     assert "Next:" not in out
 
 
@@ -48,9 +48,7 @@ def test_slides_of_other_names_are_a_problem(
     slides.mkdir()
     Image.new("RGB", (64, 64), "white").save(slides / "b.png")
     _, out, _ = run("inspect", given, model, slides, capsys=capsys)
-    assert (
-        "no slide has the name of a feature file (b is a slide, a has features); name the files alike" in out
-    )
+    assert "no slide has the name of a feature file (b is a slide, a has features)" in out
     assert "--slides" not in out
     Image.new("RGB", (64, 64), "white").save(slides / "a.png")
     _, out, _ = run("inspect", given, model, slides, capsys=capsys)

@@ -178,4 +178,4 @@ def test_a_stage_that_fails_is_named(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "'xmil tile" in err
-    assert "no slides here" in (tmp_path / "o" / "log.txt").read_text("utf-8")
+    assert "contains no slides" in (tmp_path / "o" / "log.txt").read_text("utf-8")

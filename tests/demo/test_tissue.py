@@ -87,7 +87,7 @@ def test_pictures_of_ones_own_need_their_nuclei(tmp_path: Path, capsys: pytest.C
     assert run(asked) == 2
     assert "needs ten pictures with epithelial nuclei and ten without. Got 1 and 0" in capsys.readouterr().err
     assert run(["demo", "--images", str(folder), "--out", str(tmp_path / "o")]) == 2
-    assert "--images goes with --tissue" in capsys.readouterr().err
+    assert "--images needs --tissue" in capsys.readouterr().err
 
 
 def test_the_encoder_is_found_by_name() -> None:

@@ -44,7 +44,7 @@ def test_bins_that_folds_cut_for_themselves_have_no_times_in_their_names(
 ) -> None:
     folder = survival_folds(tmp_path)
     assert run(command(folder, "--target", "predicted,all,bin2:0", models=2)) == 0
-    assert "bins of their own (4, 8; 5, 9)" in capsys.readouterr().out
+    assert "time bins (4, 8; 5, 9)" in capsys.readouterr().out
     found = read_explanations(folder / "run" / "slides" / "s000.parquet")
     names = ["risk", "bin0", "bin1", "bin2", "bin2-vs-bin0"]
     assert sorted(e.column for e in found) == sorted(f"lrp:{name}" for name in names)
@@ -58,9 +58,9 @@ def test_bins_that_folds_cut_for_themselves_have_no_times_in_their_names(
     assert run(command(folder, "--target", "4-8", models=2, out="named")) == 2
     said = capsys.readouterr().err
     assert "Unknown class '4-8'" in said
-    assert "bins of their own" in said
+    assert "time bins" in said
     assert run(command(folder, "--target", "predicted", models=2, out="risk")) == 0
-    assert "bins of their own" not in capsys.readouterr().out  # the risk needs no names
+    assert "time bins" not in capsys.readouterr().out  # the risk needs no names
 
 
 def test_bins_that_folds_share_keep_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,12 +207,11 @@ def test_outliers_take_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
         bag = read_bag(path)
         xmil.write_bag(xmil.Bag(bag.features * factor, coords=bag.coords, patch_size=256), path)
     assert run(command(folder, "--methods", "lrp,gxi", "--target", "all")) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "out from the others" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "outliers.csv" in line]
     far = {row["slide_id"] for row in table(folder / "run" / "summary" / "outliers.csv")}
     assert {"s005", "s007"} <= far
-    assert lines == [
-        f"{len(far)} slides stand out from the others: {', '.join(sorted(far))} (summary/outliers.csv)"
-    ]
+    assert len(lines) == 1
+    assert ", ".join(sorted(far)) in lines[0]
 
 
 @pytest.mark.parametrize(

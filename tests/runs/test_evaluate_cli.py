@@ -78,7 +78,7 @@ def test_annotations_are_compared_with_what_was_measured(tmp_path, capsys):
     assert "nowhere" in capsys.readouterr().err
     assert not (folder / "out").exists()  # told before anything is measured
     assert run(words) == 0
-    assert "Annotations against scores" in capsys.readouterr().out
+    assert "agreement.csv" in capsys.readouterr().out
     with (folder / "out" / "agreement.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["slide_id"], row["method"]) for row in rows] == [("s0", "lrp"), ("s1", "lrp")]

@@ -170,7 +170,7 @@ def test_without_vectors_and_model_the_options_are_named(
         main(["inside", str(run.path), *asked[2:7], "--features", str(study / "features")])
     said = capsys.readouterr().out
     assert left.value.code == 2
-    assert "give --model and --features" in said
+    assert "--model and --features" in said
 
 
 NETS = """

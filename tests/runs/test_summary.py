@@ -44,7 +44,7 @@ def test_known_slides_add_what_their_files_add(
 
 def test_lists_of_patches_and_sketches_grow_slide_by_slide(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every patch of every slide were sorted at once; and points are counted as they come."""
-    for name, value in {"MOST": 2_000, "KEPT": 500}.items():
+    for name, value in {"MOST": 2_000, "THINNED": 500}.items():
         monkeypatch.setattr(summary, name, value)
     rng, column, every = np.random.default_rng(0), summary._Column("lrp", True), []
     for number in range(300):
@@ -53,7 +53,7 @@ def test_lists_of_patches_and_sketches_grow_slide_by_slide(monkeypatch: pytest.M
         every += patches
         sketch = summary.Quantiles.of(scores)
         column.add(summary.SlideSummary(f"s{number:03}", "lrp", True, {}, sketch, patches[::-1], patches))
-        assert column.quantiles.held == sum(map(len, column.quantiles.points)) <= 2_000
+        assert column.quantiles.n_points == sum(map(len, column.quantiles.points)) <= 2_000
     assert column.top == sorted(every, key=lambda p: (-p[-1], p[:2]))[:100]
     assert column.bottom == sorted(every, key=lambda p: (p[-1], p[:2]))[:100]
 

@@ -254,7 +254,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("s0", "c0", None),  # took no part
         ("new", "new", None),
         ("c2", "c2", None),  # a slide that is called as a case was
-        ("other", "c2", "though from other slides"),
+        ("other", "c2", "but other slides"),
     ],
 )
 def test_item_15_slides_of_the_training(

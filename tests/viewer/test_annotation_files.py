@@ -160,7 +160,7 @@ def test_a_conflict_is_answered_with_what_is_there(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     (run / "annotations").write_text("in the way")
-    with pytest.raises(WriteError, match="cannot be kept"):
+    with pytest.raises(WriteError, match="cannot be stored"):
         AnnotationFiles(run).write("s", "ann", {"revision": 0, "document": document()})
 
 

@@ -119,7 +119,7 @@ def test_tokens_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "token").write_text("a long secret\nmore\n")
     assert _token(tmp_path / "token") == "a long secret"
     (tmp_path / "empty").write_text("")
-    for name, words in {"empty": "holds no token", "none": "no such file", ".": "a folder, where"}.items():
+    for name, words in {"empty": "has no token", "none": "no such file", ".": "a folder, where"}.items():
         with pytest.raises(InputError, match=words):
             _token(tmp_path / name)
     with pytest.raises(InputError, match="holds no token"):

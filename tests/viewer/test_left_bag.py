@@ -101,7 +101,7 @@ def test_an_ensemble_explains_by_the_mean_of_its_models(made: Made, tmp_path: Pa
         ({"keep": []}, 400, "at least one"),
         ({"keep": [[0, 97]]}, 400, "range"),
         ({"keep": None}, 400, "list"),
-        ({"targets": []}, 400, "One or two"),
+        ({"targets": []}, 400, "one or two"),
         ({"targets": "tumour"}, 400, "body"),
         ({"run": 9}, 404, "run 9"),
     ],

@@ -94,8 +94,8 @@ def test_two_places_link_two_slides_and_the_address_keeps_them(browser: Any, url
         expect_text(page.locator(".link-bar"), "Not linked")
         mark(page)
         status = page.locator(".link-bar [role=status]")
-        told = "Linked: B is turned by 30° and 0.500 times as large in pixels (by their microns per pixel"
-        assert status.inner_text() == f"{told} it should be 1.000: check the places)."
+        told = "Linked: B is rotated by 30° and 0.500 times as large in pixels (their microns per pixel"
+        assert status.inner_text() == f"{told} give 1.000: check the places)."
         assert_together(page)
         x, y = screen(page, 0, [384, 256])[:2]
         page.mouse.move(x, y)
@@ -147,7 +147,7 @@ def test_undo_parts_them_and_the_keyboard_alone_links_them(browser: Any, url: st
         expect_text(page.locator(".link-bar"), "Linked")
         assert page.evaluate(turns)[1] not in (0, 360)
         page.keyboard.press("u")
-        expect_text(page.locator(".link-bar"), "2 of 2 places on A, 1 of 2 on B")
+        expect_text(page.locator(".link-bar"), "2 of 2 places on A and 1 of 2 on B")
         assert page.evaluate(turns) == [0, 0]
         middle = "() => window.xmil.compare.sides[1].middle"
         still = page.evaluate(middle)
@@ -158,12 +158,12 @@ def test_undo_parts_them_and_the_keyboard_alone_links_them(browser: Any, url: st
         page.keyboard.press("x")
         expect_text(page.locator(".link-bar"), "Mark two places")
         page.keyboard.press("u")
-        expect_text(page.locator(".link-bar"), "2 of 2 places on A, 1 of 2 on B")
+        expect_text(page.locator(".link-bar"), "2 of 2 places on A and 1 of 2 on B")
         page.locator("select[name=method]").nth(1).select_option("gxi")
         wait_until_quiet(page)
         page.reload()
         wait(page)
-        expect_text(page.locator(".link-bar"), "2 of 2 places on A, 1 of 2 on B")
+        expect_text(page.locator(".link-bar"), "2 of 2 places on A and 1 of 2 on B")
         shown = "() => window.xmil.compare.sides.map((side) => side.pane.evidence.choice.method)"
         assert page.evaluate(shown) == ["lrp", "gxi"]
 
@@ -175,7 +175,7 @@ def test_places_that_are_one_and_slides_that_are_not_there_are_told(
         expect_text(page.locator("[role=alert]"), "There is no slide nowhere")
     with opened(browser, f"{url}#/compare/he/he2?points=1,2;x&second=a,b") as page:
         wait(page)
-        expect_text(page.locator(".link-bar"), "1 of 2 places on A, 0 of 2 on B")
+        expect_text(page.locator(".link-bar"), "1 of 2 places on A and 0 of 2 on B")
         page.keyboard.press("p")
         x, y = screen(page, 0, [300, 300])[:2]
         page.mouse.click(x, y)
@@ -189,7 +189,13 @@ LINK = "points=" + ";".join(
 
 
 def test_a_figure_shows_both_slides_and_says_how_they_lie(browser: Any, url: str, tmp_path: Path) -> None:
-    said = ["A: he", "LRP: evidence for tumour", "scores weaker than", "B: ihc", "Linked: B is turned by 30°"]
+    said = [
+        "A: he",
+        "LRP: evidence for tumour",
+        "scores weaker than",
+        "B: ihc",
+        "Linked: B is rotated by 30°",
+    ]
     with opened(browser, f"{url}#/compare/he/ihc?{LINK}&threshold=0.25", accept_downloads=True) as page:
         wait(page)
         boxes = [page.locator(".stage").nth(i).bounding_box() for i in range(2)]

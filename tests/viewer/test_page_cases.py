@@ -82,7 +82,7 @@ def test_geojson_from_elsewhere_is_checked(browser: Any, tmp_path: Path) -> None
         page.keyboard.press("5")
         for path, said in (
             (bad, "bad.geojson is not valid JSON"),
-            (other, "holds no GeoJSON features"),
+            (other, "no GeoJSON features"),
             (good, "3 annotations read; 2 features that are not polygons, lines or points left out"),
         ):
             page.locator("input[type=file]").set_input_files(path)

@@ -166,7 +166,7 @@ def test_axe_finds_nothing_and_a_phone_shows_the_slide(browser: Any, study: Stud
 
 def test_annotations_are_set_against_the_evidence(browser: Any, url: str, made: Made) -> None:
     with opened(browser, f"{url}#/agreement") as page:
-        expect_text(page.locator("main"), "Nobody has drawn a region")
+        expect_text(page.locator("main"), "no regions")
     folder = made.runs[0] / "annotations" / made.names[0]
     folder.mkdir(parents=True)
     ring = [[0, 0], [1024, 0], [1024, 1024], [0, 1024], [0, 0]]

@@ -111,7 +111,7 @@ def test_another_slide_of_the_name_is_told(made: Made, tmp_path: Path) -> None:
     Image.new("RGB", (1500, 1000), "pink").save(tmp_path / f"{ids[0]}.png")
     shown = Collection(made.runs[:1], slides=tmp_path, mpp=0.5)
     error = ask(create_app(shown), "/api/slides/0/slide.json").json["error"]
-    assert re.search(r"\d+ of 96 patches of the run .* lie off this slide of 1500 x 1000 px", error)
+    assert re.search(r"\d+ of 96 patches of the run .* lie outside this slide of 1500 x 1000 px", error)
     right = Collection(made.runs[:1], slides=made.slides)
     assert ask(create_app(right), "/api/slides/0/slide.json").json["error"] is None
 

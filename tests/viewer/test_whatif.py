@@ -202,7 +202,7 @@ def test_features_of_another_slide_are_refused(tmp_path: Path) -> None:
     made = make_run(tmp_path, slides=1, columns=5, rows=4, edge=8, models=("attnmil",), certificates=False)
     app = create_app(Collection(made.runs, features=[made.features]), models=made.models)
     xmil.write_bag(make_bag("slide-0", columns=5, rows=3, edge=8, seed=0), made.features / "slide-0.h5")
-    assert "15 patches and its explanation 20" in question(app, 0, run=0, remove=[0]).json["error"]
+    assert "15 patches, but its explanation has 20" in question(app, 0, run=0, remove=[0]).json["error"]
     wide = Bag(np.zeros((20, DIM + 1)), slide_id="slide-0")
     xmil.write_bag(wide, made.features / "slide-0.h5")
     assert f"width {DIM}" in question(app, 0, run=0, remove=[0]).json["error"]

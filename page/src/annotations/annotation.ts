@@ -109,7 +109,7 @@ export async function readGeoJson(file: File, origin: Point): Promise<ImportedNo
     throw new Error(`${file.name} is not valid JSON.`);
   }
   const features = featuresOf(content);
-  if (!features) throw new Error(`${file.name} holds no GeoJSON features.`);
+  if (!features) throw new Error(`${file.name} contains no GeoJSON features.`);
   const notes = features.map(fromFeature).filter((note): note is Annotation => note !== null);
   const { origin: named, slide } = headOf(content);
   for (const note of notes) note.polygons = translated(note.polygons, named ?? origin);

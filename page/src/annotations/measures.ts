@@ -62,7 +62,7 @@ export function factLines(facts: InsideFacts, signed: boolean): string[] {
   const percent = (value: number | null) => (value === null ? "–" : formatPercent(value));
   const lines = [`${countPatches(facts.patches.length)}, mean score ${formatNumber(facts.mean)}, sum ${formatNumber(facts.sum)}`];
   if (!signed) return lines;
-  lines.push(`Holds ${percent(facts.positive)} of the evidence for and ${percent(facts.negative)} of the evidence against`);
-  if (facts.density !== null) lines.push(`Evidence for is ${formatNumber(facts.density)} times as dense as over the whole slide`);
+  lines.push(`Contains ${percent(facts.positive)} of the evidence for and ${percent(facts.negative)} of the evidence against`);
+  if (facts.density !== null) lines.push(`Evidence for is ${formatNumber(facts.density)} times as dense as in the whole slide`);
   return lines;
 }

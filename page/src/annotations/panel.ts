@@ -149,7 +149,7 @@ export class NotesPanel {
     const left = skipped ? `; ${skipped === 1 ? "1 feature that is not a polygon, line or point" : `${skipped} features that are not polygons, lines or points`} left out` : "";
     const twice = known ? `; ${known.toLocaleString("en")} known already` : "";
     const outside = notes.filter((note) => !touches(boxOf(note.polygons), bounds)).length;
-    const other = slide !== null && slide !== info.id ? ` ${file} is of the slide ${slide}; this is ${info.id}.` : "";
+    const other = slide !== null && slide !== info.id ? ` ${file} belongs to slide ${slide}; this is ${info.id}.` : "";
     const beyond = outside ? ` ${outside.toLocaleString("en")} of them ${outside === 1 ? "lies" : "lie"} outside this slide.` : "";
     this.view.say(`${plural(notes.length, "annotation")} read${left}${twice}.${other}${beyond}`, Boolean(other || beyond));
   }
@@ -249,7 +249,7 @@ export class NotesPanel {
 
   private drawing(): HTMLElement {
     const { selection } = this.view.store.state;
-    const text = selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B), then press A to keep it; the tool stays for the next. A line (D) or a point (I) is kept at once.";
+    const text = selection ? "Save the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B), then press A to save it; the tool stays active. Lines (D) and points (I) are saved at once.";
     const kind = this.kindSelect("Class of the annotation", this.kind, (v) => (this.kind = v), { name: "kind" });
     const add = button("Add annotation", () => this.add(), { disabled: !selection, class: "primary", data: { action: "annotate" } });
     const undo = button(WORDS.undo, () => this.undo(), { data: { action: "undo-note" } });
@@ -272,17 +272,17 @@ export class NotesPanel {
         button("Import", () => file.click(), { data: { action: "import" } }),
         file,
       ),
-      el("p", { class: "muted small" }, `GeoJSON, which QuPath reads and writes. ${view.storage.shared ? "Annotations are kept with the run, under your name." : "Annotations stay in this browser: export them to keep them."}`),
+      el("p", { class: "muted small" }, `GeoJSON, which QuPath reads and writes. ${view.storage.shared ? "Annotations are saved with the run, under your name." : "Annotations stay in this browser: export them to keep them."}`),
     );
   }
 
   /** Who reads here, and whose regions are shown beside. */
   private reader(): HTMLElement {
     const { view } = this;
-    const name = el("input", { type: "text", value: givenReader() ?? "", placeholder: "not named yet", name: "reader", ariaLabel: "Reader", maxLength: 60 });
+    const name = el("input", { type: "text", value: givenReader() ?? "", placeholder: "not set", name: "reader", ariaLabel: "Reader", maxLength: 60 });
     name.addEventListener("change", () => {
       const reader = asReader(name.value);
-      if (reader === null) view.say("A reader's name has 1 to 40 letters or digits; - and _ may be in it.", true);
+      if (reader === null) view.say("A reader's name must have 1 to 40 letters, digits, - or _.", true);
       const before = givenReader() ?? "";
       name.value = before; // until it is in force
       if (reader !== null && reader !== before) void this.openAs(reader).then(() => this.refresh());
@@ -297,7 +297,7 @@ export class NotesPanel {
       { class: "block readers" },
       el("h2", {}, "Readers"),
       el("label", { class: "row" }, "Your name", name),
-      boxes.length > 0 && el("p", { class: "muted small" }, "Show the regions of (dashed, only to look at):"),
+      boxes.length > 0 && el("p", { class: "muted small" }, "Show the regions of (dashed, read-only):"),
       ...boxes,
     );
   }
@@ -373,14 +373,14 @@ export class NotesPanel {
       { class: "note-details" },
       kind,
       this.field(note, "comment", "textarea", "Comment"),
-      el("label", { class: "row check", title: "Corners stay as they are, also in QuPath" }, lock, "Locked"),
+      el("label", { class: "row check", title: "Corners cannot be edited, also in QuPath" }, lock, "Locked"),
       ...(facts && evidence ? factLines(facts, evidence.signed).map((line) => el("p", { class: "small" }, line)) : []),
       el(
         "div",
         { class: "buttons" },
-        button("Edit corners", () => view.choose(editing ? "move" : "vertices"), { class: "small-button", disabled: locked, ariaPressed: String(editing), title: "Drag corners; drag the middle of an edge to add one; double click takes one out", data: { action: "edit-corners" } }),
-        view.run.whatif && facts && button("Predict without it", () => ask("remove"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-remove" } }),
-        view.run.whatif && facts && button("Predict from it alone", () => ask("keep"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-keep" } }),
+        button("Edit corners", () => view.choose(editing ? "move" : "vertices"), { class: "small-button", disabled: locked, ariaPressed: String(editing), title: "Drag corners; drag the middle of an edge to add one; double-click one to remove it", data: { action: "edit-corners" } }),
+        view.run.whatif && facts && button("Predict without this", () => ask("remove"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-remove" } }),
+        view.run.whatif && facts && button("Predict from only this", () => ask("keep"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-keep" } }),
       ),
     );
   }

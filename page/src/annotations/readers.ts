@@ -29,14 +29,14 @@ function askLine(parent: HTMLElement, about: { title: string; text: string; labe
 
 /** Asks who is reading; those who have drawn on this slide can be chosen. */
 export function askReader(parent: HTMLElement, known: readonly string[]): Promise<string | null> {
-  const text = "Annotations are kept with the run under your name, so that those of several readers stay apart.";
-  return askLine(parent, { title: "Who is reading?", text, label: "Name", refusal: "A name has 1 to 40 letters or digits; - and _ may be in it.", offers: known }, asReader);
+  const text = "Annotations are saved with the run under your name, separate from those of other readers.";
+  return askLine(parent, { title: "Who is reading?", text, label: "Name", refusal: "A name must have 1 to 40 letters, digits, - or _.", offers: known }, asReader);
 }
 
 /** Asks for a class of one's own; it is offered from then on, to all readers of the run. */
 export async function askKind(parent: HTMLElement, host: NamesHost & { readonly info: SlideInfo }): Promise<string | null> {
-  const where = host.run.live ? "with this run, to all its readers," : "in this browser";
-  const about = { title: "New class", text: `It is offered ${where} from now on, and goes with the annotations into their files.`, label: "Class", refusal: "A class needs a name." };
+  const where = host.run.live ? "to all readers of this run" : "in this browser";
+  const about = { title: "New class", text: `It will be available ${where} and is exported with the annotations.`, label: "Class", refusal: "A class needs a name." };
   const name = await askLine(parent, about, (text) => text.trim() || null);
   const own = ownKinds(host.run.name, host.info.kinds);
   if (name !== null && ![...KINDS, ...own].some((kind) => kind.name === name)) {

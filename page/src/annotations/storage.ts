@@ -153,7 +153,7 @@ export class AnnotationStorage {
     clearTimeout(this.timer);
     this.timer = 0;
     if (!this.shared) {
-      if (!store(this.localKey, notes)) this.tell("The browser has no room for the annotations: export them before you leave.", true);
+      if (!store(this.localKey, notes)) this.tell("The browser's storage is full: export the annotations before you leave.", true);
       return;
     }
     if (now) void this.write();
@@ -184,7 +184,7 @@ export class AnnotationStorage {
       this.tell("The annotations are being changed in many windows at once; they are kept here and tried again with the next change.", true);
     } catch (error) {
       const safe = this.unsent.put(this.notes, this.known) ? " They wait in this browser." : "";
-      this.tell(`The annotations are not kept yet: ${(error as Error).message}${safe}`, true);
+      this.tell(`The annotations are not saved yet: ${(error as Error).message}${safe}`, true);
       this.timer = window.setTimeout(() => void this.write(), RETRY);
     }
   }
@@ -193,8 +193,8 @@ export class AnnotationStorage {
     const { notes, added, doubled } = mergeNotes(this.known, this.notes, this.parsed(answer));
     this.take(answer);
     this.notes = notes;
-    for (const note of doubled) this.tell(`${note.name || note.kind} was changed in another window too: both versions are kept.`, true);
-    if (added) this.tell(`${added} annotation${added === 1 ? "" : "s"} from another window joined.`);
+    for (const note of doubled) this.tell(`${note.name || note.kind} was also changed in another window: both versions are kept.`, true);
+    if (added) this.tell(`${added} annotation${added === 1 ? "" : "s"} from another window added.`);
     this.changed();
   }
 

@@ -32,7 +32,7 @@ export class AgreementView {
 
   private draw({ rows, summary, left_out }: Agreement): void {
     const reasons = left_out.map((reason) => el("p", { class: "muted small" }, reason));
-    if (!rows.length) return put(this.tables, el("p", { class: "muted", role: "status" }, "Nobody has drawn a region on a slide of this run yet."), ...reasons);
+    if (!rows.length) return put(this.tables, el("p", { class: "muted", role: "status" }, "There are no regions on slides of this run yet."), ...reasons);
     const slides = new Set(rows.map((row) => row.slide_id)).size;
     const groupOf = (line: Agreement["summary"][number]) => JSON.stringify([line.class, line.method, line.target]);
     const overall = [...new Set(summary.map(groupOf))].map((group) => {
@@ -45,7 +45,7 @@ export class AgreementView {
     const titles = MEASURES.map(([, title]) => title);
     put(
       this.tables,
-      el("p", { class: "muted" }, `${plural(slides, "annotated slide")}; each class of regions is measured by itself, and means and intervals are over cases. AUROC: do patches inside the regions score higher (chance 0.5)? Dice: the regions against as many of the highest-scored patches. Pointing: does the highest-scored patch lie inside? Chance gives the last two the share of the slide that is marked.`),
+      el("p", { class: "muted" }, `${plural(slides, "annotated slide")}; each class of regions is measured separately; means and intervals are over cases. AUROC: do patches inside the regions score higher (chance 0.5)? Dice: the regions against the same number of highest-scored patches. Pointing: does the highest-scored patch lie inside? Chance gives the last two the share of the slide that is marked.`),
       el("h2", {}, "Overall"),
       table(["Regions", "Method", "Target", ...titles, "Chance", "Cases"], overall, "overall"),
       el("h2", {}, "By slide"),

@@ -57,7 +57,7 @@ export class WallView {
     const ticket = ++this.lastTicket;
     this.which.column = column;
     this.drawBar();
-    if (!this.columns.length) return put(this.groups, el("p", { class: "muted" }, "This run has no scores for and against a class."));
+    if (!this.columns.length) return put(this.groups, el("p", { class: "muted" }, "This run has no signed scores for a class."));
     put(this.groups, el("p", { class: "muted", role: "status" }, "Reading all slides…"));
     try {
       const [wall, { scales }] = await Promise.all([getWall(this.which.run, column), getScales(this.which.run)]);
@@ -81,7 +81,7 @@ export class WallView {
         this.side(`Against ${wall.target}`, group.refuting, wall),
       );
     });
-    const about = `${methodName(wall.method)} over ${plural(wall.slides, "slide")}; at most three patches of a slide in a row. Frame: the colour of the score, on one scale for all slides.`;
+    const about = `${methodName(wall.method)} over ${plural(wall.slides, "slide")}; at most three patches per slide in a row. The frame has the colour of the score, on one scale for all slides.`;
     put(this.groups, el("p", { class: "muted" }, about), ...groups);
   }
 

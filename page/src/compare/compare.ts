@@ -119,8 +119,8 @@ export class CompareView implements SideListener {
   onPlace(side: Side, [x, y]: Point): void {
     const i = this.sides.indexOf(side) as 0 | 1;
     const marked = this.store.state.points[i];
-    if (marked.length === 2) return this.say(`Two places are marked on ${side.letter}; go on with the other slide, or undo.`, true);
-    if (marked.some(([px, py]) => Math.hypot(px - x, py - y) < NEAR)) return this.say("The two places must lie apart.", true);
+    if (marked.length === 2) return this.say(`Two places are marked on ${side.letter}; continue on the other slide, or undo.`, true);
+    if (marked.some(([px, py]) => Math.hypot(px - x, py - y) < NEAR)) return this.say("The two places are too close together.", true);
     const point: Point = [Math.round(10 * x) / 10, Math.round(10 * y) / 10];
     const { points } = this.store.state;
     this.change(i === 0 ? [[...points[0], point], points[1]] : [points[0], [...points[1], point]]);
@@ -148,7 +148,7 @@ export class CompareView implements SideListener {
   }
 
   place(on = !this.store.state.placing): void {
-    if (on && this.linked) return this.say("The slides are linked; undo or unlink them to mark other places.");
+    if (on && this.linked) return this.say("The slides are linked; undo or unlink to mark other places.");
     this.store.set({ placing: on });
   }
 
@@ -238,8 +238,8 @@ export class CompareView implements SideListener {
       el("span", { class: linked ? "linked" : "muted", role: "status" }, this.linkText() ?? this.instruction()),
       el("span", { class: "space" }),
       !linked && button(placing ? "Stop marking" : "Mark places", () => this.place(), { class: placing ? "" : "primary", title: "Click on both slides, or Enter for the middle (P)", ariaPressed: String(placing), data: { action: "place" } }),
-      button(WORDS.undo, () => this.undo(), { disabled: !before.length, title: "Take the last place back (U)", data: { action: "undo-place" } }),
-      any && button(linked ? "Unlink" : WORDS.clear, () => this.unlink(), { title: "Take all places back (X)", data: { action: "unlink" } }),
+      button(WORDS.undo, () => this.undo(), { disabled: !before.length, title: "Remove the last place (U)", data: { action: "undo-place" } }),
+      any && button(linked ? "Unlink" : WORDS.clear, () => this.unlink(), { title: "Remove all places (X)", data: { action: "unlink" } }),
       button("Evidence", () => this.setDisplay({ shown: !shown }), { ariaPressed: String(shown), title: "Show or hide the evidence (H)", data: { action: "evidence" } }),
       range,
       select("Scale of the colours", scales, typeof clip === "number" ? "" : clip, (v) => this.setDisplay({ clip: v as ClipName }), { name: "clip" }),
@@ -269,7 +269,7 @@ export class CompareView implements SideListener {
   /** What to do next. */
   private instruction(): string {
     const [a, b] = this.store.state.points.map((each) => each.length);
-    if (!this.store.state.placing) return a + b ? `Not linked: ${a} of 2 places on A, ${b} of 2 on B are marked.` : "Not linked. Mark two places that both slides show, and they move together.";
+    if (!this.store.state.placing) return a + b ? `Not linked: marked ${a} of 2 places on A and ${b} of 2 on B.` : "Not linked. Mark two places that both slides show to move the slides together.";
     const [letter, count] = a <= b && a < 2 ? ["A", a] : ["B", b];
     return a === b ? `Mark place ${count + 1} on ${letter}.` : `Mark the same place ${count + 1} on ${letter}.`;
   }
@@ -326,8 +326,8 @@ function linkText(linked: Similarity, [first, second]: (number | null)[]): strin
   const turned = Math.round(10 * turnOf(linked)) / 10;
   const scale = scaleOf(linked);
   const meant = first && second ? first / second : null;
-  const odd = meant !== null && Math.abs(Math.log(scale / meant)) > ODD ? ` (by their microns per pixel it should be ${meant.toFixed(3)}: check the places)` : "";
-  return `Linked: B is turned by ${turned === 0 ? 0 : turned}° and ${scale.toFixed(3)} times as large in pixels${odd}.`;
+  const odd = meant !== null && Math.abs(Math.log(scale / meant)) > ODD ? ` (their microns per pixel give ${meant.toFixed(3)}: check the places)` : "";
+  return `Linked: B is rotated by ${turned === 0 ? 0 : turned}° and ${scale.toFixed(3)} times as large in pixels${odd}.`;
 }
 
 function opened(viewer: OpenSeadragon.Viewer): Promise<void> {

@@ -86,7 +86,7 @@ export class CertificatePanel {
   }
 
   private missing(certificate: Certificate | null): HTMLElement {
-    const text = certificate ? "This method was not tested on this slide." : "The evidence of this slide was not tested. xmil evaluate tests how faithful it is.";
+    const text = certificate ? "This method was not tested on this slide." : "The evidence of this slide was not tested; xmil evaluate measures how faithful it is.";
     return el("p", { class: "muted" }, text);
   }
 
@@ -99,7 +99,7 @@ export class CertificatePanel {
 
   /** No verdict on a map of part of the bag. */
   private partOnly(without: number): HTMLElement {
-    return el("p", { class: "muted" }, `No verdict on this map: it was explained without ${countPatches(without)}; the test was of the whole slide.`);
+    return el("p", { class: "muted" }, `No verdict on this map: it was explained without ${countPatches(without)}, but the whole slide was tested.`);
   }
 
   /** No verdict on evidence that was not measured, but the way to the one that was. */

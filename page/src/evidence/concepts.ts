@@ -38,12 +38,12 @@ export const conceptsLayer: Layer = {
   legend(evidence, data, chosen, run) {
     if (!data.concepts) return "Fetching the concepts…";
     const concept = conceptOf(evidence, data, chosen);
-    if (!concept) return `The concepts are those of ${methodName(data.concepts.method)} for ${data.concepts.target}.`;
-    return `The map, its histogram and its patches show what of each score goes through ${conceptName(run, evidence.choice.run, concept)}: ${formatNumber(concept.sum)} of ${formatNumber(data.concepts.total)} over the slide. ${formatNumber(data.concepts.rest)} goes through no concept.`;
+    if (!concept) return `The concepts belong to ${methodName(data.concepts.method)} for ${data.concepts.target}.`;
+    return `The map, its histogram and its patches show the part of each score that passes through ${conceptName(run, evidence.choice.run, concept)}: ${formatNumber(concept.sum)} of ${formatNumber(data.concepts.total)} over the slide. ${formatNumber(data.concepts.rest)} passes through no concept.`;
   },
   note(evidence, data, chosen, run) {
     const concept = conceptOf(evidence, data, chosen);
-    return concept && data.concept.has(concept.concept) ? `Only what goes through ${conceptName(run, evidence.choice.run, concept)}` : null;
+    return concept && data.concept.has(concept.concept) ? `Only the part through ${conceptName(run, evidence.choice.run, concept)}` : null;
   },
   replace(evidence, data, chosen) {
     const concept = conceptOf(evidence, data, chosen);

@@ -38,7 +38,7 @@ export class Controls {
   private readonly layers = el("section", { class: "block layers" });
   private readonly threshold = slider("Hide scores weaker than", 0, 1, 0.005, (v) => this.view.setDisplay({ threshold: v }));
   private readonly clip = slider("Full colour at", 0.01, 1, 0.005, (v) => this.view.setDisplay({ clip: v }));
-  private readonly ranges = el("div", { class: "segments", role: "group", ariaLabel: "Scale of the colours" });
+  private readonly ranges = el("div", { class: "segments", role: "group", ariaLabel: "Colour scale" });
   private readonly shared = el("input", { type: "checkbox", name: "shared", onchange: () => this.view.setDisplay({ shared: this.shared.checked }) });
   private readonly sharing = el("label", { class: "row check" }, this.shared, "Same scale in both panes");
   private readonly beyond = el("p", { class: "problem small", role: "status" });
@@ -112,9 +112,9 @@ export class Controls {
     const { display } = this.view;
     const own = evidence.choice.against === null && !evidence.choice.minus && evidence.column.kind === "scores";
     const names: [ClipName, string, string][] = [
-      ["auto", "Auto range", "Full colour from the last score within 1.5 interquartile ranges of the quartiles, as a box plot's whiskers"],
+      ["auto", "Auto range", "Full colour at the last score within 1.5 interquartile ranges of the quartiles, like the whiskers of a box plot"],
       ["max", "Max", "Full colour at the strongest score of this slide"],
-      ["cohort", "Cohort", own ? "One scale over all slides, as in the list: 99 % of all patches lie within, and slides can be compared" : "A difference of maps has no scale over the cohort"],
+      ["cohort", "Cohort", own ? "One scale for all slides, as in the list: 99 % of all patches lie within it, so slides can be compared" : "A difference of maps has no cohort scale"],
     ];
     const buttons = names.map(([clip, name, title]) => button(name, () => this.view.setDisplay({ clip }), { title, ariaPressed: String(display.clip === clip), disabled: clip === "cohort" && !own, data: { clip } }));
     put(this.ranges, ...buttons);

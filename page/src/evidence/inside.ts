@@ -20,7 +20,7 @@ export function insideLine(inside: InsideMaps, patch: number): string | null {
   const map = inside.maps.find((each) => each.patch === patch);
   if (!map || !map.score) return null;
   const share = (part: number) => formatPercent(part / map.score, 0);
-  return `Inside the patch (${methodName(inside.method)}, ${inside.encoder}): ${share(map.spatial)} of the score has a place, ${share(map.constant)} is constant; full colour at ±${formatNumber(map.limit)}.`;
+  return `Inside the patch (${methodName(inside.method)}, ${inside.encoder}): ${share(map.spatial)} of the score has a position, ${share(map.constant)} is constant; full colour at ±${formatNumber(map.limit)}.`;
 }
 
 const pictures = new WeakMap<InsideMap, { palette: string; canvas: HTMLCanvasElement }>();
@@ -49,8 +49,8 @@ export const insideLayer: Layer = {
   offers: (evidence) => evidence.scores.set.inside && evidence.choice.method === "lrp" && evidence.choice.against === null && !evidence.choice.minus,
   legend(evidence, data) {
     const inside = insideOf(evidence, data);
-    if (!data.inside) return "Fetching the maps…";
-    if (!inside) return `The maps inside patches are of the evidence for ${data.inside.target}.`;
+    if (!data.inside) return "Loading the maps…";
+    if (!inside) return `The maps inside patches belong to the evidence for ${data.inside.target}.`;
     return `${countPatches(inside.maps.length)} with a map of where in the patch the score comes from (${methodName(inside.method)}). Each map has its own scale, up to ±${formatNumber(inside.limit)}: colours say where in a patch, the patch's score says how much.`;
   },
   draw(context, { evidence, display, data, transform: t, unit }) {

@@ -34,7 +34,7 @@ export function summary(evidence: Evidence, index: number): string {
 /** The same among the patches that are left. */
 function leftSummary(evidence: Evidence, left: Float32Array, index: number): string {
   const value = evidence.values[index];
-  if (Number.isNaN(value)) return "removed by the what-if: it has no score in this map";
+  if (Number.isNaN(value)) return "removed by what-if: no score in this map";
   const [higher, lower] = [left.filter((other) => other > value).length, left.filter((other) => other < value).length];
   return `score ${formatNumber(value)} · rank ${(higher + 1).toLocaleString("en")} of the ${left.length.toLocaleString("en")} left · percentile ${((100 * lower) / Math.max(1, left.length - 1)).toFixed(1)}`;
 }
@@ -86,7 +86,7 @@ export class Inspector {
   }
 
   private place(evidence: Evidence, index: number): string {
-    if (!evidence.scores.x) return "The features hold no coordinates: the place of this patch is unknown.";
+    if (!evidence.scores.x) return "The features have no coordinates, so the position of this patch is unknown.";
     const layout = Layout.of(evidence.scores);
     const { mpp } = this.view.info;
     const size = mpp ? `${layout.edge} px (${formatNumber(layout.edge * mpp)} µm)` : `${layout.edge} px`;

@@ -22,7 +22,7 @@ export const outlineLayer: Layer = {
   label: "Outline of the scored area",
   place: "marks",
   offers: () => true,
-  legend: (evidence, _, __, ___, display) => (evidence.signed && display.fade ? "Inside the line no colour means a score near zero; outside it there is no score." : "Inside the line every patch has a score; outside it there is none."),
+  legend: (evidence, _, __, ___, display) => (evidence.signed && display.fade ? "Inside the line, no colour means a score near zero; outside it, there are no scores." : "Inside the line, every patch has a score; outside it, there are no scores."),
   draw(context, { layout, transform: t, unit }) {
     context.beginPath();
     for (const ring of outlineOf(layout).flat()) {
@@ -54,14 +54,14 @@ export function unsure(evidence: Evidence): Uint8Array | null {
 }
 
 const RULES: Record<string, string> = {
-  stable: "the method is not sure of the sign",
+  stable: "the sign is uncertain",
   "standard error": "the score is within three standard errors of zero",
   spread: "the score is less than one standard deviation over the models away from zero",
 };
 
 export const unsureLayer: Layer = {
   name: "unsure",
-  label: "Hatch where the sign is uncertain",
+  label: "Hatch patches with an uncertain sign",
   place: "marks",
   offers: (evidence) => evidence.signed && besideOf(evidence) !== null,
   legend(evidence) {
@@ -148,20 +148,20 @@ function pairsOf(evidence: Evidence, data: LayerData): { pairs: Pair[]; of: numb
 
 export const pairsLayer: Layer = {
   name: "pairs",
-  label: "Pairs that act together",
+  label: "Interacting pairs",
   place: "marks",
   lacks: (data) => (data.pairs ? null : "pairs"),
   fetch: async (slide, run, data) => void (data.pairs = await getPairs(slide, run)),
   offers: (evidence) => evidence.scores.set.pairs && evidence.choice.against === null && !evidence.choice.minus,
   legend(evidence, data, _, __, { palette }) {
-    if (!data.pairs) return "Fetching the pairs…";
+    if (!data.pairs) return "Loading the pairs…";
     const { pairs, of } = pairsOf(evidence, data);
     const { target } = evidence.choice;
     if (!of) return `No pairs were computed for ${target}.`;
     const sure = pairs.filter((pair) => pair.sure).length;
     const [less, more] = colourNames(palette);
     const which = of > pairs.length ? `The strongest ${pairs.length} of ${plural(of, "pair")}` : `All ${plural(of, "pair")}`;
-    return `${which} for ${target}; ${sure} lie beyond three standard errors (full lines, the others are dotted). ${more}: the two patches together say more for ${target} than each alone; ${less.toLowerCase()}: less. Wider is stronger.`;
+    return `${which} for ${target}; ${sure} lie beyond three standard errors (full lines, the others are dotted). ${more}: the two patches together support ${target} more than separately; ${less.toLowerCase()}: less. Wider is stronger.`;
   },
   draw(context, { evidence, layout, display, data, transform: t, unit }) {
     const { pairs } = pairsOf(evidence, data);

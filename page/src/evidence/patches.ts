@@ -127,7 +127,7 @@ export class ScoreList {
     const head = ["Rank", "Patch", "Score", ""].map((text) => el("th", { scope: "col", class: text === "Rank" || text === "Score" ? "number" : "" }, text));
     put(
       this.element,
-      el("p", { class: "muted" }, "The features hold no coordinates, so the scores cannot be placed on the slide."),
+      el("p", { class: "muted" }, "The features have no coordinates, so the scores cannot be placed on the slide."),
       el("table", { class: "scores" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)),
       order.length > this.length &&
         button(WORDS.showMore, () => {

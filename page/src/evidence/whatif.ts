@@ -63,7 +63,7 @@ export class WhatIfPanel {
 
   /** Takes out what a link names, and explains what is left where it says so. */
   async restore(removed: [number, number[]][], explained: readonly Evidence[]): Promise<void> {
-    if (removed.length && !this.view.run.whatif) return this.view.say("The link removes patches from the slide; that needs xmil view with --model and --features.", true);
+    if (removed.length && !this.view.run.whatif) return this.view.say("This link removes patches from the slide, which needs xmil view with --model and --features.", true);
     for (const [run, rows] of removed) {
       const n = this.view.scores.get(run)?.set.n ?? 0;
       const mask = new Uint8Array(n);
@@ -148,7 +148,7 @@ export class WhatIfPanel {
     const { view } = this;
     const patches = view.store.state.selection?.patches ?? [];
     const none = !patches.length || this.busy;
-    const text = patches.length ? `${countPatches(patches.length)} selected.` : "Draw around a region with the lasso (L) or the brush (B), or select the patches that are shown.";
+    const text = patches.length ? `${countPatches(patches.length)} selected.` : "Draw around a region with the lasso (L) or the brush (B), or select the shown patches.";
     return el(
       "section",
       { class: "block" },
@@ -238,7 +238,7 @@ export class WhatIfPanel {
           : left.has(evidence)
             ? this.shownMap(evidence)
             : el("div", { class: "buttons" }, button("Explain the remaining patches", () => void this.explain(evidence), { class: "primary", title: about, data: { action: "explain-left" } })),
-      !pending && !refusal && el("p", { class: "muted small" }, `${about}: the map on the slide is of ${evidence.without ? "the remaining patches" : "the whole slide"}.`),
+      !pending && !refusal && el("p", { class: "muted small" }, `${about}: the map on the slide shows ${evidence.without ? "the remaining patches" : "the whole slide"}.`),
     );
   }
 

@@ -64,7 +64,7 @@ export class Exports {
       }),
     );
     download(asGeoJson(features, view.info.id, origin, view.run.version), `${fileName(view.info.id)}.${fileName(name)}.geojson`);
-    view.say(`${countPatches(features.length)} in the view written.`);
+    view.say(`Exported ${countPatches(features.length)} in the view.`);
   }
 
   /** What the panes show, with slide, method, scale and colour bar; what is only being selected is left out. */
@@ -195,7 +195,7 @@ export class CompareFigures {
 
   /** Each slide under its letter; the second says how it lies on the first. */
   private parts(): Part[] {
-    const link = this.view.linkText() ?? "Not linked: each slide is shown at a place and size of its own.";
+    const link = this.view.linkText() ?? "Not linked: each slide has its own position and zoom.";
     return this.view.sides.map(({ pane, letter }) => {
       const [slide, ...lines] = captionOf(pane);
       return { pane, lines: [`${letter}: ${slide}`, ...lines, ...(letter === "B" ? [link] : [])] };

@@ -31,7 +31,7 @@ export class Reconnection {
   }
 
   private wait(): void {
-    this.say("The server does not answer; loading goes on when it is back.", true);
+    this.say("The server does not answer; loading continues when it is back.", true);
     setTimeout(() => this.ask(), PAUSE);
   }
 

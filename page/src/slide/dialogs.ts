@@ -8,7 +8,7 @@ import { carryOver, compareHash, type ViewState } from "../state/address";
 export function figureDialog(figures: (dpi: number, kind: "png" | "svg") => Promise<void>): HTMLDialogElement {
   let [dpi, kind] = ["300", "png"];
   const dpis = ["96", "150", "300", "600"].map((value) => ({ value, text: `${value} dpi` }));
-  const kinds = [{ value: "png", text: "PNG" }, { value: "svg", text: "SVG (annotations, scales and words as lines)" }];
+  const kinds = [{ value: "png", text: "PNG" }, { value: "svg", text: "SVG (annotations, scales and text as vectors)" }];
   const save = () => {
     dialog.close();
     void figures(Number(dpi), kind as "png" | "svg");
@@ -17,7 +17,7 @@ export function figureDialog(figures: (dpi: number, kind: "png" | "svg") => Prom
     "dialog",
     { class: "help", ariaLabel: "Save a figure" },
     el("h2", {}, "Save a figure"),
-    el("p", { class: "muted" }, "As large as on the screen at 96 dpi. What it shows and every setting go into its caption and its metadata."),
+    el("p", { class: "muted" }, "At 96 dpi it is as large as on the screen. Its caption and metadata contain what it shows and every setting."),
     el("label", { class: "row" }, "Resolution", select("Resolution", dpis, dpi, (v) => (dpi = v), { name: "dpi" })),
     el("label", { class: "row" }, "Kind", select("Kind", kinds, kind, (v) => (kind = v), { name: "figure-kind" })),
     el("div", { class: "buttons" }, button("Save", save, { class: "primary", data: { action: "save-figure" } }), button(WORDS.cancel, () => dialog.close())),
@@ -66,7 +66,7 @@ export function otherSlideDialog(run: Run, row: Pick<SlideRow, "id" | "case">, s
     "dialog",
     { class: "help beside", ariaLabel: WORDS.compareSlides },
     el("h2", {}, `Compare ${row.id} with`),
-    el("p", { class: "muted" }, "Mark two places that both slides show, and they move together."),
+    el("p", { class: "muted" }, "Mark two places that both slides show to move the slides together."),
     search,
     list,
     el("div", { class: "buttons" }, button(WORDS.cancel, () => dialog.close())),

@@ -18,10 +18,10 @@ const TOOLS: [Tool, string, string, string][] = [
   ["lasso", "Lasso", "L", "M8 16.5C4.5 15.5 3 13.3 3 11c0-3.9 4-7 9-7s9 3.1 9 7-4 7-9 7c-1.4 0-2.7-.2-4-.6zm0 0a2 2 0 1 0-2 2c1.5 0 1.5 2.5-.5 2.5"],
   ["brush", "Brush", "B", "M20 4 10.5 13.500M8 14c-2 0-3 1.5-3 3.5 0 1-.7 1.7-2 2 3.5 1.7 8 .8 8-2.5 0-1.7-1.3-3-3-3z"],
   ["rectangle", "Rectangle", "R", "M4 6h16v12H4z"],
-  ["line", "Line (double click ends it)", "D", "M4 20 10 8l5 6 5-10"],
+  ["line", "Line (double-click to finish)", "D", "M4 20 10 8l5 6 5-10"],
   ["point", "Point", "I", "M12 4v16M4 12h16M12 12m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0"],
   ["ruler", "Ruler", "K", "M3 16 16 3l5 5L8 21zM7 12l2 2M10 9l2 2M13 6l2 2"],
-  ["polygon", "Polygon (double click ends it)", "P", "M12 3.5 21 10l-3.5 10h-11L3 10z"],
+  ["polygon", "Polygon (double-click to finish)", "P", "M12 3.5 21 10l-3.5 10h-11L3 10z"],
 ];
 
 /** What the tools work on. */
@@ -167,8 +167,8 @@ export class SelectionBar {
       this.element,
       el("span", {}, `${countPatches(count)} selected`),
       view.run.whatif && button(WORDS.remove, () => ask("remove"), { class: "primary", disabled: !count, title: "What would the model predict without them?" }),
-      view.run.whatif && button(WORDS.keepOnly, () => ask("keep"), { disabled: !count, title: "What would the model predict from them alone?" }),
-      selection.polygons.length > 0 && button("Annotate", () => this.annotate(), { title: "Keep as an annotation (A)" }),
+      view.run.whatif && button(WORDS.keepOnly, () => ask("keep"), { disabled: !count, title: "What would the model predict from only these?" }),
+      selection.polygons.length > 0 && button("Annotate", () => this.annotate(), { title: "Save as an annotation (A)" }),
       button(WORDS.clear, () => view.store.set({ selection: null }), { title: "Esc" }),
     );
   }

@@ -38,7 +38,7 @@ export function filterOf({ brightness, contrast, gamma }: Display, gray: boolean
 /** What was done to the image, for a caption; empty where nothing was. */
 export function imageText(display: Display): string {
   const parts = LEVELS.filter((name) => display[name] !== 1).map((name) => `${name} ${formatNumber(display[name])}`);
-  if (display.rotation) parts.push(`turned by ${display.rotation}°`);
+  if (display.rotation) parts.push(`rotated by ${display.rotation}°`);
   return parts.length ? `image: ${parts.join(", ")}` : "";
 }
 

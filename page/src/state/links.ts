@@ -31,9 +31,9 @@ export class AddressBar {
     this.write();
     try {
       await navigator.clipboard.writeText(location.href);
-      say("The link to this view is copied.");
+      say("The link to this view was copied.");
     } catch {
-      say(`The browser does not let pages copy; the address bar has the link: ${location.href}`);
+      say(`The browser does not allow copying; the address bar has the link: ${location.href}`);
     }
   }
 
@@ -107,7 +107,7 @@ export class Linking {
     const { selected, removed } = this.state();
     const sets = [selected ?? [], ...(removed ?? []).map(([, rows]) => rows)];
     const whole = sets.every((rows) => rowsText(rows) !== null);
-    await this.bar.copy((text) => this.view.say(whole ? text : `${text} The selected or removed patches are too scattered to go into it.`, !whole));
+    await this.bar.copy((text) => this.view.say(whole ? text : `${text} It does not contain the selected or removed patches, which are too scattered.`, !whole));
   }
 
   destroy(): void {

@@ -31,7 +31,7 @@ export async function keepNames({ run, say }: NamesHost, number: number, names: 
   const own = ownNames(run.name);
   const concepts = Object.fromEntries(Object.entries(names.concepts ?? {}).map(([concept, name]) => [`${number}-${concept}`, name]));
   store(keyOf(run.name), { classes: { ...own.classes, ...names.classes }, concepts: { ...own.concepts, ...concepts } });
-  if (reason) say(`The name is kept in this browser only: ${reason}`, true);
+  if (reason) say(`The name is saved only in this browser: ${reason}`, true);
 }
 
 /** A concept as readers call it. */

@@ -105,9 +105,9 @@ export class CaseView implements PaneHost {
       "div",
       { class: "answers", role: "region", ariaLabel: "Answers" },
       el("h1", {}, this.info.id, open.practice && el("span", { class: "badge" }, "not counted")),
-      after ? el("div", { class: "shown", role: "status" }, ...this.shown()) : el("p", { class: "muted" }, "Judge the tissue. What you commit cannot be changed."),
+      after ? el("div", { class: "shown", role: "status" }, ...this.shown()) : el("p", { class: "muted" }, "Judge the tissue. You cannot change committed answers."),
       after && open.before && el("p", { class: "muted" }, `Your first answer: ${open.before.diagnosis}. Answer again with what you see now.`),
-      open.regions !== "off" && !after && el("p", { class: "muted" }, open.regions === "required" ? "Mark the region that decides." : "Mark the region that decides, if you can."),
+      open.regions !== "off" && !after && el("p", { class: "muted" }, open.regions === "required" ? "Mark the deciding region." : "Mark the deciding region, if you can."),
       this.form.element,
       this.told,
       this.foot,
@@ -120,8 +120,8 @@ export class CaseView implements PaneHost {
     const chance = prediction?.probability == null ? "" : ` (${Math.round(100 * prediction.probability)} %)`;
     const [set] = info.sets;
     return [
-      prediction && el("p", { data: { shown: "prediction" } }, "The model says ", el("strong", {}, prediction.name), chance, "."),
-      set ? el("p", { data: { shown: "evidence" } }, set.columns[0].signed ? `The colours show what speaks for and against ${set.columns[0].target}.` : "The colours show how much each patch counts.", " H hides them.") : null,
+      prediction && el("p", { data: { shown: "prediction" } }, "The model predicts ", el("strong", {}, prediction.name), chance, "."),
+      set ? el("p", { data: { shown: "evidence" } }, set.columns[0].signed ? `The colours show the evidence for and against ${set.columns[0].target}.` : "The colours show how much each patch counts.", " H hides them.") : null,
     ];
   }
 
@@ -133,7 +133,7 @@ export class CaseView implements PaneHost {
     put(
       this.tools,
       ...(fixed ? [] : chosen),
-      fixed ? null : button("Undo region", () => this.undo(), { disabled: !annotations.length, title: "Take the last region away (U)", data: { action: "undo-region" } }),
+      fixed ? null : button("Undo region", () => this.undo(), { disabled: !annotations.length, title: "Remove the last region (U)", data: { action: "undo-region" } }),
       el("span", { class: "space" }),
       this.info.sets.length > 0 && hide,
       button("Whole slide", () => this.pane?.home(), { title: "Show the whole slide (0)" }),
@@ -162,7 +162,7 @@ export class CaseView implements PaneHost {
     const { missing } = this.form;
     const unmarked = this.open.regions === "required" && this.open.stage === "before" && !this.store.state.annotations.length;
     this.commitButton.disabled = Boolean(missing) || unmarked;
-    this.commitButton.title = missing ? `Answer first: ${missing.text}` : unmarked ? "Mark the region that decides first" : "";
+    this.commitButton.title = missing ? `Answer first: ${missing.text}` : unmarked ? "Mark the deciding region first" : "";
     this.hint.textContent = this.commitButton.title;
   }
 
@@ -194,7 +194,7 @@ export class CaseView implements PaneHost {
     this.clock.stop();
     this.form.element.inert = true;
     put(this.told, "The label of this case: ", el("strong", {}, label), ".");
-    put(this.foot, button(isLast ? "Go on (Enter)" : "Next case (Enter)", goOn, { class: "primary", data: { action: "next" } }));
+    put(this.foot, button(isLast ? "Continue (Enter)" : "Next case (Enter)", goOn, { class: "primary", data: { action: "next" } }));
     this.store.set({ tool: "move" });
     this.drawTools();
     this.element.focus({ preventScroll: true });
@@ -264,7 +264,7 @@ export class CaseView implements PaneHost {
   }
 
   onTileFailure(): void {
-    this.say("Part of the slide cannot be read; it is tried again.", true);
+    this.say("Part of the slide cannot be read; trying again.", true);
   }
 
   say(text: string, problem?: boolean): void {

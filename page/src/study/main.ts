@@ -8,8 +8,8 @@ import { enter, getState, postEntry, StaleError, type Entry, type StudyState } f
 
 const RETRY = 2000; // milliseconds until what could not be written is tried again
 const KEYS: [string, string][] = [
-  ["1 – 9", "answer the marked question"], ["Tab", "go from question to question"], ["Enter", "commit, or go on to the next case"],
-  ["R L P", "draw a rectangle, a lasso, a polygon"], ["Esc", "move the slide again"], ["U", "take the last region away"],
+  ["1 – 9", "answer the marked question"], ["Tab", "go to the next question"], ["Enter", "commit, or go to the next case"],
+  ["R L P", "draw a rectangle, a lasso, a polygon"], ["Esc", "move the slide again"], ["U", "remove the last region"],
   ["H", "hide or show the colours"], ["+ − 0", "zoom, or show the whole slide"], ["W", "the worklist"], ["T", "light or dark"], ["?", "these keys"],
 ];
 
@@ -132,16 +132,16 @@ function door(): HTMLElement {
     }
   };
   const form = el("form", { onsubmit: (event: Event) => (event.preventDefault(), void go()) }, el("label", {}, el("span", {}, "Your code"), code), el("button", { type: "submit", class: "primary" }, "Begin"));
-  return el("main", { class: "card", tabIndex: -1 }, el("h1", {}, state!.title), el("p", {}, "Enter the code that you were given. You can stop at any time and go on later, here or on another machine."), form);
+  return el("main", { class: "card", tabIndex: -1 }, el("h1", {}, state!.title), el("p", {}, "Enter your code. You can stop at any time and continue later, here or on another machine."), form);
 }
 
 function pause(opens: string): HTMLElement {
   const when = new Date(opens).toLocaleString(undefined, { dateStyle: "long", timeStyle: "short" });
-  return el("main", { class: "card", tabIndex: -1 }, el("h1", {}, "This part is done"), el("p", {}, `Thank you. The next part opens on ${when}: the pause lets you forget the cases.`));
+  return el("main", { class: "card", tabIndex: -1 }, el("h1", {}, "This part is done"), el("p", {}, `Thank you. The next part opens on ${when}; the pause helps you forget the cases.`));
 }
 
 function finished(): HTMLElement {
-  return el("main", { class: "card", tabIndex: -1 }, el("h1", {}, "All cases are read"), el("p", {}, "Thank you. Everything is kept; you can close the page."));
+  return el("main", { class: "card", tabIndex: -1 }, el("h1", {}, "All cases are read"), el("p", {}, "Thank you. All answers are saved; you can close the page."));
 }
 
 async function leave(): Promise<void> {
@@ -167,7 +167,7 @@ async function write(): Promise<void> {
     } catch (error) {
       if (error instanceof StaleError) {
         waiting = null;
-        say("You went on in another window; this one follows.");
+        say("You continued in another window; this one follows.");
         view?.destroy();
         view = null;
         await show(await getState());
@@ -176,7 +176,7 @@ async function write(): Promise<void> {
         say((error as Error).message, true);
         view?.reopen();
       } else {
-        say("Not saved yet: the server cannot be reached. It is tried again.", true);
+        say("Not saved yet: the server cannot be reached. Trying again.", true);
         await new Promise((done) => setTimeout(done, RETRY));
       }
     }

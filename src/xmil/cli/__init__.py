@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code: 0 done, 1 some failed, 2 nothing could be done."""
+    """Run the command line and exit: 0 done, 1 some slides failed, 2 nothing could be done."""
     from xmil.cli._app import run
 
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))

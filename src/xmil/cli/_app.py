@@ -1,4 +1,4 @@
-"""The application: commands found by file, one-line errors, exit codes."""
+"""The application: one command per file, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xmil._version import __version__
 from xmil.core.errors import XmilError, refused
 
 FAILED, NOTHING, INTERRUPTED = 1, 2, 130
-PANELS = {  # the order of the help; commands that are not named here come last
+PANELS = {  # in the order of the help; other commands come last
     "Start here": ("demo", "inspect", "doctor", "examples"),
     "From slides to features": ("tile", "embed"),
     "From features to a model": ("split", "train", "predict"),
@@ -33,11 +33,11 @@ GROUP = "xmil.commands"
 logger = logging.getLogger(__name__)
 UsageError = cast(
     type[Exception], typer.BadParameter.__bases__[0]
-)  # click's own, which newer typers carry inside them
+)  # click's; newer versions of typer include it
 
 
 class _PlainFlags:
-    """Help in which a flag is shown without a type: it takes no value."""
+    """Show flags without a type in the help, since they take no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -56,7 +56,7 @@ class Group(_PlainFlags, TyperGroup):
 
 
 def build() -> typer.Typer:
-    """The application with one command for each public module of this package."""
+    """Make the application, with one command for each public module of this package."""
     app = typer.Typer(
         name="xmil",
         help="Explanations for multiple instance learning on whole-slide images.",
@@ -66,7 +66,7 @@ def build() -> typer.Typer:
     app.callback()(_options)
     for name, panel in command_panels().items():
         function = getattr(import_module(f"{commands.__name__}.{name}"), name)
-        if isinstance(function, typer.Typer):  # commands of its own
+        if isinstance(function, typer.Typer):  # a group of commands
             for each in function.registered_commands:
                 each.cls = Command
             app.add_typer(function, name=name, cls=Group, rich_help_panel=panel)
@@ -76,22 +76,22 @@ def build() -> typer.Typer:
         try:
             if point.name.replace("-", "_") not in command_panels():
                 app.command(point.name, rich_help_panel=OTHERS)(point.load())
-        except Exception as error:  # any failure of foreign code
+        except Exception as error:  # plugins may raise anything
             logger.warning("The plugin %s of %s could not be loaded: %s", point.value, GROUP, error)
     return app
 
 
 def command_panels() -> dict[str, str]:
-    """Each command, in the order of the help, and the panel it stands in."""
+    """Map each command to its panel, in the order of the help."""
     modules = sorted(m.name for m in pkgutil.iter_modules(commands.__path__) if not m.name.startswith("_"))
     placed = {name: panel for panel, names in PANELS.items() for name in names if name in modules}
     return placed | {name: OTHERS for name in modules if name not in placed}
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and give its exit code; errors take one line, a traceback comes with --debug."""
+    """Run one command and return its exit code; print errors in one line, with --debug a traceback."""
     debug = "--debug" in arguments
-    for stream in (sys.stdout, sys.stderr):  # names of files need not be text
+    for stream in (sys.stdout, sys.stderr):  # names of files may not be valid text
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="xmil: %(message)s")
@@ -99,10 +99,10 @@ def run(arguments: list[str]) -> int:
         words = [argument for argument in arguments if argument != "--debug"] or ["--help"]
         code = build()(words, prog_name="xmil", standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # typer has caught the interrupt
+        if code == INTERRUPTED:  # typer caught the interrupt
             return _fail("interrupted.", code=INTERRUPTED)
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:  # the reader of our output has left, as `head` does
+    except BrokenPipeError:  # the reader of the output has ended, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (KeyboardInterrupt, typer.Abort):
@@ -129,10 +129,10 @@ def _options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and log messages.")] = False,
 ) -> None:
-    """Options before the command; `run` has looked at them already."""
+    """Declare the options before the command, which `run` has already read."""
 
 
-REMOVED = {  # options of the version before, of all commands or of one, and what to use instead
+REMOVED = {  # options of the previous version, of all commands or of one, with the replacement
     "--time": "use --label TIME,EVENT",
     "--event": "use --label TIME,EVENT",
     "--keep": "use --param lrp.keep=0.5",
@@ -187,8 +187,8 @@ def _usage(error: Any) -> str:
         for parameter in getattr(getattr(context, "command", None), "params", ())
         for each in parameter.opts
     }
-    if instead is not None and has.issuperset(re.findall(r"--[a-z-]+", instead)):  # else it is a typo here
-        return f"The option {name} is gone: {instead}."
+    if instead is not None and has.issuperset(re.findall(r"--[a-z-]+", instead)):  # else a typing error
+        return f"The option {name} was removed: {instead}."
     hint = " Try 'xmil --help'." if context is None else f" Try '{context.command_path} --help'."
     message = str(error.format_message()).rstrip()
     return message + ("" if message.endswith((".", "?", "!")) else ".") + hint

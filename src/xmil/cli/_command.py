@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.", 
 
 
 def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable[..., int]]:
-    """Turn a function of a request and a screen into a command with the request's options, and --json."""
+    """Turn a function of a request and a screen into a command with the request's options and --json."""
 
     def decorate(function: Callable[[R, Screen], int]) -> Callable[..., int]:
         types, about = field_types(request), options(request)
@@ -57,7 +57,7 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
 
 
 def with_examples(*lines: str) -> Callable[[F], F]:
-    """Show commands that work in the help of a command, under its first sentence."""
+    """Add example commands to the help of a command, after its first sentence."""
 
     def decorate(function: F) -> F:
         first, *rest = (" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
@@ -69,7 +69,7 @@ def with_examples(*lines: str) -> Callable[[F], F]:
 
 
 def _parameter(name: str, kind: Any, about: Option, default: Any) -> inspect.Parameter:
-    """An option of a request as typer reads it."""
+    """Declare an option of a request for typer."""
     settings: dict[str, Any] = {"help": about.help, "rich_help_panel": about.panel}
     shown, text = _on_the_line(kind, about)
     spelling: Any
@@ -94,7 +94,7 @@ def _is_list_of_text(kind: Any) -> bool:
 
 
 def _on_the_line(kind: Any, about: Option) -> tuple[Any, Callable[[Any], Any]]:
-    """The type of an option on the command line, and how its default is written there."""
+    """Return the type of an option on the command line, and a function that writes its default."""
     if about.parse is not None:
         return str, lambda _: about.text
     if kind is Any:
@@ -111,7 +111,7 @@ def _on_the_line(kind: Any, about: Option) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _read(kind: Any, about: Option, value: Any) -> Any:
-    """The value of an option from what stands on the command line; MISSING where nothing does."""
+    """Convert an option from the command line to its value; MISSING if it was not used."""
     if about.parse is not None:
         return about.parse(value) if value else MISSING
     if _is_list_of_text(kind):

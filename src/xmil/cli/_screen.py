@@ -1,4 +1,4 @@
-"""A run on the screen: what it says as it goes on, a bar, its failures; its exit code."""
+"""A run on the screen: its messages, a bar, its failures and its exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLING = ("xmil.methods.shapley", "xmil.methods.interactions")
 
 
 class Screen(Listener):
-    """Prints what a run says; with `as_json` it keeps it for the report at the end."""
+    """Prints the messages of a run; with `as_json` it collects them for the report."""
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
@@ -43,13 +43,13 @@ class Screen(Listener):
             print(f"warning: {as_flags(sentence)}")
 
     def failures(self, failed: Mapping[str, str]) -> None:
-        """A line for each of the first slides that failed."""
+        """Print a line for each of the first failures."""
         if not self.as_json:
             print_failures(failed)
 
     @contextmanager
     def counting(self, what: str, total: int) -> Iterator[Callable[[], None]]:
-        """A bar on the standard error."""
+        """Show a bar on the standard error."""
         with ExitStack() as alone:
             bars = self._bars or (self._parts or alone).enter_context(progress_bars(counts=True))
             self._bars = None if self._parts is None else bars
@@ -58,7 +58,7 @@ class Screen(Listener):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Within the block, the bars of a command's parts stand below each other."""
+        """Show the bars of a command's steps below each other within the block."""
         with ExitStack() as self._parts:
             try:
                 yield
@@ -68,7 +68,7 @@ class Screen(Listener):
 
 @contextmanager
 def announce_costs() -> Iterator[None]:
-    """Within the block, methods that sample say what the first slide costs, once each."""
+    """Print once what the first slide costs, for each sampling method within the block."""
     seen: set[str] = set()
 
     def first(record: logging.LogRecord) -> bool:
@@ -89,7 +89,7 @@ def announce_costs() -> Iterator[None]:
 
 
 def progress_bars(*, counts: bool = False) -> Progress:
-    """Bars on the standard error with the time that is left, after how many are done or the time so far."""
+    """Make bars on the standard error with the remaining time, and the count or the elapsed time."""
     from rich import progress
     from rich.console import Console
 
@@ -101,9 +101,9 @@ def progress_bars(*, counts: bool = False) -> Progress:
 
 
 def finish_command(run: Run, screen: Screen, *, then: str = "") -> int:
-    """The end of a command over slides: its report as JSON, or the command that comes next; its exit code.
+    """End a command over slides: print its report as JSON or the next command, and return the exit code.
 
-    The code is 0 where every slide has a result, 1 where some failed.
+    The code is 0 if every slide has a result, 1 if some failed.
     """
     if screen.as_json:
         report = {"kind": run.kind, "out": str(run.path), "slides": list(run), "failed": run.failed}
@@ -115,7 +115,7 @@ def finish_command(run: Run, screen: Screen, *, then: str = "") -> int:
 
 
 def command_line(*words: object) -> str:
-    """A command line that can be pasted.
+    """Quote words as a command line to paste.
 
     >>> command_line("xmil", "view", "my run")
     "xmil view 'my run'"
@@ -124,13 +124,13 @@ def command_line(*words: object) -> str:
 
 
 OTHERS = ("tissue", "patient", "export")  # parameters of commands without a request
-FAILURES = 20  # on the screen; failures.csv has them all
+FAILURES = 20  # on the screen; failures.csv has all
 _SHOWN = 200  # rows of a folder's table
 _COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encoder", "patch edge", "mpp")
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """A report in lines: what it is, its facts, what was inferred, what is missing, what is wrong."""
+    """Format a report in lines: kind, facts, what was inferred, what is missing, problems."""
     if "error" in report:
         return f"xmil: error: {as_flags(' '.join(report['error'].split()))}"
     lines = [f"{report['path']}: {report['what']}"]
@@ -143,13 +143,13 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def print_failures(failed: Mapping[str, str]) -> None:
-    """A line for each reason, with the slides that failed for it."""
+    """Print a line for each reason, with the slides that failed for it."""
     lines = merge_notes(failed) if failed else []
     for line in lines[:FAILURES]:
         names, _, reason = line.partition(": ")
         print(f"{names}: failed: {as_flags(reason)}")
     if len(lines) > FAILURES:
-        print(f"... and {len(lines) - FAILURES} more reasons; failures.csv has them all.")
+        print(f"... and {len(lines) - FAILURES} more reasons; see failures.csv.")
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
@@ -161,14 +161,14 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _fault(row: dict[str, Any]) -> str:
-    """Why a file cannot be read, after its name."""
+    """The error of a file that cannot be read, without its name."""
     fault = as_flags(row["error"])
     return fault if row["file"] in fault else f"{row['file']}: {fault}"
 
 
 @cache
 def _flags() -> dict[str, str]:
-    """Every option of a request by the name of its Python parameter."""
+    """Map Python parameters of all requests to options of the command line."""
     from xmil.runs import requests
 
     kinds = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Request)]
@@ -179,7 +179,7 @@ def _flags() -> dict[str, str]:
 
 
 def as_flags(sentence: str) -> str:
-    """Python's parameters in a sentence as options of the command line.
+    """Replace Python parameters in a sentence by options of the command line.
 
     >>> as_flags("The 'patch_size' parameter of read_bag must be positive; pass format= to force one.")
     '--patch-size must be positive; pass --format to force one.'

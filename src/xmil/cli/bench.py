@@ -126,7 +126,7 @@ def bench(
     if export is not None:
         return _export(request, out, export, as_json=as_json)
     if not suite and not (out / RUN).is_file():
-        raise InputError("Name a suite: --suite evidence, tissue, confounder, faithfulness or all.")
+        raise InputError("--suite is missing; name evidence, tissue, confounder, faithfulness or all.")
     done = _measure(request, out, as_json=as_json) if suite else True
     _report(out, request.methods, done=done, as_json=as_json)
     if not done and not as_json:
@@ -162,7 +162,7 @@ def _export(request: Request, out: Path, folder: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"out": str(folder), "sets": len(paths)}))
         return 0
-    print(f"{len(paths)} sets of bags, each with its model's weights, written to {folder}.")
+    print(f"Wrote {len(paths)} sets of bags to {folder}, each with its model's weights.")
     return 0
 
 
@@ -191,19 +191,17 @@ def _report(out: Path, entered: Sequence[str] = (), *, done: bool, as_json: bool
 
 
 def _entered_scores(column: dict[str, Any], entered: Sequence[str]) -> list[str]:
-    """A line for each method that was entered: its score by the leading measure, and its place."""
+    """Write a line for each entered method: its score by the leading measure, and its rank."""
     measure = column["verdicts"][0]["measure"] if column["verdicts"] else None
-    places = [name.rpartition(":") for name in entered]  # mine.py:score has the row mine:score
-    own = {
-        f"{Path(place).stem}:{function}" if place else Path(function).stem for place, _, function in places
-    }
+    parts = [name.rpartition(":") for name in entered]  # mine.py:score has the row mine:score
+    own = {f"{Path(file).stem}:{function}" if file else Path(function).stem for file, _, function in parts}
     names = {*entered, *own}
     lines = []
     for row in column["rows"]:
         cell = row["cells"].get(measure) if row["method"] in names else None
         if cell is not None and cell["estimate"] is not None:
-            place = f", place {cell['place']} of {len(column['rows'])}" if cell["place"] else ""
-            lines.append(f"{row['method']}: {measure} {cell['estimate']:.3f}{place}")
+            rank = f", rank {cell['place']} of {len(column['rows'])}" if cell["place"] else ""
+            lines.append(f"{row['method']}: {measure} {cell['estimate']:.3f}{rank}")
     return lines
 
 
@@ -217,8 +215,8 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
         return 0
     sure = [c for c in changes if c.sure]
     unpaired = [c for c in changes if c.difference is None]
-    how = f"95 % paired interval without zero, {SMALLEST:g} or more"
-    print(f"{len(changes)} figures in both runs; {len(sure)} differ ({how}).")
+    criterion = f"95 % paired interval without zero, {SMALLEST:g} or more"
+    print(f"{len(changes)} figures in both runs; {len(sure)} differ ({criterion}).")
     for c in sorted(sure, key=lambda c: -abs(c.difference.estimate if c.difference else 0.0))[:SHOWN]:
         where = f"{c.suite}, {c.problem}, {c.model}, {c.method}, {c.measure}"
         print(f"  {where}: {c.first:.3f} to {c.second:.3f}, {c.difference}")

@@ -49,8 +49,8 @@ def demo(
     from xmil.demo import encoders  # noqa: F401  # registers them where the package is not installed
 
     if images is not None and not tissue:
-        raise InputError("--images goes with --tissue.")
-    torch.set_num_threads(1)  # small models: threads would wait for each other more than they work
+        raise InputError("--images needs --tissue.")
+    torch.set_num_threads(1)  # models are too small for several threads
     say = partial(print, end="", flush=True, file=sys.stderr if as_json else sys.stdout)
     outcome = _tissue(out, images, quick, seed, say) if tissue else _digits(out, quick, seed, say)
     if as_json:
@@ -59,7 +59,7 @@ def demo(
 
 
 def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
-    """The demonstration on digits; what it found."""
+    """Run the demonstration on digits; return its results."""
     from xmil.core.explanation import card_of
     from xmil.demo.pipeline import Demo
     from xmil.demo.results_page import read_results, verdict, viewer_command, write_report
@@ -78,7 +78,7 @@ def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
 
 
 def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) -> dict[str, Any]:
-    """The demonstration on tissue; what it found."""
+    """Run the demonstration on tissue; return its results."""
     from xmil.demo.tissue import (
         TissueDemo,
         read_sections,
@@ -122,7 +122,7 @@ def _places(report: Path, viewer: str, timings: Sequence[Timing]) -> dict[str, A
 
 
 def _run(commands: Sequence[list[str]], side_by_side: bool, log: Path) -> list[int]:
-    """One after another here, or in processes of their own, as many at once as there are cores."""
+    """Run commands in this process in turn, or in processes, one per core at a time."""
     from concurrent.futures import ThreadPoolExecutor
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -142,8 +142,8 @@ def _run_here(words: list[str], log: Path) -> int:
 
 
 def _run_apart(words: list[str], log: Path) -> int:
-    """What it prints goes to the log once it is done, so that two commands do not mix."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # small models: threads would wait more than they work
+    """Run a command in a process; log its output at the end, so that two commands do not mix."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # models are too small for several threads
     command = [sys.executable, "-m", "xmil.cli", *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603  # our own program
     with log.open("a", encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""`xmil doctor`: is everything there, and does it compute what it should?"""
+"""`xmil doctor`: is everything installed, and are results correct?"""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _print(report: dict[str, Any]) -> None:
         print(f"\nSelf-check: passed, {check['pairs']} pairs of model and method in {check['seconds']} s,")
         print(f"  largest difference from the stored scores {share}")
     for problem in report["problems"]:
-        print(f"  mend: {problem}")
+        print(f"  to fix: {problem}")
 
 
 def _state(facts: dict[str, Any]) -> str:
@@ -132,7 +132,7 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
 
 
 def diagnosis(*, check: bool = True) -> dict[str, Any]:
-    """Everything `xmil doctor` says, in plain types."""
+    """Collect the report of `xmil doctor`, in plain types."""
     from xmil.storage import git_commit
 
     report: dict[str, Any] = {
@@ -154,19 +154,19 @@ def diagnosis(*, check: bool = True) -> dict[str, Any]:
     faults = [f"{name}: {about['error']}" for name, about in report["packages"].items() if about["error"]]
     if tried is not None and not tried["passed"]:
         faults.append(f"self-check: {tried['error']}")
-    report["problems"] = faults  # what must be mended; optional packages that are absent are none
+    report["problems"] = faults  # without absent optional packages
     return report
 
 
 def _memory_gib() -> float | None:
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, OSError, ValueError):  # no such question on this system
+    except (AttributeError, OSError, ValueError):  # not available on this system
         return None
 
 
 def _package(name: str, module: str) -> dict[str, Any]:
-    """Its version, and why it cannot be imported where that is so."""
+    """Find a package's version, and the error if it cannot be imported."""
     try:
         installed = version(name)
     except PackageNotFoundError:
@@ -190,7 +190,7 @@ def _extra(name: str) -> dict[str, Any]:
 
 
 def _openslide() -> dict[str, Any]:
-    """The library itself, which may be absent where its Python package is there."""
+    """Check the library itself, which may be missing although its Python package is installed."""
     try:
         import openslide
     except Exception as error:  # a missing library raises OSError, a missing package ImportError
@@ -201,7 +201,7 @@ def _openslide() -> dict[str, Any]:
 def _devices() -> list[dict[str, Any]]:
     try:
         import torch
-    except Exception:  # reported among the packages
+    except Exception:  # reported with the packages
         return []
     devices: list[dict[str, Any]] = [{"device": "cpu", "name": f"{torch.get_num_threads()} threads"}]
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -219,10 +219,10 @@ def _self_check() -> dict[str, Any]:
         from xmil.demo.selfcheck import TOLERANCE, self_check
 
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # tiny models: threads would wait for each other
+        torch.set_num_threads(1)  # models are too small for several threads
         checks = self_check()
         torch.set_num_threads(threads)
-    except Exception as error:  # whatever is wrong with the installation shows here
+    except Exception as error:  # a broken installation may raise anything
         return {"passed": False, "error": " ".join(f"{type(error).__name__}: {error}".split())}
     wrong = [f"{check.model} {check.method}" for check in checks if not check.passed]
     return {

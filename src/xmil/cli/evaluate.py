@@ -21,5 +21,5 @@ def evaluate(request: EvaluateRequest, screen: Screen) -> int:
         finish_command(run, screen)
         return 0
     best = next(iter((run.about.get("best") or {}).values()), None)
-    screen.say(best or "The model classifies no slide correctly, so no method can be recommended.")
+    screen.say(best or "The model classifies no slide correctly, so there is no method to recommend.")
     return finish_command(run, screen)

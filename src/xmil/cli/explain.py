@@ -54,7 +54,7 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
         if request.slides is not None:
             try:
                 failed = bool(draw_run(run, request, screen).failed)
-            except XmilError as error:  # the slides are explained all the same
+            except XmilError as error:  # the slides are explained nevertheless
                 print(f"xmil: error: {as_flags(str(error))}", file=sys.stderr)
                 failed = True
     then = f"{command_line('xmil', 'heatmap', run.path)} --slides SLIDES"
@@ -64,12 +64,12 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
         inputs = [word for model in request.model for word in ("--model", model)]
         inputs += ["--features", request.features, "--out", f"{run.path}-evaluated"]
         then = command_line("xmil", "evaluate", *inputs)
-        then += "  # no coordinates, so no maps: features that have them (CLAM: h5_files) can be drawn"
+        then += "  # maps need features with coordinates (CLAM: h5_files)"
     return max(int(failed), finish_command(run, screen, then=then))
 
 
 def _has_places(run: Run) -> bool:
-    """Whether the patches of the first slide that can be read have coordinates."""
+    """Whether the patches of the first readable slide have coordinates."""
     from xmil.storage import read_explanations
 
     for path in run.files.values():
@@ -80,20 +80,20 @@ def _has_places(run: Run) -> bool:
 
 
 CANNOT_TELL = (
-    "One slide cannot tell whether to trust this model's maps: the same command with --out over eight cases "
+    "One slide cannot show whether to trust this model's maps: the same command with --out over eight cases "
     "or more gives a verdict."
 )
 SHOWN = 5  # patches of each sign
 PAIRS = 3
-APART = {  # what a report holds beside the model's numbers
+APART = {  # columns of a row other than the model's outputs
     *("slide", "n", "picture", "beyond_scale", "explanations", "interactions", "warnings", "predicted"),
     *("verdict", "choice", "measured"),
 }
-WORKERS = ("engine", "workers")  # options that say nothing of the results
+WORKERS = ("engine", "workers")  # options without effect on results
 
 
 def explain_one(options: ExplainRequest, screen: Screen) -> int:
-    """Explain one file or slide, print what was found, and leave a picture in the current folder."""
+    """Explain one file or slide, print the results, and write a picture to the current folder."""
     from xmil.core.interactions import Interactions
     from xmil.evaluate import Choice
     from xmil.heatmaps import Look, beyond_scale, why_one_colour
@@ -102,7 +102,7 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
 
     request = one_file(options, screen)
     with TemporaryDirectory() as folder:
-        one = replace(request, out=Path(folder) / "run", check="none")  # one case cannot be judged
+        one = replace(request, out=Path(folder) / "run", check="none")  # one case is too few for a verdict
         run = explain_run(one, OneSlide())
         (name,) = run.slides
         explanations = read_explanations(run.file(name))
@@ -140,20 +140,20 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
         if fault is None and has_places and (sentence := beyond_scale(report["beyond_scale"])):
             over = () if slide is None else ("--slides", slide)
             keep = command_line("xmil", "heatmap", run_folder(name), *over, "--clip", "none", "--restart")
-            print(f"  {sentence}. To see them apart: the next command, then {keep}")
+            print(f"  {sentence}. To separate them: the next command, then {keep}")
         same = options.words("out", "slides", "restart", *WORKERS)
         words = [command_line("xmil", "explain", *same, "--out", run_folder(name))]
         if options.features is None:
             words += [command_line("--slides", options.slides)]
-            print(f"Patches and features: {run_folder(name)}, where the next command finds them")
+            print(f"Patches and features: {run_folder(name)}, for the next command")
         elif slide is not None and slide.stem == name:
             words += [command_line("--slides", slide.parent)]
-        print(f"Next: {' '.join(words)}  # keeps the scores, for xmil heatmap, view and export")
+        print(f"Next: {' '.join(words)}  # saves the scores, for xmil heatmap, view and export")
     return 0 if fault is None else 1
 
 
 def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
-    """The request with its one feature file; that of a slide is made, in a folder of its own."""
+    """Return the request with one feature file; for a slide, make its features in a separate folder."""
     from xmil.data import feature_files
     from xmil.data.files import check_feature_files
     from xmil.runs.explain import check_output, features_of_slides
@@ -164,7 +164,7 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
         listing = listed_slides(request, screen)
         if len(names := [*listing.slides, *listing.twice]) > 1:
             raise InputError(
-                f"{request.slides}: holds {len(names)} slides; give out=, the folder for their results, "
+                f"{request.slides}: holds {len(names)} slides; pass out=, the folder for their results, "
                 f"or one slide: slides={next(iter(listing.slides.values()), request.slides)}."
             )
         with screen.together():
@@ -175,7 +175,7 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
     check_feature_files(files, request.features)
     if files != [request.features]:
         raise InputError(
-            f"{request.features}: holds {len(files)} feature files; give out=, the folder for their "
+            f"{request.features}: holds {len(files)} feature files; pass out=, the folder for their "
             f"results, or one file: features={files[0]}."
         )
     return request
@@ -186,9 +186,9 @@ def run_folder(name: str) -> Path:
 
 
 class OneSlide(Listener):
-    """Says nothing of a run of one slide, whose numbers and warnings are printed at the end.
+    """Ignores the messages of a run of one slide, whose numbers and warnings are printed at the end.
 
-    Where there are features to be made first, a screen shows how far they are, and what is doubtful.
+    If features are made first, a screen shows their progress and warnings.
     """
 
     def __init__(self, screen: Screen | None = None) -> None:
@@ -196,13 +196,13 @@ class OneSlide(Listener):
             self.counting, self.warn = screen.counting, screen.warn  # type: ignore[method-assign]
 
     def failures(self, failed: Mapping[str, str]) -> None:
-        """There is one slide: its failure is the command's."""
+        """Raise the failure of the only slide."""
         for reason in failed.values():
             raise InputError(reason)
 
 
 def _row(run: Run) -> dict[str, Any]:
-    """What the model says of the slide."""
+    """Read the prediction for the slide."""
     row = next(iter(run.rows.values()))
     left_out = ("slide_id", "case_id", "label", "correct", "features", "seconds", "warnings")
     typed: dict[str, Any] = {key: text for key, text in row.items() if key not in left_out and text != ""}
@@ -226,7 +226,7 @@ def _facts(e: Explanation) -> dict[str, Any]:
 
 
 def _slide_of(name: str, request: ExplainRequest) -> Path:
-    """The slide to draw over: the file itself, or the one of this name in a folder of slides."""
+    """Find the slide to draw over: the file itself, or the one of this name in a folder."""
     from xmil.runs.inputs import named_slides
 
     path = cast(Path, request.slides)
@@ -236,7 +236,7 @@ def _slide_of(name: str, request: ExplainRequest) -> Path:
     if path in listing.slides.values():  # a folder of DICOM files
         return path
     if name not in listing.slides:
-        raise InputError(f"slides={path}: holds no slide named {name}; name the slide's file.")
+        raise InputError(f"slides={path}: has no slide named {name}; name the slide's file.")
     return listing.slides[name]
 
 
@@ -249,9 +249,9 @@ def _draw_picture(
     pairs: Sequence[Interactions],
     mark: str,
 ) -> str | None:
-    """The heatmap of the slide with lines for pairs, or scores by rank where patches have no known place.
+    """Draw the heatmap of the slide with lines for pairs, or scores by rank if positions are unknown.
 
-    Gives the sentence on a picture that could not be written.
+    Return an error sentence if the picture could not be written.
     """
     from xmil.heatmaps import heatmap, plot, without_repeats
 
@@ -278,15 +278,15 @@ def _draw_picture(
     try:
         write_atomically(path.resolve(), write)
     except FileError as error:
-        return f"{str(error).partition(';')[0]}; give out=, a folder for scores and pictures."
+        return f"{str(error).partition(';')[0]}; pass out=, a folder for scores and pictures."
     return None
 
 
-MARK = "xmil"  # the text of a picture that says which model it is of
+MARK = "xmil"  # key of the picture's text that identifies its model
 
 
 def _free_name(path: Path, mark: str) -> Path:
-    """The name for a picture: one of the same model is replaced, any other stays."""
+    """Choose a file name for a picture: replace one of the same model, but no other file."""
     from PIL import Image
 
     for number in count(2):
@@ -296,7 +296,7 @@ def _free_name(path: Path, mark: str) -> Path:
             if picture.info.get(MARK) == mark:
                 return path
         path = path.with_name(f"{path.name.partition('.heatmap')[0]}.heatmap-{number}.png")
-    raise AssertionError  # numbers do not end
+    raise AssertionError  # unreachable
 
 
 def _print(report: dict[str, Any], explanations: Sequence[Explanation]) -> None:
@@ -318,7 +318,7 @@ def _print(report: dict[str, Any], explanations: Sequence[Explanation]) -> None:
             f"patches {row['first']} and {row['second']} ({row['value']:+.3g} +/- {row['stderr']:.2g})"
             for row in pairs["strongest"]
         )
-        print(f"\nPairs that act together for {pairs['target']}: {strongest}")
+        print(f"\nPairs that interact for {pairs['target']}: {strongest}")
         print(f"  {pairs['sure']} of {counted(pairs['n'], 'pair')} beyond three standard errors")
     print(f"\n{report['verdict']['sentence'] if report['verdict'] else CANNOT_TELL}")
     for warning in report["warnings"]:
@@ -326,7 +326,7 @@ def _print(report: dict[str, Any], explanations: Sequence[Explanation]) -> None:
 
 
 def _verdict(report: dict[str, Any]) -> str:
-    """What the model says, in a line: the class with its probabilities, values, or the risk."""
+    """Write the prediction in a line: the class with its probabilities, values, or the risk."""
     chances = [f"{key[2:]} {value:.3g}" for key, value in report.items() if key.startswith("p:")]
     parts = [f"{k} {v}" for k, v in report.items() if k not in APART and not k.startswith("p:")]
     if "predicted" in report:

@@ -1,4 +1,4 @@
-"""`xmil heatmap`: a run's scores as pictures, and as files for QuPath and other programs."""
+"""`xmil heatmap`: draw a run's scores, and write files for QuPath and other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`xmil inside`: what in a patch speaks for the class."""
+"""`xmil inside`: which parts of a patch support the class."""
 
 from __future__ import annotations
 

@@ -66,14 +66,14 @@ def inspect(
 
 
 def report(path: Path, options: dict[str, Any]) -> Report:
-    """The report on one path, whatever it is."""
+    """Report on one path of any kind."""
     from xmil.data.containers import sniff
     from xmil.data.inspection import inspect_features
 
     if is_function_name(str(path)) and not path.exists():
         raise FileError(
-            f"{path}: a function that builds a model, which inspect does not call; `xmil explain` tries it "
-            "out on the first feature file."
+            f"{path}: a function that builds a model, which inspect does not call; `xmil explain` tests it "
+            "on the first feature file."
         )
     kind = sniff(path)
     if kind == "folder":
@@ -85,7 +85,7 @@ def report(path: Path, options: dict[str, Any]) -> Report:
             try:
                 return _checkpoint(path)
             except XmilError:
-                if "unknown layout" in str(not_features):  # tensors, but no bag: what the checkpoint lacks
+                if "unknown layout" in str(not_features):  # tensors, but not a bag: report it as a checkpoint
                     raise
                 raise not_features from None
     if kind == "safetensors":
@@ -98,7 +98,7 @@ def report(path: Path, options: dict[str, Any]) -> Report:
 
 
 def _slide(path: Path) -> Report:
-    """A slide or picture; a file that is none, and is not named like one, is of no kind at all."""
+    """Report on a slide or picture; any other file, unless named like one, is of unknown kind."""
     try:
         return inspect_slide(path)
     except FileError:
@@ -125,7 +125,7 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
         if not several:
             return patches
         facts = {**patches.facts, "features in": several[0] if len(several) == 1 else None}
-        which = f"features are in {' and '.join(several)}; inspect the one that is meant"
+        which = f"features are in {' and '.join(several)}; inspect one of them"
         problems = (*patches.problems, which) if len(several) > 1 else patches.problems
         return replace(patches, facts=facts, problems=problems)
     if made_by == "embed":
@@ -156,7 +156,7 @@ def _checkpoint(path: Path) -> Report:
 
 
 def _table(path: Path, kind: str, options: dict[str, Any]) -> Report:
-    """A Parquet file is an explanation or a cohort; a CSV a cohort or WSInfer's boxes."""
+    """Report on a Parquet file (explanation or cohort) or CSV (cohort or WSInfer's boxes)."""
     from xmil.data.inspection import inspect_cohort, inspect_explanation, inspect_features
 
     first = inspect_explanation if kind == "parquet" else inspect_cohort
@@ -170,7 +170,7 @@ def _table(path: Path, kind: str, options: dict[str, Any]) -> Report:
 
 
 def inspect_slide(path: Path) -> Report:
-    """Dimensions, pyramid levels and mpp, and what to give where mpp is not stored."""
+    """Report dimensions, pyramid levels and mpp of a slide, and the option to set if mpp is not stored."""
     from xmil.data.inspection import Report
     from xmil.slides import open_slide
 
@@ -192,7 +192,7 @@ def inspect_slide(path: Path) -> Report:
 
 
 def slide_files(folder: Path) -> list[Path]:
-    """The files of a folder that a slide's or image's suffix names, in order of name."""
+    """List the files of a folder with a slide's or image's suffix, by name."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -201,7 +201,7 @@ def slide_files(folder: Path) -> list[Path]:
 
 
 def inspect_slides(folder: Path) -> Report:
-    """A folder of slides: one row each, with size and mpp, and what is missing or cannot be read."""
+    """Report on a folder of slides: a row each, with size and mpp, and what is missing or unreadable."""
     from xmil.data.inspection import Report
 
     rows = tuple(_row(path) for path in slide_files(folder))
@@ -230,7 +230,7 @@ def _row(path: Path) -> dict[str, Any]:
 
 
 def with_misfits(results: list[Result]) -> list[Result]:
-    """The results, with problems added where features fit no model, or slides no features."""
+    """Add problems to the results if features match no model, or slides match no features."""
     models = [result for result in results if result["kind"] == "checkpoint"]
     features = [result for result in results if _features_in(result) is not None]
     faults = [_misfit(result, models) or _nameless(result, features) for result in results]
@@ -241,7 +241,7 @@ def with_misfits(results: list[Result]) -> list[Result]:
 
 
 def next_command(results: list[Result], options: dict[str, Any]) -> str:
-    """The command to go on with, once it is known where features are; what was not named is in capitals."""
+    """Write the next command if the features are known; capitals stand for unknown arguments."""
     from xmil.cli._screen import command_line
 
     models = [result for result in results if result["kind"] == "checkpoint"]
@@ -262,7 +262,7 @@ def next_command(results: list[Result], options: dict[str, Any]) -> str:
             where = str(_features_in(result))
             return command_line("xmil", "explain", "--model", model, "--features", where, *out, *words)
     if features or any("features in" in result.get("facts", {}) for result in results):
-        return ""  # they do not fit, or which of several is meant is for the user to say
+        return ""  # they do not match, or the user must choose one of several
     folders = [result for result in results if result["kind"] == "folder"]
     if patches := [result for result in folders if result.get("facts", {}).get("instances")]:
         return embedding(Path(patches[0]["path"]), slides[0]["path"] if slides else None)
@@ -282,42 +282,42 @@ def next_command(results: list[Result], options: dict[str, Any]) -> str:
 
 
 def embedding(tiles: Path, slides: object = None) -> str:
-    """The command that makes features of patches; which encoder, only the user knows."""
+    """Write the command that encodes patches; only the user knows the encoder."""
     from xmil.cli._screen import command_line
 
     folder = tiles.parent if tiles.name == "patches" else tiles
     words = command_line(
         "xmil", "embed", "--tiles", folder, "--slides", slides or "SLIDES", "--encoder", "ENCODER"
     )
-    return f"{words}  # the encoder that the model was trained on: resnet50, ctranspath, uni, ..."
+    return f"{words}  # the model's encoder: resnet50, ctranspath, uni, ..."
 
 
 def _misfit(result: Result, models: list[Result]) -> str | None:
-    """A sentence where none of the models reads features of this width."""
+    """Write a sentence if no model reads features of this width."""
     reads = {int(model["facts"]["in_dim"]): model["path"] for model in models}
     widths = _widths(result)
     if not widths or not reads or widths & set(reads):
         return None
     wide = " and ".join(map(str, sorted(widths)))
-    wanted = ", ".join(f"{path} reads {width}" for width, path in reads.items())
-    return f"the features are {wide} wide, and {wanted}; give features of the model's encoder"
+    expected = ", ".join(f"{path} reads {width}" for width, path in reads.items())
+    return f"the features have width {wide}, but {expected}; name features of the model's encoder"
 
 
 def _nameless(result: Result, features: list[Result]) -> str | None:
-    """A sentence where no slide of a folder has the name of a feature file."""
+    """Write a sentence if no slide of a folder has the name of a feature file."""
     slides = {_bare(row["file"]) for row in result.get("rows", ())} if _holds_slides(result) else set()
     named = {name for each in features for name in _names(each)}
     if not slides or not named or slides & named:
         return None
     pair = f"{min(slides)} is a slide, {min(named)} has features"
-    return f"no slide has the name of a feature file ({pair}); name the files alike"
+    return f"no slide has the name of a feature file ({pair}); rename them to match"
 
 
 def _names(result: Result) -> set[str]:
     from xmil.data.header import slide_name
 
     files = [row["file"] for row in result["rows"]] or [Path(str(_features_in(result))).name]
-    below = "features in" in result["facts"]  # its files are not looked at
+    below = "features in" in result["facts"]  # its own files are ignored
     return set() if below else {_bare(slide_name(Path(file))) for file in files}
 
 
@@ -333,14 +333,14 @@ def _widths(result: Result) -> set[int]:
         return set()
     if "features in" not in facts:
         return _wide(facts["width"])
-    try:  # of the folder's first file; none where it cannot be read
+    try:  # of the folder's first file, if it can be read
         return {open_bag(path).dim for path in feature_files(where)[0][:1]} - {0}
     except XmilError:
         return set()
 
 
 def _wide(width: Any) -> set[int]:
-    """The widths of one file or of several; patches without features have none."""
+    """Collect the widths of one or several files; patches without features have none."""
     return {int(key) for key in (width if isinstance(width, dict) else [width or 0])} - {0}
 
 
@@ -349,7 +349,7 @@ def _holds_slides(result: Result) -> bool:
 
 
 def _features_in(result: Result) -> str | None:
-    """Where an inspected path holds features to explain."""
+    """Find the features to explain in an inspected path."""
     facts = result.get("facts", {})
     if "features in" in facts:
         return str(facts["features in"]) if facts["features in"] else None

@@ -1,4 +1,4 @@
-"""`xmil predict`: what a model, or an ensemble, says of every slide, and how good it is."""
+"""`xmil predict`: predict every slide with a model or an ensemble, and measure how good it is."""
 
 from __future__ import annotations
 

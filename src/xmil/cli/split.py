@@ -1,4 +1,4 @@
-"""`xmil split`: folds or fractions by case, written back into the cohort table."""
+"""`xmil split`: write folds or fractions by case into the cohort table."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def split(
     if stratify is not None:
         check_labels(table, stratify)
     name = column or ("fold" if folds is not None else "split")
-    written = table.names.get(name, name)  # as the table calls it
+    written = table.names.get(name, name)  # the table's spelling
     if (name in table.columns or name in table.names.values()) and not overwrite:
         raise InputError(
-            f"{cohort}: has a column {written!r} already; pass --overwrite, or --column another."
+            f"{cohort}: has a column {written!r} already; pass --overwrite, or another --column."
         )
     if folds is not None:
         done = split_folds(table, folds, stratify=stratify, seed=seed, column=name, sites=sites)
@@ -71,19 +71,17 @@ def split(
         done = split_fractions(table, shares, stratify=stratify, seed=seed, column=name, sites=sites)
     target = out or cohort
     if target.is_dir():
-        raise InputError(f"{target}: is a folder; name the table to write with --out.")
+        raise InputError(f"{target}: is a folder; name a table as --out.")
     if (
         not overwrite
         and target.exists()
         and not target.samefile(cohort)
         and not _holds(target, table, name, slide_column)
     ):
-        raise InputError(
-            f"{target}: already exists and holds another table; pass --overwrite, or another out=."
-        )
+        raise InputError(f"{target}: already exists with another table; pass --overwrite, or another out=.")
     done.save_column(name, target)
     cases = done.cases
-    sides: dict[str, list[int]] = {}  # rows of each side; of those on none under an empty name
+    sides: dict[str, list[int]] = {}  # rows of each side; an empty name for rows without one
     for row, cell in enumerate(done.column(name)):
         sides.setdefault(cell or "", []).append(row)
     counts = {
@@ -93,10 +91,10 @@ def split(
     if as_json:
         print(json.dumps({"out": str(target), "column": written, "sides": counts}, indent=2))
         return
-    way = f"split by case ({counted(len(set(cases)), 'case')}, none on two sides)"
+    unit = f"split by case ({counted(len(set(cases)), 'case')}, none on two sides)"
     if CASE not in table.columns:
-        way = f"split by slide: there is no {CASE}, and slides of one patient may lie on two sides"
-    print(f"{target}: wrote {written!r}, {way}")
+        unit = f"split by slide: without {CASE}, slides of one patient may be on two sides"
+    print(f"{target}: wrote {written!r}, {unit}")
     empty = counts.pop("", None)
     for side, count in counts.items():
         labels = Counter(map(done.column(stratify).__getitem__, sides[side])) if stratify else {}
@@ -108,7 +106,7 @@ def split(
 
 
 def _holds(path: Path, table: Cohort, column: str, slide_column: str | None) -> bool:
-    """Whether a file holds the table, but for a column: an earlier split of it."""
+    """Whether a file has the same table except for one column, as from an earlier split."""
     from xmil.data import read_cohort
 
     try:

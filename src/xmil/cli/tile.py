@@ -1,4 +1,4 @@
-"""`xmil tile`: patches on the tissue of slides."""
+"""`xmil tile`: lay patches on the tissue of slides."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def toy(
         changes["training"] = {**protocol.training, "epochs": epochs}
     protocol = replace(protocol, **changes)
     device = find_device(device)
-    if quick and "OMP_NUM_THREADS" not in os.environ:  # small models: threads only wait for each other
+    if quick and "OMP_NUM_THREADS" not in os.environ:  # models are too small for several threads
         torch.set_num_threads(1)
     suite, plan = SUITES["evidence"], Plan(protocol=protocol, data=data, encoder=encoder)
     problems = _problems(names, plan)
@@ -108,7 +108,7 @@ def toy(
 
 
 def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) -> dict[str, list[str]]:
-    """The chosen tasks, models and methods, each checked; those not named are the paper's."""
+    """Check and return the tasks, models and methods, by default the paper's."""
     from xmil.bench import (
         PAPER_METHODS,
         PAPER_MODELS,
@@ -121,8 +121,7 @@ def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) ->
 
     if table1 and quick:
         raise InputError(
-            "--table1 and --quick cannot be combined: "
-            "the first takes the paper's settings, the second its own."
+            "--table1 and --quick cannot be combined: --table1 has the paper's settings, --quick its own."
         )
     tasks = _split(task, list(TASKS), list(TASKS) if quick else list(PAPER_TASKS))
     models = _split(model, list(SETUPS), list(PAPER_MODELS) if table1 else ["attnmil"])
@@ -155,7 +154,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _problems(names: dict[str, list[str]], plan: Plan) -> list[DigitProblem]:
-    """The tasks as problems; what would fail later is refused here, before anything is trained."""
+    """Make problems from the tasks; refuse what would fail later, before training starts."""
     from xmil.bench import SETUPS, SPLITS, TASKS, DigitProblem, MethodSpec, load_instances
     from xmil.models import create_model
 
@@ -172,7 +171,7 @@ def _problems(names: dict[str, list[str]], plan: Plan) -> list[DigitProblem]:
 
 
 def _measure(referee: Referee, suite: Suite, problems: list[DigitProblem]) -> None:
-    """Train and measure every problem and model, with a bar for each step."""
+    """Train and measure all problems and models, with a bar for each step."""
     with progress_bars() as progress:
         every = progress.add_task("all tasks", total=len(problems))
         bar = progress.add_task("", total=None)

@@ -1,4 +1,4 @@
-"""`xmil train`: models from feature files and a table of labels."""
+"""`xmil train`: train models from feature files and a table of labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xmil.training.fit import Job, OnStep, Step
     from xmil.training.train import TrainOutcome
 
-REFRESH = 0.1  # seconds between two changes of the bar
+REFRESH = 0.1  # seconds between updates of the bar
 
 
 @with_examples("train config.toml", "train config.toml --set optim.lr=1e-3 --out models")
@@ -86,7 +86,7 @@ def train(
 
 
 def _check_plan(settings: Config) -> int:
-    """Say, as comments of the file, what a run would do and leave out; what it would refuse is refused."""
+    """Print, as comments of the file, what a run would do and leave out; raise what it would raise."""
     from xmil.training.train import make_plan
 
     folders = settings.data.features
@@ -101,7 +101,7 @@ def _check_plan(settings: Config) -> int:
 
 
 def _watch(job: Job, progress: Any) -> OnStep:
-    """A bar for one model: loss so far, the best of the monitored measure, time left."""
+    """Show a bar for one model: current loss, best of the monitored measure, remaining time."""
     settings = job.config.train
     for old in list(progress.task_ids):
         progress.remove_task(old)

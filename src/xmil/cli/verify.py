@@ -1,4 +1,4 @@
-"""`xmil verify`: is a run whole, and is it of the inputs that are there now?"""
+"""`xmil verify`: is a run complete and unchanged, and does it match its inputs?"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def verify(
     faults, files, notes = verify_run(stored, quick=quick), len(run_files(stored)), unknowns(stored)
     slides, lost = _count(lambda: stored.slides), _count(lambda: stored.failed)
     if quick:
-        notes.append("Only sizes were compared; a change that keeps a file's size is not noticed.")
+        notes.append("Only sizes were compared, so changes that keep a file's size are not noticed.")
     if as_json:
         about = {"kind": stored.kind, "slides": slides, "files": files, "quick": quick}
         print(json.dumps({**about, "faults": [vars(fault) for fault in faults], "notes": notes}, indent=2))
@@ -43,7 +43,7 @@ def verify(
 
 
 def _count(read: Callable[[], Sized]) -> int:
-    """How many a table of the run names; none where it cannot be read, which is a fault of its own."""
+    """Count the rows of a table of the run; 0 if it cannot be read, which is a separate fault."""
     try:
         return len(read())
     except XmilError:

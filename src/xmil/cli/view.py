@@ -1,4 +1,4 @@
-"""`xmil view`: a run's slides and their evidence in the browser, or as a folder; or a reading study."""
+"""`xmil view`: a run's slides and evidence in the browser or as a static copy, or a reading study."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def view(
     if runs[0].is_dir() and (runs[0] / STUDY).is_file():
         if export is not None:
             raise InputError(
-                f"{runs[0]}: a study is read from its server, so it cannot be exported; leave out --export."
+                f"{runs[0]}: a study needs its server, so it cannot be exported; leave out --export."
             )
         return _serve_study(runs, slides, follow_links, host, port, token_file, browser, as_json)
     if label_images and export is not None:
@@ -91,9 +91,7 @@ def view(
     if not as_json and not n:
         print("The run has no slides yet; reload the page to see them appear.")
     elif not as_json and slides is not None and missing:
-        print(
-            f"{slides}: {missing} of {n} slides have no image with their name here; a blank canvas is shown."
-        )
+        print(f"{slides}: {missing} of {n} slides have no image with their name; they get a blank canvas.")
     if export is not None:
         return _export(shown, export, longest=export_px, as_json=as_json)
     rules = _rules(host, token_file)
@@ -111,16 +109,16 @@ def _serve_study(
     browser: bool,
     as_json: bool,
 ) -> int:
-    """Serve a reading study; each reader enters with a code."""
+    """Serve a reading study, which each reader enters with a code."""
     from xmil.viewer.study import open_study
     from xmil.viewer.study.site import create_study_app
 
     if len(studies) > 1:
-        raise InputError(f"{studies[0]}: a study; it is served alone, without further runs.")
+        raise InputError(f"{studies[0]}: a study, which cannot be shown with other runs; name it alone.")
     study, rules = open_study(studies[0]), _rules(host, token_file)
     where = slides or study.slides
     if not where.is_dir():
-        raise InputError(f"{where}: the slides of the study are not there; pass slides=, where they are now.")
+        raise InputError(f"{where}: does not contain the study's slides; pass slides=, their folder.")
     app = create_study_app(study, slides=where, rules=rules, follow_links=follow_links)
     return _serve(app, rules, port, browser, {"readers": len(study.readers)} if as_json else None)
 
@@ -129,7 +127,7 @@ LONGEST_TOKEN = 4096  # bytes
 
 
 def _token(file: Path | None) -> str | None:
-    """The token from the file or the environment; other users can read command lines."""
+    """Read the token from the file or the environment, since other users can read command lines."""
     if file is None:
         return os.environ.get("XMIL_TOKEN")
     try:
@@ -142,12 +140,12 @@ def _token(file: Path | None) -> str | None:
         raise InputError(unreadable(file, error)) from None
     except (ValueError, IndexError):
         raise InputError(
-            f"{file}: holds no token; its first line must be one, of {LONGEST_TOKEN} bytes at most."
+            f"{file}: has no token; its first line must be one, of at most {LONGEST_TOKEN} bytes."
         ) from None
 
 
 def _rules(host: str, token_file: Path | None) -> Rules:
-    """Who may enter; beyond loopback a token is made where none is given."""
+    """Make the server's rules; beyond loopback, make a token if there is none."""
     import secrets
 
     from xmil.viewer.server import Rules, is_loopback

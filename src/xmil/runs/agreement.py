@@ -2,7 +2,7 @@
 
 agreement.csv            a row for each slide, reader, class of regions, method and target
 agreement_summary.csv    the means over cases with intervals and tests against chance, by class of regions
-agreement_failures.csv   the files, or the classes in them, that were left out, and why
+agreement_failures.csv   the files, or classes of regions, that were left out, and why
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_mea
 from xmil.heatmaps import opened
 from xmil.storage import Run, read_explanations
 
-FOLDER = "annotations"  # of a run, where the viewer keeps what readers draw
+FOLDER = "annotations"  # of a run, written by the viewer
 TABLE, SUMMARY, FAILURES = "agreement.csv", "agreement_summary.csv", "agreement_failures.csv"
 NO_CLASS = "(no class)"  # what tables call regions without one
 MEASURES = {"auroc": "AUROC", "dice": "Dice", "pointing": "pointing"}
-GROUP = ("class", "method", "target")  # what is measured by itself
+GROUP = ("class", "method", "target")  # columns whose values are measured separately
 SHOWN = 3  # reasons on the screen; the table of failures has them all
 SHARE = 0.5  # of a patch that regions must cover to mark it
 Row = dict[str, Any]
@@ -35,20 +35,20 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Agreement:
-    """Rows by slide, the summary over slides, and what could not be compared: slide, file and reason."""
+    """Rows by slide, the summary over slides, and files that could not be compared, with the reason."""
 
     rows: list[Row]
     summary: list[Row]
     left_out: list[Row] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
-        """Write the tables; that of failures has a head alone where nothing was left out."""
+        """Write the tables; that of failures has only a header if nothing was left out."""
         for name, rows in ((TABLE, self.rows), (SUMMARY, self.summary), (FAILURES, self.left_out)):
             head = list(rows[0]) if rows else ["slide_id", "file", "error"]
             write_text(folder / name, csv_text(head, ([_cell(row[key]) for key in head] for row in rows)))
 
     def as_text(self) -> str:
-        """The summary as a table."""
+        """Format the summary as a table."""
         groups: dict[tuple[str, ...], dict[str, Row]] = {}
         for row in self.summary:
             groups.setdefault(tuple(row[key] for key in GROUP), {})[row["measure"]] = row
@@ -72,8 +72,8 @@ def compare_annotations(
     """Compare every annotated slide of a run with its scores, by class of regions, method and target.
 
     `folder` holds SLIDE.geojson, as QuPath exports it, or SLIDE/READER.geojson, as the viewer writes; by
-    default it is the run's own. `names` are the classes of annotations that count. QuPath counts from the
-    scanned bounds: `slides` (id to file) says where they begin, for files that do not.
+    default it is the run's own. `names` are the classes of annotations to use. QuPath counts from the
+    scanned bounds: `slides` (id to file) gives their origin for files that do not store it.
     """
     files = list_annotations(run.path / FOLDER if folder is None else folder)
     rows: list[Row] = []
@@ -93,7 +93,7 @@ def compare_annotations(
 
 
 def list_annotations(folder: Path) -> dict[str, dict[str, Path]]:
-    """The files of annotations by slide and reader; the reader of SLIDE.geojson has no name."""
+    """List the files of annotations by slide and reader; the reader of SLIDE.geojson has no name."""
     if not folder.is_dir():
         raise InputError(absent(folder, "folder"))
     files: dict[str, dict[str, Path]] = {}
@@ -109,7 +109,7 @@ def list_annotations(folder: Path) -> dict[str, dict[str, Path]]:
 def _compare(
     run: Run, slide: str, reader: str, drawn: Path, names: Sequence[str], picture: Path | None
 ) -> tuple[list[Row], list[str]]:
-    """The rows of one reader's regions on one slide, and what is wrong with a class of them."""
+    """Score one reader's regions on one slide; return rows, and sentences on classes that were left out."""
     if slide not in run.files:
         raise InputError(f"{drawn}: the run has no slide {slide}.")
     explanations = read_explanations(run.files[slide])
@@ -120,14 +120,14 @@ def _compare(
         origin = None if image is None else (float(image.bounds[0]), float(image.bounds[1]))
     regions = read_regions(drawn, names=tuple(names) or None, origin=origin)
     if not regions:
-        raise InputError(f"{drawn}: has no polygon.")
+        raise InputError(f"{drawn}: has no polygons.")
     rows: list[Row] = []
     faults: list[str] = []
     for kind, polygons in regions.items():
         marked = covered_by_polygons(polygons, first.coords.astype(np.float64), first.patch_size) >= SHARE
         if not marked.any() or marked.all():
-            what = f"its regions {kind or NO_CLASS}"
-            faults.append(f"{drawn}: {what} mark {'all' if marked.any() else 'no'} patches of {slide}.")
+            share = "all" if marked.any() else "no"
+            faults.append(f"{drawn}: its regions {kind or NO_CLASS} mark {share} patches of {slide}.")
             continue
         about = {
             "slide_id": slide,
@@ -150,14 +150,14 @@ def _compare(
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """The mean of each measure over cases with its interval, and the test against chance."""
+    """Average each measure over cases, with its interval and the test against chance."""
     targets: dict[tuple[str, ...], int] = {}
     for row in rows:
         key = (row["slide_id"], row["reader"], row["class"], row["method"])
         targets[key] = targets.get(key, 0) + 1
     several = {method for (*_, method), n in targets.items() if n > 1}
     groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:  # where slides have one target each, that of their prediction, they belong together
+    for row in rows:  # if each slide has one target, its predicted class, they form one group
         target = row["target"] if row["method"] in several else "each slide's own"
         groups.setdefault((row["class"], row["method"], target), []).append(row)
     summary: list[Row] = []
@@ -181,9 +181,9 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 
 def _interval(row: Row) -> str:
-    """A mean with its interval, where there are cases enough for one."""
-    known = bool(np.isfinite(row["low"]))
-    return f"{row['mean']:.2f}" + (f" [{row['low']:.2f}, {row['high']:.2f}]" if known else "")
+    """Format a mean, with its interval if there are enough cases for one."""
+    has_interval = bool(np.isfinite(row["low"]))
+    return f"{row['mean']:.2f}" + (f" [{row['low']:.2f}, {row['high']:.2f}]" if has_interval else "")
 
 
 def _cell(value: object) -> object:

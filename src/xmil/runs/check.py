@@ -1,7 +1,7 @@
 """The verdict on the maps of a run, and the method of `--methods auto`: SRGs over cases in seeded order.
 
-A case's map is held against the model on at most 2,048 of its patches. The method is chosen on other cases
-than those that judge it; with fewer than 16 cases each half is judged by what the other half chose.
+The verdict measures a case's map on at most 2,048 of its patches. The method is chosen on other cases
+than those that judge it; with fewer than 16 cases, each half judges the method that the other half chose.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from xmil.evaluate.verdict import FEWEST, FEWEST_CASES
 from xmil.models import MILModel
 
 ALL, NONE, SOME = "all", "none", "auto"
-CASES = 16  # that judge a run, or choose its method, unless the user says how many
-SHARE, GRACE = 0.1, 2.0  # of the run's time that the verdict may take, and seconds of work it may always take
-PATIENCE = 10.0  # seconds of work it may take until the cases are enough for a verdict
+CASES = 16  # number that judge a run, or choose its method, unless the user sets it
+SHARE, GRACE = 0.1, 2.0  # share of the run's time for the verdict, and seconds of work it always gets
+PATIENCE = 10.0  # seconds of work until it has enough cases
 LATE = "check=8 takes the time, which was too short"
 Scores = npt.NDArray[np.float32]
 RIVALS = ("lrp", "one_added")  # tried beside the methods of a run
@@ -43,20 +43,20 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.text not in (ALL, NONE, SOME) and not (self.text.isdigit() and int(self.text)):
-            known = "a number of cases, all, none or auto"
-            raise InputError(f"check= must be {known}. Got {self.text!r} instead.")
+            choices = "a number of cases, all, none or auto"
+            raise InputError(f"check= must be {choices}. Got {self.text!r} instead.")
 
     @property
     def most(self) -> float:
         """The most cases to measure."""
-        named = {ALL: float("inf"), NONE: 0.0, SOME: float(CASES)}
-        return named[self.text] if self.text in named else float(self.text)
+        limits = {ALL: float("inf"), NONE: 0.0, SOME: float(CASES)}
+        return limits[self.text] if self.text in limits else float(self.text)
 
     def clock(self, seconds: float, work: float) -> Callable[[float], bool]:
-        """What says whether the time is up, once so much work may be done; a user's number takes its time.
+        """Start a clock: a function that says whether the time is up, given the work always allowed.
 
-        `seconds` is what the run took by the clock, `work` by the processor: on a busy machine a run waits
-        for files more than its verdict does.
+        A number that the user sets has no limit. `seconds` is the run's time by the clock, `work` by the
+        processor: on a busy machine a run waits for files more than its verdict does.
         """
         wall, busy = time.perf_counter(), time.process_time()
 
@@ -81,11 +81,11 @@ class Measured:
 
     @property
     def unit(self) -> str:
-        """What a unit is: a case, or a slide where no cohort names cases."""
+        """The word for a unit: "case", or "slide" if no cohort names cases."""
         return "slide" if all(case.case_id is None for case in self.cases) else "case"
 
     def add(self, case: Case, srgs: dict[str, float]) -> None:
-        """Note the SRGs of a case's bag; nan for methods that its files, or those of earlier cases, lack."""
+        """Add the SRGs of a case's bag; nan for methods that it, or an earlier case, lacks."""
         unknown = float("nan")
         for name in dict.fromkeys([*self.srgs, *srgs]):
             self.srgs.setdefault(name, [unknown] * len(self.cases)).append(srgs.get(name, unknown))
@@ -93,9 +93,9 @@ class Measured:
 
 
 def in_seeded_order(cases: Sequence[Case], seed: int) -> list[Case]:
-    """The cases in an order that the seed decides, whatever order they came in."""
-    named = sorted(cases, key=lambda case: case.name)
-    return [named[i] for i in np.random.default_rng([seed, 0x5E9]).permutation(len(named))]
+    """Shuffle the cases by the seed, independent of their original order."""
+    by_name = sorted(cases, key=lambda case: case.name)
+    return [by_name[i] for i in np.random.default_rng([seed, 0x5E9]).permutation(len(by_name))]
 
 
 def judge_run(
@@ -108,10 +108,10 @@ def judge_run(
     work: float,
     seed: int,
 ) -> RunVerdict | None:
-    """Judge the maps of cases in the order in which they come, then rivals on the same cases.
+    """Judge the maps of cases in the given order, then rivals on the same cases.
 
-    `seconds` and `work` are what the run took, see `Check.clock`. Rivals are tried while there is time; if
-    the verdict is not "better", it names the method that is, or says that the time was too short.
+    `seconds` and `work` are the run's times, see `Check.clock`. Rivals are tried while there is time; if
+    the verdict is not "better", it names a better method, or says that the time was too short.
     """
     if not check.most:
         return None
@@ -161,7 +161,7 @@ def judge_run(
 def _srgs(
     models: Sequence[MILModel], bag: Bag, target: Target, maps: dict[str, Scores], *, seed: int
 ) -> dict[str, float]:
-    """The SRG of each map of a bag, the mean over models; none if the bag has too few patches to tell."""
+    """Measure the SRG of each map of a bag, the mean over models; none if the bag has too few patches."""
     totals: dict[str, float] = {}
     for model in models:
         flips = Flips(model, bag, target=target)
@@ -175,28 +175,28 @@ def _srgs(
 
 @dataclass(frozen=True)
 class RunChoice:
-    """The method of a run, and the cases that chose it; they judge it, too, if the choice has a verdict."""
+    """The method of a run, and the cases that chose it; they also judge it if the choice has a verdict."""
 
     choice: Choice
     cases: frozenset[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """What run.json holds: a run that goes on keeps its method."""
+        """Convert to a dict for run.json, from which a resumed run takes its method."""
         return {**self.choice.as_dict(), "cases": sorted(self.cases)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> RunChoice:
-        """Read what run.json holds."""
+        """Convert from the dict in run.json."""
         return cls(Choice.from_dict(stored), frozenset(stored.get("cases", ())))
 
 
 def choose_for_run(
     models: Sequence[MILModel], cases: Sequence[Case], bags: Bags, *, params: Parameters, seed: int
 ) -> RunChoice:
-    """Choose the method of a run on up to 16 of its cases, at most half of them where there are 16 or more.
+    """Choose the method of a run on up to 16 of its cases, at most half of them if there are 16 or more.
 
-    With fewer, all cases choose; the verdict is then that of a method chosen on one half on the other half.
-    `params` has the run's own parameters of methods, so that the maps compared are those it would write.
+    With fewer, all cases choose; the verdict is then that of a method chosen on one half, on the other half.
+    `params` are the run's parameters of methods, so that it compares the maps that the run would write.
     """
     order = in_seeded_order(cases, seed)
     units = list(dict.fromkeys(case.case_id or case.name for case in order))
@@ -211,7 +211,7 @@ def choose_for_run(
             each = [measure_bag(model, part, tried, target=target, seed=seed) for model in models]
             if all(each):
                 measured.add(case, {label: float(np.mean([srgs[label] for srgs in each])) for label in tried})
-        except XmilError as error:  # the run will say what is wrong with the slide
+        except XmilError as error:  # the run reports the slide's fault
             why = str(error).rstrip(".")
     if not measured.cases and why:
         raise InputError(f"No case could be used to choose a method ({why}); name one in methods=.")

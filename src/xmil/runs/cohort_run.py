@@ -1,4 +1,4 @@
-"""What every run over a cohort shares: its folder and settings, what is done, its tables, its warnings."""
+"""What every run over a cohort shares: folder, settings, resuming, tables and warnings."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from xmil.runs.workers.pool import MakeWorker, Outcome, process
 from xmil.storage import SLIDES, RunFolder, read_rows, read_run
 
 NOT_UTF8 = "the name of its file is not in UTF-8; rename the file"
-LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
-AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
-RESTING = 20  # times as long as the tables took to write, they are left alone
+LOOKING = 16  # threads that look for finished slides: they wait for the disk
+AT_A_TIME = 10_000  # slides per round of these threads: a million pending results would fill memory
+RESTING = 20  # pause between writing the tables, in multiples of the time that writing took
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 TableRow = dict[str, Any]
@@ -33,7 +33,7 @@ TableRow = dict[str, Any]
 
 @dataclass
 class Tally(Generic[Result]):
-    """What a run did: slides done now, already done, and failed with the reason.
+    """The outcome of a run: slides done now, already done, and failed with the reason.
 
     `results` are by the first slide of an item, `rows` by slide.
     """
@@ -51,10 +51,10 @@ class Tally(Generic[Result]):
 
 @dataclass(frozen=True)
 class CohortRun(ABC, Generic[Item, Result]):
-    """A folder that fills item by item as a request says, each one slide or several, and can be resumed.
+    """A folder of results for a request, written item by item (one slide or several), that can be resumed.
 
-    A subclass says what its settings are, which items are done, who works on the others, and what rows they
-    give; `finish` writes what is made of all of them.
+    A subclass defines its settings, which items are done, the worker for the others, and the rows of an
+    item; `finish` writes what needs all results.
     """
 
     out: Path
@@ -62,46 +62,46 @@ class CohortRun(ABC, Generic[Item, Result]):
     kind: ClassVar[str]
     folders: ClassVar[tuple[str, ...]] = ()
     verb: ClassVar[str] = "done"
-    doing: ClassVar[str] = ""  # what the progress bar says
-    tabled: ClassVar[bool] = True  # whether there is a slides.csv
+    doing: ClassVar[str] = ""  # label of the progress bar
+    tabled: ClassVar[bool] = True  # whether it writes slides.csv
     adds: ClassVar[bool] = False  # whether rows of earlier runs stay in it
-    grows: ClassVar[tuple[str, ...]] = ()  # settings that may be added to
-    marks: ClassVar[tuple[str, ...]] = ()  # files that tell a folder from before such runs had a run.json
+    grows: ClassVar[tuple[str, ...]] = ()  # settings that a later run may extend
+    marks: ClassVar[tuple[str, ...]] = ()  # files of earlier versions, which wrote no run.json
 
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
-        """What decides the results: another run in the folder must have the same.
+        """Settings that decide the results: a later run in the folder must have the same.
 
         Options of the request declared with `decides=True` that are not among them are compared as well.
         """
 
     def slides_of(self, item: Item) -> Sequence[str]:
-        """The slides of an item: by default the one whose name it is, or begins with."""
+        """The slides of an item: by default its name, or the first element of a tuple."""
         name: Any = item
         return (name,) if isinstance(name, str) else (name[0],)
 
     @abstractmethod
     def make_worker(self) -> MakeWorker[Item, Result]:
-        """What makes the worker of a process."""
+        """Return a function that makes the worker of a process."""
 
     def outcomes(self, items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
-        """The items worked on, as they finish."""
+        """Work on items and yield their outcomes as they finish."""
         return process(items, self.make_worker(), self.request.pool)
 
     def about(self) -> Mapping[str, Any]:
-        """What run.json says beside the settings."""
+        """Further entries of run.json besides the settings."""
         return {}
 
     def find_result(self, item: Item) -> Result | None:  # noqa: ARG002 - for subclasses
-        """The result of an item that is done, None where it is to be done."""
+        """Find the result of a finished item; None for an item to work on."""
         return None
 
     def earlier_rows(self, item: Item) -> list[TableRow]:  # noqa: ARG002 - for subclasses
-        """The rows of an item that is to be done, but whose files of earlier runs hold until then."""
+        """Rows from earlier runs that stay valid until the item is done again."""
         return []
 
     def rows_of(self, item: Item, result: Result) -> list[TableRow]:  # noqa: ARG002 - for subclasses
-        """The rows of slides.csv that an item gives."""
+        """The rows of an item in slides.csv."""
         return []
 
     def header(self, rows: Sequence[TableRow]) -> list[str]:
@@ -113,15 +113,15 @@ class CohortRun(ABC, Generic[Item, Result]):
         return None
 
     def warnings(self, items: Sequence[Item], tally: Tally[Result]) -> list[str]:  # noqa: ARG002
-        """What is doubtful about the run, in sentences."""
+        """Sentences on what makes the results doubtful."""
         return []
 
     def begin(self, *, again: bool) -> None:
-        """Make the folder ready; `again` says that it holds an earlier run of these settings."""
+        """Prepare the folder; `again` means that it holds an earlier run with these settings."""
 
     @cached_property
     def before(self) -> Mapping[str, TableRow]:
-        """The rows that slides.csv has from earlier runs."""
+        """The rows of earlier runs in slides.csv."""
         return read_rows(self.out / SLIDES)
 
     def finish(
@@ -129,16 +129,16 @@ class CohortRun(ABC, Generic[Item, Result]):
         items: Sequence[Item],  # noqa: ARG002 - for subclasses
         tally: Tally[Result],  # noqa: ARG002
     ) -> Mapping[str, Any]:
-        """Write what is made of all results together; gives what run.json says of it, `warnings` included."""
+        """Write the files that need all results; return entries for run.json, also `warnings`."""
         return {}
 
     @property
     def folder(self) -> RunFolder:
-        """The folder, known by the settings and by the options that decide results beside them."""
+        """The folder, identified by the settings and by further options that decide results."""
         own, request = self.settings(), self.request
         covered = {*own, *own.get("reading", ())}  # options for reading files are in a group of their own
         defaults = {f.name: f.default for f in fields(request)}
-        more = {  # without defaults, so that a new option leaves the folders of earlier versions as they are
+        more = {  # without defaults, so that a new option does not change the folders of earlier versions
             name: value
             for name, value in request.settings().items()
             if name not in covered and getattr(request, name) != defaults[name]
@@ -156,20 +156,20 @@ class CohortRun(ABC, Generic[Item, Result]):
         *,
         refused: Mapping[str, str] | None = None,
     ) -> Tally[Result]:
-        """Work on the items that are not done; one that fails is recorded and the rest goes on.
+        """Work on the items that are not done; record each failure and continue with the rest.
 
-        `refused` are slides that cannot be worked on, with the reason: failures from the start.
+        `refused` are slides that failed before the run, with the reason.
         """
         listener, folder, restart = listener or Listener(), self.folder, self.request.restart
         about, again = self.about(), read_run(self.out) is not None
-        what = "cases" if getattr(self.request, "by", "slide") == "case" else "slides"
+        unit = "cases" if getattr(self.request, "by", "slide") == "case" else "slides"
         unnamed = {slide for item in items for slide in self.slides_of(item) if not is_utf8(slide)}
         items = [item for item in items if unnamed.isdisjoint(self.slides_of(item))] if unnamed else items
         refused = {**(refused or {}), **{ascii(slide): NOT_UTF8 for slide in unnamed}}
         with folder.open(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
             self.begin(again=again)
             tally: Tally[Result] = Tally(failed=dict(refused), rows=self._rows_before(items))
-            counting = listener.counting(f"{self.doing} {what}".strip(), len(items))
+            counting = listener.counting(f"{self.doing} {unit}".strip(), len(items))
             with self._tables(folder, items, tally) as save, counting as advance:
                 waiting = list(self._waiting(items, tally, advance))
                 for outcome in self.outcomes(waiting):
@@ -191,11 +191,11 @@ class CohortRun(ABC, Generic[Item, Result]):
     def _waiting(
         self, items: Sequence[Item], tally: Tally[Result], advance: Callable[[], None]
     ) -> Iterator[Item]:
-        """The items that are not done; results of the others go into the tally."""
+        """Yield the items that are not done; add results of the others to the tally."""
         with ThreadPoolExecutor(LOOKING) as threads:
             for start in range(0, len(items), AT_A_TIME):
-                some = items[start : start + AT_A_TIME]
-                for item, (result, rows) in zip(some, threads.map(self._look, some), strict=True):
+                chunk = items[start : start + AT_A_TIME]
+                for item, (result, rows) in zip(chunk, threads.map(self._look, chunk), strict=True):
                     if result is None:
                         for slide in self.slides_of(item):
                             tally.rows.pop(slide, None)
@@ -207,15 +207,15 @@ class CohortRun(ABC, Generic[Item, Result]):
                     advance()
 
     def _look(self, item: Item) -> tuple[Result | None, list[TableRow]]:
-        """The result of an item; where it is to be done, the rows that hold until then."""
+        """Find the result of an item, or the rows that stay valid until it is done again."""
         result = self.find_result(item)
         return result, self.earlier_rows(item) if result is None else []
 
     def _rows_before(self, items: Sequence[Item]) -> dict[str, TableRow]:
-        """The rows that slides.csv has of these items: an interruption may come before they are looked at."""
+        """Rows of these items in slides.csv, to keep them if a run is interrupted before it checks them."""
         try:
             before = self.before
-        except FileError:  # damaged: it is written anew
+        except FileError:  # damaged: it is written again
             return {}
         return {slide: before[slide] for item in items for slide in self.slides_of(item) if slide in before}
 
@@ -235,19 +235,19 @@ class CohortRun(ABC, Generic[Item, Result]):
     def _tables(
         self, folder: RunFolder, items: Sequence[Item], tally: Tally[Result]
     ) -> Iterator[Callable[[], None]]:
-        """Keep the run's tables up to date, now and then; and at the end, whatever ends the run."""
-        rest = time.monotonic() + 5.0
+        """Write the run's tables from time to time, and at the end even after an error."""
+        due = time.monotonic() + 5.0
 
         def save(*, now: bool = False) -> None:
-            nonlocal rest
-            if now or time.monotonic() >= rest:
+            nonlocal due
+            if now or time.monotonic() >= due:
                 start = time.monotonic()
                 self._write_tables(folder, items, tally)
-                rest = time.monotonic() + max(5.0, RESTING * (time.monotonic() - start))
+                due = time.monotonic() + max(5.0, RESTING * (time.monotonic() - start))
 
         try:
             yield save
-        except BaseException:  # a full disk, an interruption: say what is done, if the disk lets us
+        except BaseException:  # a full disk, an interruption: record what is done, if the disk allows it
             with suppress(XmilError):
                 save(now=True)
             raise
@@ -257,12 +257,12 @@ class CohortRun(ABC, Generic[Item, Result]):
         slides = [slide for item in items for slide in self.slides_of(item)]
         if self.tabled:
             before = self.before if self.adds else {}
-            every = {**before, **tally.rows}
-            known = [slide for slide in dict.fromkeys(slides) if slide in every]
-            if not before.keys() >= {*known}:  # a killed run may have left the rows that came first
-                now = {*known}
-                before = {slide: row for slide, row in before.items() if slide not in now}
-            rows = [every[slide] for slide in dict.fromkeys([*before, *known])]
+            rows_of_slides = {**before, **tally.rows}
+            known = [slide for slide in dict.fromkeys(slides) if slide in rows_of_slides]
+            if not before.keys() >= {*known}:  # a killed run may have left only the first rows
+                written = {*known}
+                before = {slide: row for slide, row in before.items() if slide not in written}
+            rows = [rows_of_slides[slide] for slide in dict.fromkeys([*before, *known])]
             folder.write_slides(self.header(rows), rows)
         folder.write_failures(dict(sorted(tally.failed.items())))
 
@@ -279,10 +279,10 @@ def slide_row(
     n: int,
     seconds: float | None = None,
 ) -> TableRow:
-    """The row of a case's slide number `place`, from the outputs of the model, or models, for the case."""
-    task, each = TASKS[str(spec.get("task") or "classification")], np.atleast_2d(np.asarray(logits, float))
-    names = task.names(each.shape[1], spec.get("class_names"), spec.get("time_bins"))
-    columns = prediction(task, with_reference(each, spec), names)
+    """Make the row of a case's slide number `place` from the outputs of one or several models."""
+    task, outputs = TASKS[str(spec.get("task") or "classification")], np.atleast_2d(np.asarray(logits, float))
+    names = task.names(outputs.shape[1], spec.get("class_names"), spec.get("time_bins"))
+    columns = prediction(task, with_reference(outputs, spec), names)
     if task.truth == "time":  # as `xmil predict` writes them
         days, event = case.label if isinstance(case.label, tuple) else (None, None)
         columns |= {"time": days, "event": event}
@@ -291,7 +291,7 @@ def slide_row(
         "case_id": case.case_id or case.name,
         "label": task.label_text(case.label, names),
         "predicted": columns.pop("predicted", None),
-        "correct": task.correct(each[None], [case.label])[0],
+        "correct": task.correct(outputs[None], [case.label])[0],
         **columns,
         "n": n,
         "features": str(case.paths[place].absolute()),
@@ -300,7 +300,7 @@ def slide_row(
 
 
 def prediction(task: Task, outputs: Any, names: Sequence[str]) -> TableRow:
-    """What the outputs (m, c) of one model or an ensemble mean, in the columns of the task's tables.
+    """Convert the outputs (m, c) of one model or an ensemble to the columns of the task's tables.
 
     >>> prediction(TASKS["classification"], [[0.0, 1.0]], ["benign", "tumour"])
     {'predicted': 'tumour', 'p:benign': 0.268941, 'p:tumour': 0.731059}

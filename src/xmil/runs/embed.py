@@ -1,8 +1,8 @@
-"""`embed_slides`, features of many slides: patches read and decoded by threads while the encoder works.
+"""`embed_slides`: features of many slides; threads read and decode patches while the encoder works.
 
 <slide>.h5    TRIDENT's layout: `features` (n, d), `coords` (n, 2) with the attributes of the patches
 
-Memory is bounded by the batches on their way, whatever the size of a slide. While one slide is encoded, the
+Memory is bounded by the batches in flight, for slides of any size. While one slide is encoded, the
 first batches of the next are read.
 """
 
@@ -73,7 +73,7 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
 
 
 def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[Path, Path]], dict[str, str]]:
-    """Slide id to (slide, patches); the patches that have no slide, or two, with the reason."""
+    """Pair slides with their patches by slide id; patches with no slide, or two, come with the reason."""
     tiles = request.tiles
     folder = tiles / "patches" if (tiles / "patches").is_dir() else tiles
     if not folder.is_dir():
@@ -81,9 +81,9 @@ def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[P
     files, links = feature_files(folder, follow_links=request.follow_links)
     patches = {slide_name(path): path for path in files if path.suffix == ".h5"}
     for path in links:
-        listener.say(f"{path}: this link was not followed.")
+        listener.say(f"{path}: a link, which was not followed.")
     if not patches:
-        raise InputError(f"{tiles}: no patches here; run xmil tile first.")
+        raise InputError(f"{tiles}: contains no patches; run xmil tile first.")
     listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
     pairs = {name: (listing.slides[name], path) for name, path in patches.items() if name in listing.slides}
     refused = {name: why for name, why in listing.twice.items() if name in patches}
@@ -94,7 +94,7 @@ def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[P
     return pairs, refused | dict.fromkeys(missing, f"no slide of this name in {where}")
 
 
-THREADS = min(16, max(2, os.cpu_count() or 2))  # that read where no processes do
+THREADS = min(16, max(2, os.cpu_count() or 2))  # that read patches without reading processes
 AHEAD = 4  # batches that they read ahead
 Item = tuple[str, Path, Path]  # name, slide, patches
 Result = dict[str, Any]
@@ -111,7 +111,7 @@ class EmbedRun(CohortRun[Item, Result]):
 
     @property
     def digests(self) -> list[str]:
-        """Digests of the files that the encoder is made from."""
+        """Digests of the encoder's files."""
         files = [Path(name) for name in (self.request.encoder, self.request.weights or "")]
         return [file_digest(path) for path in files if path.is_file()]
 
@@ -123,11 +123,11 @@ class EmbedRun(CohortRun[Item, Result]):
 
     @property
     def readers(self) -> int:
-        """Processes that read and decode; 0 means threads of this one."""
+        """Number of processes that read and decode; 0 for threads of this process."""
         if self.request.readers >= 0:
             return self.request.readers
         on_gpu = self.device.startswith("cuda") and os.name == "posix"
-        return min(16, os.cpu_count() or 1) if on_gpu else 0  # a GPU takes more than threads decode
+        return min(16, os.cpu_count() or 1) if on_gpu else 0  # threads decode too slowly for a GPU
 
     def settings(self) -> dict[str, Any]:
         request = self.request
@@ -151,7 +151,7 @@ class EmbedRun(CohortRun[Item, Result]):
         )  # fmt: skip
 
     def reads_by_processes(self, encoder: Encoder) -> bool:
-        """Whether reading processes serve the encoder: a transform of the user's own runs in threads here."""
+        """Whether processes read for this encoder; a user's own transform runs in threads here."""
         return self.readers > 0 and os.name == "posix" and isinstance(encoder.transform, Transform)
 
     def outputs(self, items: Sequence[Item]) -> Iterator[Path]:
@@ -159,11 +159,11 @@ class EmbedRun(CohortRun[Item, Result]):
         return (self.out / f"{item[0]}.h5" for item in items)
 
     def make_worker(self) -> MakeWorker[Item, Result]:
-        """Encodes one slide after another; the encoder's files are those that were hashed here."""
+        """Encode one slide after another, with the encoder's files that were hashed here."""
         return partial(_make_worker, self, self.digests)
 
     def outcomes(self, items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
-        """Slide after slide, their patches in common batches where processes read them for this one."""
+        """Embed slides in order; if processes read the patches, slides share batches."""
         if self.request.pool.in_process and items and self.readers:
             encoder = self.load_encoder()
             if self.reads_by_processes(encoder):
@@ -171,22 +171,22 @@ class EmbedRun(CohortRun[Item, Result]):
         return super().outcomes(items)
 
     def find_result(self, item: Item) -> Result | None:
-        """What is there of a slide whose features are those of its patches, which may be tiled again."""
+        """Find the result of a slide whose features match its patches, which may have been tiled again."""
         name, slide, patches = item
         path = self.out / f"{name}.h5"
         if not path.is_file():
             return None
         try:
-            ours, tiled = open_bag(path), open_bag(patches)
+            is_current, tiled = open_bag(path), open_bag(patches)
         except FileError:
-            return {"patches": 0}  # the worker reports the patches' fault, the reader that of the features
-        stored = ours.extra.get("source")
+            return {"patches": 0}  # the worker reports faults of patches, the reader those of features
+        stored = is_current.extra.get("source")
         if stored is not None and not unchanged(slide, stored):
             return None
-        if ours.coords is None or tiled.coords is None:
-            return {"patches": len(ours)}
-        same = ours.patch_size == tiled.patch_size and np.array_equal(ours.coords, tiled.coords)
-        return {"patches": len(ours)} if same else None
+        if is_current.coords is None or tiled.coords is None:
+            return {"patches": len(is_current)}
+        same = is_current.patch_size == tiled.patch_size and np.array_equal(is_current.coords, tiled.coords)
+        return {"patches": len(is_current)} if same else None
 
     def rows_of(self, item: Item, result: Result) -> list[TableRow]:
         return [{"slide_id": item[0], "n": result["patches"], "slide": str(item[1].absolute())}]
@@ -224,18 +224,18 @@ def _make_worker(run: EmbedRun, digests: list[str]) -> Worker[Item, Result]:
 
 
 def _vectors(encoder: Encoder, patches: PatchStream) -> Iterator[Encoded]:
-    """The vectors batch by batch; a GPU has the next batch before those of the last are fetched from it."""
+    """Encode batch by batch; a GPU gets the next batch before the vectors of the last are fetched."""
     last: Tensor | None = None
-    done = 0
+    ready = 0
     for batch in chain(patches, [None]):
         current = None if batch is None else encode_batch(encoder, batch)
         if last is not None:
-            yield np.arange(done, done + len(last)), last.cpu().numpy()
-            done += len(last)
+            yield np.arange(ready, ready + len(last)), last.cpu().numpy()
+            ready += len(last)
         last = current
 
 
-PART_BYTES = 8 << 20  # of a part's pixels for a GPU: small enough to come soon, large enough to copy well
+PART_BYTES = 8 << 20  # of a part's pixels for a GPU: small for low latency, large for fast copies
 BLOCK = 256  # patches that one process reads, since they share tiles
 WRITERS = 32  # slides that may be open: one thread each, mostly waiting
 QUEUED = 64  # batches that may wait to be written
@@ -243,7 +243,7 @@ QUEUED = 64  # batches that may wait to be written
 
 @dataclass(eq=False)
 class OpenSlide:
-    """A slide under way: how many patches are not yet encoded, and the thread that writes them."""
+    """A slide in progress: how many patches are not yet encoded, and the thread that writes them."""
 
     item: Item
     left: int
@@ -254,9 +254,9 @@ class OpenSlide:
 def _embed_by_processes(
     run: EmbedRun, encoder: Encoder, items: Iterable[Item]
 ) -> Iterator[Outcome[Item, Result]]:
-    """Embed slides with reading processes and give the outcomes as they finish.
+    """Embed slides with reading processes and yield the outcomes as they finish.
 
-    Their memory holds patches of one size; for a slide with larger ones they are started anew.
+    Their memory holds patches of one size; a slide with larger patches restarts them.
     """
     with ExitStack() as stack:
         slides = _Slides(run, encoder, iter(items), stack)
@@ -286,7 +286,7 @@ def _embed_by_processes(
 
 
 class _Slides:
-    """The slides of a run: the one that is opened ahead, those under way, those that are done."""
+    """The slides of a run: the next one, opened ahead, and those in progress."""
 
     def __init__(self, run: EmbedRun, encoder: Encoder, items: Iterator[Item], stack: ExitStack) -> None:
         assert isinstance(encoder.transform, Transform)  # noqa: S101  # `reads_by_processes` has seen to it
@@ -301,16 +301,16 @@ class _Slides:
 
     @property
     def more(self) -> bool:
-        """Whether there are slides not yet begun."""
+        """Whether there are slides that have not started."""
         return self._ahead is not None
 
     def source(self, patches: SlidePatches) -> PatchSource:
-        """How the patches of a slide are read."""
+        """Describe how to read the patches of a slide."""
         path = patches.slide.path.absolute()
         return PatchSource(path, patches.edge0, patches.size, self._fit, patches.stain)
 
     def part_rows(self, source: PatchSource) -> int:
-        """Patches of a part: on a CPU those of a batch."""
+        """Number of patches in a part; on a CPU, a part is a batch."""
         size = self._run.request.batch
         return max(1, min(size, PART_BYTES // int(np.prod(source.shape)))) if self.on_gpu else size
 
@@ -318,9 +318,9 @@ class _Slides:
         return self.part_rows(source) * int(np.prod(source.shape))
 
     def _blocks(self, number: int, patches: SlidePatches) -> Iterator[list[Part]]:
-        """The patches of a slide in parts; neighbours are in one block, for one process.
+        """Split the patches of a slide into parts; a block of neighbours goes to one process.
 
-        On a CPU a part is a batch of patches in their order, which is the batch that threads would read.
+        On a CPU a part is a batch of patches in file order, the same batch that threads would read.
         """
         source, xy0 = self.source(patches), patches.xy0
         order = in_blocks(xy0, source.edge0) if self.on_gpu else np.arange(len(xy0))
@@ -337,7 +337,7 @@ class _Slides:
             self._ahead = item, self._opener.submit(SlidePatches, item[1], item[2], self._run.request)
 
     def first(self) -> Generator[Outcome[Item, Result], None, PatchSource | None]:
-        """How the patches of the next slide that can be opened are read; those that cannot are outcomes."""
+        """Describe how to read the next slide that can be opened; yield outcomes for those that cannot."""
         while self._ahead is not None:
             item, opening = self._ahead
             try:
@@ -350,7 +350,7 @@ class _Slides:
         return None
 
     def fits(self, feed: Feed) -> bool:
-        """Whether the slide that comes next can be read by these processes; waits until it is open."""
+        """Whether these processes have room for the patches of the next slide; waits until it is open."""
         if self._ahead is None:
             return False
         if self._ahead[1].exception() is not None:
@@ -358,7 +358,7 @@ class _Slides:
         return self.part_bytes(self.source(self._ahead[1].result())) <= feed.ring.slot_bytes
 
     def fill(self, feed: Feed) -> Iterator[Outcome[Item, Result]]:
-        """Begin slides until the processes have enough to do."""
+        """Start slides until the processes have enough work."""
         while self._ahead is not None and len(feed.blocks) < feed.readers:
             if feed.busy and not self._ahead[1].done():
                 return
@@ -381,13 +381,13 @@ class _Slides:
         self._open_next()
 
     def take(self, vectors: Iterator[EncodedRows]) -> None:
-        """Hand vectors to those who write them."""
-        for some in vectors:
-            slide = self._open.get(some.slide)
+        """Pass vectors to the threads that write them."""
+        for batch in vectors:
+            slide = self._open.get(batch.slide)
             if slide is None or slide.written.done():
                 continue
-            slide.left -= len(some.rows)
-            self._put(slide, (some.rows, some.values))
+            slide.left -= len(batch.rows)
+            self._put(slide, (batch.rows, batch.values))
             if not slide.left:
                 self._put(slide, None)
 
@@ -396,14 +396,14 @@ class _Slides:
             self._put(self._open[number], error)
 
     def _put(self, slide: OpenSlide, what: Encoded | BaseException | None) -> None:
-        """Wait for room, unless the writer has given up."""
+        """Wait for room in the queue, unless the writer has failed."""
         while not slide.written.done():
             with suppress(Full):
                 slide.encoded.put(what, timeout=0.2)
                 return
 
     def finished(self, *, wait: bool = False) -> Iterator[Outcome[Item, Result]]:
-        """The slides whose files are written, or that failed."""
+        """Yield the slides that are written or failed."""
         for number, slide in list(self._open.items()):
             if not (wait or slide.written.done()):
                 continue
@@ -416,7 +416,7 @@ class _Slides:
                 yield Outcome(slide.item, None, error_line(error))
 
     def abandon(self) -> None:
-        """End what is still under way; its files are not written."""
+        """Stop slides in progress, without writing their files."""
         for slide in self._open.values():
             self._put(slide, XmilError("The run was stopped."))
         if self._ahead is not None and not self._ahead[1].cancel() and self._ahead[1].exception() is None:
@@ -432,7 +432,7 @@ def _until_end(encoded: Queue[Encoded | BaseException | None]) -> Iterator[Encod
 
 
 KEPT = ("level0_magnification", "target_magnification", "overlap")
-GATHERED = 2048  # rows that are written at once
+WRITTEN_ROWS = 2048  # rows that are written at once
 Vectors = npt.NDArray[np.float32]
 Encoded = tuple[npt.NDArray[np.int64], Vectors]  # rows among the slide's patches, their vectors
 
@@ -445,7 +445,7 @@ def write_features(
     encoder: Encoder,
     encoded: Iterable[Encoded],
 ) -> None:
-    """Write the vectors of a slide's patches straight into the file."""
+    """Write the vectors of a slide's patches to a file as they come."""
     header, request = patches.header, patches.request
     made_by = {"name": encoder.name, "asked": request.encoder, **encoder.about}
     made_by |= {"precision": encoder.precision, "stain_norm": request.stain_norm}
@@ -472,35 +472,35 @@ def write_features(
             "savetodir": header.path.parent.name,
         }
         coords.attrs.update({key: "None" if value is None else value for key, value in attributes.items()})
-        gathered = Gathered(features)
+        buffer = RowBuffer(features)
         for rows, values in encoded:
             if not np.isfinite(values).all():
-                raise FileError(f"{patches.slide.path}: the encoder gave values that are not finite.")
-            gathered.put(rows, values)
+                raise FileError(f"{patches.slide.path}: the encoder returned values that are not finite.")
+            buffer.put(rows, values)
             check()
 
 
-class Gathered:
-    """Rows that come in any order, written in runs; what is held is bounded by how far apart they come."""
+class RowBuffer:
+    """A buffer for rows in any order, which writes complete blocks; the more ordered, the less memory."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._held: dict[int, tuple[Vectors, int]] = {}  # a run's vectors, and how many are missing
+        self._blocks: dict[int, tuple[Vectors, int]] = {}  # vectors by block, and how many are missing
 
     def put(self, rows: npt.NDArray[np.int64], values: Vectors) -> None:
-        """Take some rows; runs that are complete are written."""
-        runs = rows // GATHERED
-        for run in np.unique(runs).tolist():
-            chosen = runs == run
-            start = run * GATHERED
-            stop = min(start + GATHERED, self._dataset.shape[0])
-            if run not in self._held:
-                self._held[run] = np.empty((stop - start, values.shape[1]), np.float32), stop - start
-            vectors, missing = self._held.pop(run)
+        """Add rows, and write blocks that are complete."""
+        blocks = rows // WRITTEN_ROWS
+        for block in np.unique(blocks).tolist():
+            chosen = blocks == block
+            start = block * WRITTEN_ROWS
+            stop = min(start + WRITTEN_ROWS, self._dataset.shape[0])
+            if block not in self._blocks:
+                self._blocks[block] = np.empty((stop - start, values.shape[1]), np.float32), stop - start
+            vectors, missing = self._blocks.pop(block)
             vectors[rows[chosen] - start] = values[chosen]
             missing -= int(chosen.sum())
             if missing:
-                self._held[run] = vectors, missing
+                self._blocks[block] = vectors, missing
             else:
                 self._dataset[start:stop] = vectors
 
@@ -521,7 +521,7 @@ class SlidePatches:
         self.xy0, self.edge0 = corners, edge0  # (n, 2), and the edge in level-0 pixels
         size = request.patch_px or self.header.extra.get("patch_size")
         if not size:
-            raise FileError(f"{patches}: does not say how many pixels a patch has; pass patch_px=.")
+            raise FileError(f"{patches}: does not store the patch size in pixels; pass patch_px=.")
         self.size = int(size)
         self.slide = open_slide(slide)
         try:
@@ -535,7 +535,7 @@ class SlidePatches:
         return len(self.header)
 
     def read(self, index: int) -> Pixels:
-        """The pixels of one patch, stains not changed."""
+        """Read the pixels of one patch, without stain normalisation."""
         return read_patch(self.slide, self.xy0[index], edge0=self.edge0, size=self.size)
 
     def close(self) -> None:
@@ -548,7 +548,7 @@ class SlidePatches:
         self.close()
 
     def _find_stain(self) -> Macenko:
-        """The slide's stains, from patches spread evenly over it."""
+        """Estimate the slide's stains from patches spread evenly over it."""
         chosen = np.unique(np.linspace(0, len(self) - 1, SAMPLE).astype(int))
         try:
             return Macenko.fit(np.stack([self.read(int(i)) for i in chosen]))
@@ -557,7 +557,7 @@ class SlidePatches:
 
 
 class PatchStream(SlidePatches):
-    """The patches of a slide, batch by batch, a few of them read ahead by threads."""
+    """The patches of a slide in batches, a few of which threads read ahead."""
 
     def __init__(
         self, slide: Path, patches: Path, transform: Callable[[Any], Tensor], request: EmbedRequest
@@ -570,7 +570,7 @@ class PatchStream(SlidePatches):
         self._fill()
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Batches in the order of the patches."""
+        """Yield batches in the order of the patches."""
         while self._waiting:
             batch = [future.result() for future in self._waiting.popleft()]
             self._fill()
@@ -593,13 +593,13 @@ class PatchStream(SlidePatches):
 
 
 def _check(slide: Slide, header: Header) -> None:
-    """Patches that lie outside the slide are of another one."""
+    """Refuse patches of another slide."""
     stored = tuple(header.extra.get(key) for key in ("level0_width", "level0_height"))
     if all(isinstance(value, int | np.integer) for value in stored) and stored != slide.dimensions:
         raise FileError(
-            f"{header.path}: is of a slide of {stored[0]} x {stored[1]} px; {slide.path} has "
+            f"{header.path}: belongs to a slide of {stored[0]} x {stored[1]} px; {slide.path} has "
             f"{slide.dimensions[0]} x {slide.dimensions[1]}. Tile this slide."
         )
     coords = header.coords
     if coords is not None and len(coords) and (coords.max(axis=0) >= slide.dimensions).any():
-        raise FileError(f"{header.path}: has patches outside {slide.path}; they are of another slide.")
+        raise FileError(f"{header.path}: has patches outside {slide.path}; they belong to another slide.")

@@ -54,20 +54,20 @@ from xmil.storage import Run
 
 BACKGROUND = "background.npz"
 HINT = (
-    "The model has no background. background= names a folder of ordinary slides to measure patches against: "
-    "evidence is then what differs from them, which ranks patches better on most models."
+    "The model has no background. Pass background=, a folder of ordinary slides: scores then measure "
+    "what differs from these, which ranks patches better on most models."
 )
 ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
 FIRST = ("slide_id", "case_id", "label", "predicted", "correct")  # columns of slides.csv, and its last ones
-LAST, NOTES = ("n", "features", "seconds"), ("measured", "warnings")  # notes only where a slide has one
+LAST, NOTES = ("n", "features", "seconds"), ("measured", "warnings")  # notes only if a slide has one
 
 
 @dataclass(frozen=True)
 class Builder:
     """A function that builds a model, `module:function` as the user typed it.
 
-    Only `model_paths` makes one, from what it is given: no file can name code that is run.
+    Only `model_paths` makes one, from its argument, so that no file can choose code to run.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Builder:
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A model that is in memory already; it stays as it is and where it is."""
+    """A model in memory, which is neither changed nor moved."""
 
     model: nn.Module
 
@@ -97,12 +97,12 @@ Source = Path | Builder | Loaded
 class Ensemble:
     """The models of a run, one or several: where they come from, and once loaded the models themselves.
 
-    `class_names` name the outputs if the files do not; `features`, read with the options `reading`, try a
-    network of the user's out; `background` takes the place of the models' own.
+    `class_names` name the outputs if the files do not; `features`, read with the options `reading`, serve
+    for a trial of a user's network; `background` replaces the models' own.
     """
 
     paths: tuple[Source, ...]
-    digests: tuple[str, ...] = ()  # what the files must have; empty: whatever they have
+    digests: tuple[str, ...] = ()  # expected of the files; empty to accept any
     class_names: tuple[str, ...] | None = None
     features: Path | None = None
     reading: Mapping[str, Any] = field(default_factory=dict)
@@ -110,9 +110,9 @@ class Ensemble:
     models: tuple[MILModel, ...] = ()
 
     def load(self, device: str = "cpu") -> Ensemble:
-        """Load the models; refuse those that answer different questions, and files that have changed."""
-        wanted: Sequence[str | None] = self.digests or [None] * len(self.paths)
-        pairs = [_load(path, digest, self) for path, digest in zip(self.paths, wanted, strict=True)]
+        """Load the models; refuse models for different questions, and files that have changed."""
+        expected: Sequence[str | None] = self.digests or [None] * len(self.paths)
+        pairs = [_load(path, digest, self) for path, digest in zip(self.paths, expected, strict=True)]
         models = tuple(_move(model, device) for model, _ in pairs)
         check_ensemble([model.spec for model in models], self.paths)
         for model in models:
@@ -120,7 +120,7 @@ class Ensemble:
         return replace(self, digests=tuple(digest for _, digest in pairs), models=models)
 
     def settings(self) -> dict[str, Any]:
-        """What decides results beside the files; nothing where the user said nothing."""
+        """Settings that decide results besides the files, without defaults."""
         names = {} if self.class_names is None else {"class_names": list(self.class_names)}
         return names if self.background is None else {**names, "background": self.background.digest}
 
@@ -130,11 +130,11 @@ class Ensemble:
 
     @property
     def spec(self) -> ModelSpec:
-        """What the models have in common."""
+        """The spec that the models share."""
         return shared_spec(self.specs)
 
     def about(self) -> dict[str, Any]:
-        """What run.json says of the models."""
+        """Entries of run.json on the models."""
         every = [
             {
                 "path": str(path.absolute() if isinstance(path, Path) else path),
@@ -159,22 +159,22 @@ class ModelRun(CohortRun[Case, Result]):
         return item.slides
 
     def header(self, rows: Sequence[TableRow]) -> list[str]:
-        """Names first, outputs between, the rest last."""
+        """Order the columns: names, outputs, the rest."""
         between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST, *NOTES))
         notes = [name for name in NOTES if any(row.get(name) for row in rows)]
         return [*FIRST, *between, *LAST, *notes]
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Save the background that the models were given."""
+        """Save the background of the models."""
         if self.models.background is not None:
             self.models.background.save(self.out / BACKGROUND)
 
     @abstractmethod
     def worker(self) -> Worker[Case, Result]:
-        """What works on one case after another with the models."""
+        """Return a function that works on a case with the models."""
 
     def make_worker(self) -> MakeWorker[Case, Result]:
-        """Workers in other processes load the models from the files that were hashed here."""
+        """Make a worker; other processes load the models from the files that were hashed here."""
         if self.request.pool.in_process:
             return self.worker
         return partial(_make_worker, replace(self, models=replace(self.models, models=())))
@@ -185,7 +185,7 @@ class ModelRun(CohortRun[Case, Result]):
         return True
 
     def warnings(self, items: Sequence[Case], tally: Tally[Result]) -> list[str]:
-        """Sentences on encoders, cases of the training, time bins and slides that are missing."""
+        """Sentences on encoders, overlap with the training, time bins and missing slides."""
         models, done = self.models, [case for case in items if case.slides[0] in tally.results]
         every = (
             features_mismatch_warning(models.spec, done),
@@ -205,17 +205,17 @@ def _make_worker(run: ModelRun[Result]) -> Worker[Case, Result]:
 def load_models(
     model: StrPath | Sequence[StrPath], background: Background | None = None, features: Path | None = None
 ) -> Ensemble:
-    """Load the models that a path, or several, stand for; a background takes the place of their own.
+    """Load the models of one or several paths; a background replaces their own.
 
-    A network of the user's own is tried out on `features`.
+    A user's own network has a trial on `features`.
     """
     return Ensemble(model_paths(model), features=features, background=background).load()
 
 
 def recorded_model(run: Run, say: Say = lambda _: None) -> tuple[Path, ...] | None:
-    """The checkpoints that a run was made with, if they are there and the same.
+    """The checkpoints of a run, if they still exist and are unchanged.
 
-    A function that builds a network is for the user to name: no file chooses code that is run.
+    Only the user may name a function that builds a network: no file chooses code to run.
     """
     models = run.about.get("models")
     listed = [row for row in models if isinstance(row, dict)] if isinstance(models, list) else []
@@ -225,8 +225,8 @@ def recorded_model(run: Run, say: Say = lambda _: None) -> tuple[Path, ...] | No
     for path, row in zip(paths, listed, strict=True):
         builds, name = is_function_name(str(path)), str(path)[:300]
         if builds or not os.path.exists(path):
-            what = "built by" if builds else "at"
-            say(f"The run's model, {what} {name}, is not loaded; give model={name} to use it.")
+            source = "built by" if builds else "at"
+            say(f"The run's model, {source} {name}, is not loaded; give model={name} to use it.")
             return None
         if why := model_fault(path, str(row.get("digest"))):
             say(f"{name}: {why}; give model=.")
@@ -235,39 +235,39 @@ def recorded_model(run: Run, say: Say = lambda _: None) -> tuple[Path, ...] | No
 
 
 def model_fault(path: Path, digest: str) -> str:
-    """What is wrong with a recorded model; a folder that holds none is not read: run.json may name any."""
+    """Describe the fault of a recorded model; a folder without one is not read, as run.json may name any."""
     if path.is_dir() and not any((path / name).exists() for name in IN_FOLDER):
-        return "the model is no longer there: a folder without one"
+        return "the model no longer exists: the folder contains none"
     try:
         return "the model has changed since the run was made" if file_digest(path) != digest else ""
-    except (XmilError, OSError) as error:  # a pipe, a file that may not be read
+    except (XmilError, OSError) as error:  # such as a pipe, or missing permissions
         return f"the model cannot be read ({' '.join(str(error).split())[:200]})"
 
 
 def recorded_features(run: Run) -> Path:
-    """The feature files that a run was made of, where they are now."""
-    named = run.about.get("features")
-    for path in (Path(str(named or "")), run.path / "features"):
-        if named and os.path.exists(path):
+    """Find the feature files that a run was made from."""
+    recorded = run.about.get("features")
+    for path in (Path(str(recorded or "")), run.path / "features"):
+        if recorded and os.path.exists(path):
             return path
-    where = str(named)[:300]
-    raise InputError(f"{run.path}: its feature files are not at {where} any more; give features=.")
+    where = str(recorded)[:300]
+    raise InputError(f"{run.path}: its feature files are no longer at {where}; give features=.")
 
 
 def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
-    """Load the models of a request, and the device that workers use.
+    """Load the models of a request, and find the device for its workers.
 
-    Where other processes work, the models stay on the CPU here: they load their own from the same files.
+    If other processes work, models stay on the CPU here; those processes load the same files.
     """
     workers = request.pool
-    if workers.kind == "ray":  # this machine cannot ask the cluster's
+    if workers.kind == "ray":  # the devices of the cluster are unknown here
         device = "cpu" if request.place == "auto" else request.place
     else:
         device = find_device(request.place)
     names = request.class_names or None
-    if not workers.in_process and any(isinstance(one, nn.Module) for one in request.model):
+    if not workers.in_process and any(isinstance(model, nn.Module) for model in request.model):
         raise InputError(
-            "Worker processes load the model from its file: write it with xmil.save_model and give the path, "
+            "Worker processes load the model from its file: write it with xmil.save_model and pass the path, "
             "or leave out workers= and engine=."
         )
     models = Ensemble(model_paths(request.model), (), names, request.features, request.reading)
@@ -282,10 +282,10 @@ def with_background(
     out: Path,
     say: Say = lambda _: None,
 ) -> Ensemble:
-    """Give the models the background that the user names, in place of their own.
+    """Replace the models' background by the user's.
 
-    A run that goes on, or grows, keeps the one it began with. What else lies in the folder of features does
-    not matter: a slide is explained as `xmil.explain` does it.
+    A resumed or extended run keeps its background. Other files in the folder of features do not matter: a
+    slide is explained exactly as by `xmil.explain`.
     """
     width, place = models.spec.in_dim, request.background
     if not any(name not in METHODS or "background" in METHODS[name].parameters for name in methods):
@@ -311,16 +311,16 @@ def with_background(
     return replace(models, background=chosen)
 
 
-def _load(path: Source, wanted: str | None, ensemble: Ensemble) -> tuple[MILModel, str]:
-    """A model with the digest of its file, which must not change while it is read."""
+def _load(path: Source, expected: str | None, ensemble: Ensemble) -> tuple[MILModel, str]:
+    """Load a model with the digest of its file, which must not change meanwhile."""
     if isinstance(path, Builder | Loaded):
-        own = build_own(path, ensemble)
-        return own, _check_digest(path, state_digest(own), wanted)
+        model = build_own(path, ensemble)
+        return model, _check_digest(path, state_digest(model), expected)
     before = _stamp(path)
     try:
         if path.is_dir():
-            in_folder(path)  # refused before every file in it is read for the digest
-        digest = _check_digest(path, file_digest(path), wanted)
+            in_folder(path)  # refuse a wrong folder before hashing all its files
+        digest = _check_digest(path, file_digest(path), expected)
         model = load_model(path, class_names=ensemble.class_names)
     except CheckpointError as error:
         raise _swap_error(path, ensemble.features) or error from None
@@ -330,27 +330,27 @@ def _load(path: Source, wanted: str | None, ensemble: Ensemble) -> tuple[MILMode
 
 
 def _move(model: MILModel, device: str) -> MILModel:
-    """A model on a device; one that shares weights with a model of the user's is copied before it moves."""
+    """Move a model to a device; copy it first if it shares weights with a model of the user."""
     there = next((part.device for part in model.parameters()), torch.device(device))
     if there.type == torch.device(device).type and torch.device(device).index in (None, there.index):
         return model
     return copy.deepcopy(model).to(device)
 
 
-def _check_digest(path: Source, digest: str, wanted: str | None) -> str:
-    if wanted is not None and digest != wanted:
-        raise StopError(f"{path}: has changed since the run started; put it back, or use another out=.")
+def _check_digest(path: Source, digest: str, expected: str | None) -> str:
+    if expected is not None and digest != expected:
+        raise StopError(f"{path}: has changed since the run started; restore it, or use another out=.")
     return digest
 
 
 def _swap_error(path: Path, features: Path | None) -> InputError | None:
-    """The error for features where the model belongs, and the model where the features belong."""
+    """Make the error for features passed as the model, and perhaps the model as features."""
     if not is_features(path) or features is None:
         return None
     try:
         load_model(features)
     except CheckpointError:
-        return InputError(f"{path}: holds features, not a model; give the checkpoint as model=.")
+        return InputError(f"{path}: holds features, not a model; pass the checkpoint as model=.")
     return InputError(
         f"{path}: holds features, and {features} a model: swap them, as model={features} features={path}."
     )
@@ -360,14 +360,14 @@ def _stamp(path: Path) -> tuple[int, ...]:
     try:
         stat = path.stat()
     except OSError:
-        return ()  # what reads it says why
+        return ()  # the reader reports why
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def model_paths(model: StrPath | Sequence[StrPath]) -> tuple[Source, ...]:
-    """The checkpoints that one path or several stand for; a folder of a training has those of its folds.
+    """Find the checkpoints of one or several paths; a training folder has those of its folds.
 
-    What reads as `module:function` is a builder, if the user named it: `model` must not come from a file.
+    `module:function` becomes a builder, so `model` must come from the user, never from a file.
     """
     paths: list[Any] = [model]
     if isinstance(model, Iterable) and not isinstance(model, str | PathLike | nn.Module):
@@ -393,9 +393,9 @@ def model_paths(model: StrPath | Sequence[StrPath]) -> tuple[Source, ...]:
 
 
 def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Source]) -> None:
-    """Refuse models that do not answer the same question, or that would be given the same features wrongly.
+    """Refuse models that do not answer the same question, or do not read the same features.
 
-    What a model does not say contradicts no other; `ensemble_warning` tells.
+    What a model does not record is no conflict; `ensemble_warning` names it.
     """
     for name in (*ANSWERS, *NAMES):
         first: tuple[Any, Source] | None = None
@@ -413,7 +413,7 @@ def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Source]) -> None:
 
 
 def ensemble_warning(specs: Sequence[ModelSpec], paths: Sequence[Source]) -> str | None:
-    """One sentence where some models of an ensemble do not say what others do, or had other features."""
+    """Write a sentence if models of an ensemble had different features, or some do not record theirs."""
     for spec, path in zip(specs[1:], paths[1:], strict=True):
         differences = differing(specs[0].features or {}, spec.features or {})
         if differences:
@@ -421,18 +421,18 @@ def ensemble_warning(specs: Sequence[ModelSpec], paths: Sequence[Source]) -> str
                 f"{path.name} of the ensemble was trained on features made differently from those of "
                 f"{paths[0].name} ({', '.join(differences)}): these features do not suit both."
             )
-    for name, words in NAMES.items():
+    for name, noun in NAMES.items():
         silent = [path.name for spec, path in zip(specs, paths, strict=True) if getattr(spec, name) is None]
         if silent and len(silent) < len(specs):
             return (
-                f"{', '.join(silent[:3])} of the ensemble does not record its {words}: those of the other "
+                f"{', '.join(silent[:3])} of the ensemble does not record its {noun}: those of the other "
                 "models are taken."
             )
     return None
 
 
 def shared_spec(specs: Sequence[ModelSpec]) -> ModelSpec:
-    """The spec of an ensemble: its first model's, with names that any knows, and bins where they agree."""
+    """Merge the specs of an ensemble: the first, with names from any, and time bins if all agree."""
     first = specs[0]
     return replace(
         first,
@@ -443,14 +443,14 @@ def shared_spec(specs: Sequence[ModelSpec]) -> ModelSpec:
 
 
 def bins_warning(specs: Sequence[ModelSpec]) -> str | None:
-    """One sentence where the models of an ensemble cut time into bins of their own."""
+    """Write a sentence if the models of an ensemble have different time bins."""
     if _same_bins(specs):
         return None
     cuts = "; ".join(
         ", ".join(f"{edge:g}" for edge in spec.time_bins or ()) or "unknown" for spec in specs[:3]
     )
     return (
-        f"the models cut time into bins of their own ({cuts}{'; ...' if len(specs) > 3 else ''}): the mean "
+        f"the models have different time bins ({cuts}{'; ...' if len(specs) > 3 else ''}): the mean "
         "of their bin0, bin1, ... belongs to no single interval. The risk is comparable."
     )
 
@@ -460,23 +460,23 @@ def _same_bins(specs: Sequence[ModelSpec]) -> bool:
 
 
 def predicted_by(models: Sequence[MILModel], bag: Bag) -> int:
-    """The target an ensemble predicts: by the mean of its models' outputs."""
+    """The target that an ensemble predicts, from the mean of its models' outputs."""
     opened = [open_network(model, bag) for model in models]
     outputs = np.mean([network.outputs(x) for network, x in opened], axis=0)
     return TASKS[models[0].spec.task].predicted(outputs)
 
 
 def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation:
-    """The mean of the models' explanations of one target, with the standard deviation over the models.
+    """Average the models' explanations of one target, with the standard deviation over the models.
 
-    Outputs and audits are means as well: what holds for each model's account holds for the mean. The target
-    has the name that the ensemble's spec gives it.
+    Outputs and audits are means as well, and the mean scores add up to the mean audit. The target
+    has its name in the ensemble's spec.
     """
     first = explanations[0]
     scores = np.stack([e.scores for e in explanations]).astype(np.float64)  # (m, n)
     logits = np.stack([e.logits for e in explanations]).astype(np.float64)
-    relevance = _of_all([e.relevance for e in explanations])
-    errors = _of_all([e.stderr for e in explanations])  # of scores that are drawn apart
+    relevance = _present([e.relevance for e in explanations])
+    errors = _present([e.stderr for e in explanations])  # of independent draws
     return replace(
         first,
         target=first.target.resolve(n_classes=spec.n_targets, predicted=0, class_names=spec.target_names),
@@ -495,61 +495,61 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
     )
 
 
-def _of_all(each: Sequence[FloatArray | None]) -> list[npt.NDArray[np.float64]]:
-    """Arrays in double precision, none where a model has none."""
-    arrays = [array.astype(np.float64) for array in each if array is not None]
-    return arrays if len(arrays) == len(each) else []
+def _present(arrays: Sequence[FloatArray | None]) -> list[npt.NDArray[np.float64]]:
+    """Convert arrays to double precision; an empty list if some model has none."""
+    doubles = [array.astype(np.float64) for array in arrays if array is not None]
+    return doubles if len(doubles) == len(arrays) else []
 
 
-TRIED = 64  # instances of the bag that a network is tried out on
+TRIAL = 64  # instances in the trial of a network
 
 
 def build_own(source: Builder | Loaded, ensemble: Ensemble) -> MILModel:
-    """The network that a function of yours builds, or that you have, with what a run asks of a model.
+    """Make a model for a run from a user's network, or from a function that builds one.
 
-    The function takes no arguments and gives a torch module. Its sizes are those of a trial call; `task`,
-    `class_names` and the like are attributes of the module, where it has them. Of a module that you have, the
-    weights are shared and nothing is changed.
+    The function takes no arguments and returns a torch module. A trial call finds its sizes; `task`,
+    `class_names` and the like are read from the module's attributes, if any. The weights of a network in
+    memory are shared, and the network is not changed.
     """
     name = source.name
     if isinstance(source, Loaded):
-        own = copy.copy(source.model)  # attributes that are set here are not set there
+        model = copy.copy(source.model)  # so that attributes set here do not change the user's object
     else:
         function = load_function(name, kind="model")
         try:
             built = function()
-        except Exception as error:  # whatever a user's function raises
+        except Exception as error:  # a user's function may raise anything
             raise InputError(
                 f"The model {name!r} could not be built: {first_line(error)}. It is called without arguments."
             ) from error
         if not isinstance(built, nn.Module):
             raise InputError(
-                f"The model {name!r} must give a torch.nn.Module. Got {type(built).__name__} instead."
+                f"The model {name!r} must return a torch.nn.Module. Got {type(built).__name__} instead."
             )
-        own = built.eval()
-    if isinstance(own, MILModel) and hasattr(own, "spec"):
+        model = built.eval()
+    if isinstance(model, MILModel) and hasattr(model, "spec"):
         if ensemble.class_names is not None:
-            own.spec = replace(own.spec, class_names=ensemble.class_names)
-            TASKS[own.spec.task].check(own.spec)
-        return own
-    n_classes, in_dim = _sizes(own, name, ensemble)
-    task, owner = getattr(own, "task", None), f"the model {name!r}"
+            model.spec = replace(model.spec, class_names=ensemble.class_names)
+            TASKS[model.spec.task].check(model.spec)
+        return model
+    n_classes, in_dim = _sizes(model, name, ensemble)
+    task, owner = getattr(model, "task", None), f"the model {name!r}"
     task = task if isinstance(task, str) else "classification"
-    names = ensemble.class_names or getattr(own, "class_names", None)
+    names = ensemble.class_names or getattr(model, "class_names", None)
     names = declared_names(names, n_classes, task=task, owner=owner)
-    spec = ModelSpec(type(own).__name__, in_dim, n_classes, class_names=names, task=task)
-    if (reference := getattr(own, "reference", None)) is not None and TASKS[task].takes_reference:
+    spec = ModelSpec(type(model).__name__, in_dim, n_classes, class_names=names, task=task)
+    if (reference := getattr(model, "reference", None)) is not None and TASKS[task].takes_reference:
         references = declared_references(reference, n_classes, task=task, owner=owner)
-        relative = bool(getattr(own, "relative", False))
+        relative = bool(getattr(model, "relative", False))
         spec = replace(spec, reference=tuple(references), relative=relative)
     attributes: dict[str, Any] = {"spec": spec, "class_names": names, "task": task, "background": None}
     for key, value in attributes.items():
-        setattr(own, key, value)
-    return cast(MILModel, own)  # methods ask for no more than a module and these
+        setattr(model, key, value)
+    return cast(MILModel, model)  # methods only need a module with these attributes
 
 
 def state_digest(model: nn.Module) -> str:
-    """A digest of a network's weights: a run goes on only with the same."""
+    """Hash a network's weights; a run resumes only with the same."""
     digest = sha256()
     for key, value in model.state_dict().items():
         _digest_value(digest, key, value)
@@ -557,39 +557,39 @@ def state_digest(model: nn.Module) -> str:
 
 
 def _digest_value(digest: Any, key: str, value: Any) -> None:
-    """Take in a value of a state: tensors, those packed in tuples by quantised layers, and plain facts."""
+    """Hash a value of a state: a tensor, a tuple of a quantised layer, or a plain value."""
     if isinstance(value, Tensor):
         array = (value.dequantize() if value.is_quantized else value).detach().cpu().contiguous()
         digest.update(f"{key} {value.dtype} {tuple(array.shape)}".encode())
         digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b"")
     elif isinstance(value, tuple | list):
-        for i, each in enumerate(value):
-            _digest_value(digest, f"{key}.{i}", each)
+        for i, item in enumerate(value):
+            _digest_value(digest, f"{key}.{i}", item)
     else:
         digest.update(f"{key} {value}".encode())
 
 
-def _sizes(own: nn.Module, name: str, ensemble: Ensemble) -> tuple[int, int]:
-    """Outputs and inputs, by a call on a few instances of the first feature file that can be used.
+def _sizes(model: nn.Module, name: str, ensemble: Ensemble) -> tuple[int, int]:
+    """Find the numbers of outputs and inputs by a call on instances of the first usable feature file.
 
-    A file that cannot be read is the failure of its slide; one refused by the network gives way to a file of
-    another width.
+    A file that cannot be read fails later, as its slide; if the network refuses a file, one of another width
+    is tried.
     """
     if ensemble.features is None:
-        raise InputError(f"The model {name!r} needs features to be tried out on; give features=.")
+        raise InputError(f"The model {name!r} needs features for a trial; give features=.")
     bags = feature_files(ensemble.features)[0]
     check_feature_files(bags, ensemble.features)
-    faults: dict[int, XmilError] = {}  # by width, 0 where no network could use the file
+    faults: dict[int, XmilError] = {}  # by width; 0 for files that no network could use
     for path in bags:
         width = 0
         try:
             header = open_bag(path, **ensemble.reading)
-            bag = header.read(np.arange(min(TRIED, len(header))))
+            bag = header.read(np.arange(min(TRIAL, len(header))))
             width = bag.features.shape[1] if len(bag) and np.isfinite(bag.features).all() else 0
             if width and width in faults:
                 break
-            with frozen(own), torch.no_grad():
-                network, x = open_network(own, bag)
+            with frozen(model), torch.no_grad():
+                network, x = open_network(model, bag)
                 return int(network(x).shape[-1]), int(x.shape[-1])
         except XmilError as error:
             faults.setdefault(width, error)

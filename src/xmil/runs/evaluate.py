@@ -1,4 +1,4 @@
-"""`evaluate_slides`: faithfulness over a cohort, into a folder that goes on where it stopped.
+"""`evaluate_slides`: measure faithfulness over a cohort; an interrupted run can be resumed.
 
 run.json, slides.csv, failures.csv
 slides/<slide_id>.parquet        explanations, as `xmil explain` writes them
@@ -75,15 +75,15 @@ SCHEMA = pa.schema(
 def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = None) -> Run:
     """Measure how faithful each method is for a model, over the slides of a cohort, into the folder `out`.
 
-    The same as `xmil evaluate`, with the same options and files. `truth` is a folder of GeoJSON, masks or
+    Same as `xmil evaluate`, with the same options and files. `truth` is a folder of GeoJSON, masks or
     instance labels; `background` as in `explain_slides`. With `run` and `annotations` the saved scores of a
-    run are compared with what readers drew, and no model is needed.
+    run are compared with readers' regions, and no model is needed.
     """
     listener, out = listener or Listener(), request.out
     if request.run is not None:
         return _agree(explained_run(request.run), request, out or request.run, listener)
     paths = model_paths(request.model)
-    if len(paths) > 1:  # an ensemble's curves would be of several outputs
+    if len(paths) > 1:  # an ensemble has several outputs, but a curve has one
         names = ", ".join(map(str, paths))
         raise InputError(f"xmil evaluate takes one model. Got {len(paths)}; name one: {names}.")
     models, device = open_models(request)
@@ -131,8 +131,8 @@ def _agree(run: Run, request: EvaluateRequest, out: Path, listener: Listener) ->
     out.mkdir(parents=True, exist_ok=True)
     agreement.write(out)
     listener.say(agreement.as_text())
-    left_out = f"; {out / FAILURES} says what was left out" if agreement.left_out else ""
-    listener.say(f"Annotations against scores: written to {out / TABLE} and {out / SUMMARY}{left_out}.")
+    skipped = f"; {out / FAILURES} lists what was left out" if agreement.left_out else ""
+    listener.say(f"Annotations and scores compared in {out / TABLE} and {out / SUMMARY}{skipped}.")
     return run
 
 
@@ -149,7 +149,7 @@ class EvaluateRun(ModelRun[list[Row]]):
 
     @cached_property
     def made_of(self) -> dict[str, Any]:
-        """What the results are of, beside what is measured."""
+        """Inputs that decide the results, besides the measures."""
         truth = self.truth
         return {
             "model": self.models.digests[0],
@@ -174,7 +174,7 @@ class EvaluateRun(ModelRun[list[Row]]):
         return self.measure_slide
 
     def find_result(self, item: Case) -> list[Row] | None:
-        """The rows of a case that was measured with these settings, on these files and this label."""
+        """Read the rows of a case measured with these settings, files and label."""
         try:
             table = read_parquet(self._result(item))
             metadata = table.schema.metadata or {}
@@ -182,24 +182,24 @@ class EvaluateRun(ModelRun[list[Row]]):
                 return None
             stored = parse_json(metadata.get(SOURCES, b"[]"))
             check_objects(table, self._result(item))
-            now, rows = self._files(item), table.to_pylist()
-            same = len(stored) == len(now) and all(
+            files, rows = self._files(item), table.to_pylist()
+            same = len(stored) == len(files) and all(
                 word is None if path is None else unchanged(path, word, times=True)
-                for path, word in zip(now, stored, strict=True)
+                for path, word in zip(files, stored, strict=True)
             )
             return rows if same and rows and all(row["label"] == item.label for row in rows) else None
         except (FileError, OSError, ValueError, LookupError, TypeError, pa.ArrowException):
-            return None  # not there, or damaged: it is measured again
+            return None  # absent or damaged: measure it again
 
     def rows_of(self, item: Case, result: list[Row]) -> list[TableRow]:
-        """What the model says of each slide, and how faithful each method is in the first of the modes."""
+        """Return the prediction for each slide, and how faithful each method is in the first mode."""
         row, spec = result[0], vars(self.models.spec)
         seconds = float(row["seconds"]) / len(row["parts"])
         measures = {
-            f"{name}:{each['method']}": float(f"{each[name]:.6g}")
-            for each in result
+            f"{name}:{row['method']}": float(f"{row[name]:.6g}")
+            for row in result
             for name in MEASURES
-            if each["mode"] == self.chosen.modes[0] and each.get(name) is not None
+            if row["mode"] == self.chosen.modes[0] and row.get(name) is not None
         }
         return [
             slide_row(item, i, logits=row["logits"], spec=spec, n=n, seconds=seconds) | measures
@@ -208,7 +208,7 @@ class EvaluateRun(ModelRun[list[Row]]):
 
     def finish(self, items: Sequence[Case], tally: Tally[list[Row]]) -> Mapping[str, Any]:
         measured = [tally.results[case.slides[0]] for case in items if case.slides[0] in tally.results]
-        rows = [row for own in measured for row in own]
+        rows = [row for case_rows in measured for row in case_rows]
         table = pa.Table.from_pylist(rows, schema=SCHEMA)
         write_atomically(self.out / "results.parquet", lambda part: pq.write_table(table, part))
         cases = {case.name: case.case_id or case.name for case in items}
@@ -238,8 +238,8 @@ class EvaluateRun(ModelRun[list[Row]]):
         bag, _ = join_bags(bags, name=case.name)
         parts = [] if self.truth is None else [self.truth.evidence(bag) for bag in bags]
         known_parts = [part for part in parts if part is not None]
-        whole = len(known_parts) == len(bags)  # evidence is of all slides, or none
-        evidence = np.concatenate(known_parts) if whole else None
+        is_complete = len(known_parts) == len(bags)  # evidence needs all slides of a case
+        evidence = np.concatenate(known_parts) if is_complete else None
         result = evaluate_slide(self.models.models[0], bag, self.chosen, label=case.label, evidence=evidence)
         for row in result.rows:
             row |= {"seconds": time.perf_counter() - start, "parts": [len(part) for part in bags]}
@@ -247,14 +247,14 @@ class EvaluateRun(ModelRun[list[Row]]):
         return result.rows
 
     def _files(self, case: Case) -> list[Path | None]:
-        """What a case is measured on: features, and the truth of its slides, None of one that has none."""
+        """The files of a case: features, and the ground truth of each slide, or None."""
         truth = self.truth
         return [*case.paths, *([] if truth is None else [truth.file(slide) for slide in case.slides])]
 
     def _write_slide(
         self, case: Case, result: SlideResult, bags: Sequence[Bag], sources: Sequence[str | None]
     ) -> None:
-        """The result goes last: once it is there, the slide is done."""
+        """Write the files of a case, the result last, because it marks the case as done."""
         about = {"fingerprint": self.fingerprint, **self.made_of}
         if len(bags) > 1:
             n = sum(map(len, bags))
@@ -265,8 +265,8 @@ class EvaluateRun(ModelRun[list[Row]]):
         for name, bag in zip(case.slides, bags, strict=True):
             rows, start = slice(start, start + len(bag)), start + len(bag)
             several, every = len(bags) > 1, result.explanations
-            own = [slide_share(e, bag, rows) for e in every] if several else every
-            write_explanations(own, self.out / "slides" / f"{name}.parquet", provenance=about)
+            shares = [slide_share(e, bag, rows) for e in every] if several else every
+            write_explanations(shares, self.out / "slides" / f"{name}.parquet", provenance=about)
             write_json(self.out / "certificates" / f"{name}.json", certificate)
             draw_certificate(case.name, result, self.out / "certificates" / f"{name}.png")
         marks = {KEY: self.fingerprint, SOURCES: json.dumps(list(sources))}

@@ -1,7 +1,7 @@
-"""`explain_slides`: every slide of a cohort explained, into a folder that goes on where it stopped.
+"""`explain_slides`: explain every slide of a cohort into a folder; an interrupted run can be resumed.
 
 run.json, slides.csv, failures.csv
-tiles/, features/           of slides that had no features, see `xmil.runs.slide_features`
+tiles/, features/           if slides came without features, see `xmil.runs.slide_features`
 slides/<slide_id>.parquet   one file per slide, by atomic rename
 interactions/<slide_id>.<target>.parquet    with --interactions
 summary/                    see `xmil.runs.summary`
@@ -86,30 +86,30 @@ from xmil.subsets import memory_budget
 if TYPE_CHECKING:
     from xmil.runs.slide_features import SlideFeatures
 
-TILED = "tiles/run.json"  # of a folder whose slides are tiled, and not explained yet
+TILED = "tiles/run.json"  # in a folder whose slides are tiled but not explained yet
 PREDICTED, LABEL, ALL = "predicted", "label", "all"
-DAMAGED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)  # what odd headers raise
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)  # raised by odd headers
 KEEP = 0.5  # share of the patches in each sub-bag of contexts
 LEAST_MEMORY = 1 << 24  # below this a smaller budget no longer helps
 AUTO, AUTO_METHODS = "auto", {method for method, _ in CANDIDATES.values()}
-Parameters = Mapping[str, Mapping[str, Any]]  # a method's own, by its name
+Parameters = Mapping[str, Mapping[str, Any]]  # parameters by method
 
 
 @takes(ExplainRequest, "model", "features")
 def explain_slides(request: ExplainRequest, *, listener: Listener | None = None) -> Run:
     """Explain every slide of a folder of feature files, or one file, into the folder `out`.
 
-    The same as `xmil explain`, with the same options and files. `params` holds a method's own parameters by
-    its name, as {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over so many
-    sub-bags; `interactions` asks for the pairs among so many of the strongest patches. A stopped run
+    Same as `xmil explain`, with the same options and files. `params` holds parameters by method,
+    such as {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over that many
+    sub-bags; `interactions` adds the pairs among that many of the strongest patches. A stopped run
     continues in its folder, and other `methods` add their columns to it. `mpp`, `patch_size`, `format` and
-    `class_names` say what files do not; a column `mpp` of the cohort does so for each slide. A model may be
+    `class_names` fill in what files lack; a column `mpp` of the cohort sets it per slide. A model may be
     your own function that builds it, as "mine:build" or "nets/mine.py:build". `background` is a folder or
     file of ordinary features that lrp and one_added measure against, in place of the model's own.
 
-    With `slides` the maps are drawn as well, into OUT/heatmaps, whose failures.csv has the slides that could
-    not be drawn. Without features they are tiled and encoded first, into OUT/tiles and OUT/features, by the
-    encoder that the model's checkpoint names or `encoder`.
+    With `slides` the maps are also drawn, into OUT/heatmaps, whose failures.csv lists the slides that could
+    not be drawn. Without features, slides are tiled and encoded first, into OUT/tiles and OUT/features, with
+    `encoder` or the encoder that the model's checkpoint names.
     """
     listener = listener or Listener()
     run = explain_run(request, listener)
@@ -119,12 +119,12 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
 
 
 def draw_run(run: Run, request: ExplainRequest, listener: Listener) -> Run:
-    """Draw the maps of a run that the request explained, over its slides."""
+    """Draw the maps of a request's run over its slides."""
     from xmil.runs.heatmap import draw_slides
 
     names = ("slides", "patch_size", "follow_links", "restart")
     drawing: dict[str, Any] = {name: getattr(request, name) for name in names}
-    drawing["mpp"] = None if request.features is None else request.mpp  # else the features have it
+    drawing["mpp"] = None if request.features is None else request.mpp  # features made here store it
     try:
         return draw_slides(run, **drawing, listener=listener)
     except XmilError as error:
@@ -132,21 +132,21 @@ def draw_run(run: Run, request: ExplainRequest, listener: Listener) -> Run:
 
 
 def explain_run(request: ExplainRequest, listener: Listener) -> Run:
-    """Explain the slides of a request, without pictures."""
+    """Explain the slides of a request, without drawing them."""
     out = request.out
     if out is None:
-        raise InputError("The parameter 'out' is missing: the folder for results.")
+        raise InputError("The parameter 'out' is missing; name the folder for results.")
     if LABEL in request.target and request.cohort is None:
         raise InputError("target='label' needs a cohort= with the labels.")
-    made = None if request.features is not None else features_of_slides(request, out, listener)
-    request = request if made is None else made.request
+    prepared = None if request.features is not None else features_of_slides(request, out, listener)
+    request = request if prepared is None else prepared.request
     models, device = open_models(request)
     spec = check_request(request, models)
     before = {} if request.restart else read_run(out) or {}
     request.check_apart(out)
     cases, missing = task_cases(request, spec, say=listener.say)
-    if made is not None:
-        cases = [case for case in cases if made.slides.issuperset(case.slides)]
+    if prepared is not None:
+        cases = [case for case in cases if prepared.slides.issuperset(case.slides)]
     earlier = earlier_methods(request, out, before)
     models = with_background(models, request, (*request.methods, *earlier), out=out, say=listener.say)
     chosen = None
@@ -156,16 +156,16 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
         listener.say(chosen.choice.sentence)
         earlier = earlier_methods(request, out, before)
     run = ExplainRun(out, request, models, device, missing, earlier, chosen, before.get("verdict"))
-    tally = run.execute(cases, listener, refused=None if made is None else made.refused)
+    tally = run.execute(cases, listener, refused=None if prepared is None else prepared.refused)
     if run.outliers:
-        who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
-        listener.say(f"{who} out from the others: {shorten(run.outliers, 5)} (summary/outliers.csv)")
+        n = counted(len(run.outliers), "outlier slide")
+        listener.say(f"{n}: {shorten(run.outliers, 5)} (summary/outliers.csv)")
     if warned := {slide: row["warnings"] for slide, row in tally.rows.items() if row.get("warnings")}:
         slide, text = next(iter(warned.items()))
         share = f"{len(warned)} of {counted(len(tally.rows), 'slide')} carry a warning (slides.csv)"
         listener.say(f"{share}; {slide}: {text}")
     listener.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
-    if (line := run.others(cases, before)) is not None:
+    if (line := run.dropped_note(cases, before)) is not None:
         listener.say(line)
     done = Run(run.out)
     if done.verdict is not None:
@@ -176,7 +176,7 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
 def chosen_method(
     request: ExplainRequest, models: Ensemble, cases: Sequence[Case], before: Mapping[str, Any]
 ) -> RunChoice:
-    """The method of a run by `auto`: that of the run in its folder, else the one its cases choose."""
+    """Choose the method of a run with `auto`; a resumed run keeps its method."""
     if before.get("choice"):
         return RunChoice.from_dict(before["choice"])
 
@@ -191,7 +191,7 @@ def chosen_method(
 
 
 def with_method(request: ExplainRequest, choice: Choice) -> ExplainRequest:
-    """The request with the method that was chosen in the place of `auto`."""
+    """Replace `auto` in a request by the method that was chosen."""
     methods = dict.fromkeys(choice.method if name == AUTO else name for name in request.methods)
     params = {name: dict(own) for name, own in (request.params or {}).items() if name in methods}
     if choice.params:
@@ -201,13 +201,13 @@ def with_method(request: ExplainRequest, choice: Choice) -> ExplainRequest:
 
 
 def features_of_slides(request: ExplainRequest, out: Path, listener: Listener) -> SlideFeatures:
-    """Tile and encode the slides of a request into `out`; what can be refused is, before that."""
+    """Tile and encode the slides of a request into `out`, after all checks that need no features."""
     from xmil.runs.slide_features import make_features
 
     spec: ModelSpec | None = None
     sources = model_paths(request.model)
     if all(isinstance(path, Path) or hasattr(getattr(path, "model", None), "spec") for path in sources):
-        models, _ = open_models(request)  # others are tried out on the features
+        models, _ = open_models(request)  # other models need features for a trial
         check_request(request, models)
         spec = models.specs[0]
     check_folder(out, ExplainRun.kind, marks=ExplainRun.marks)
@@ -215,7 +215,7 @@ def features_of_slides(request: ExplainRequest, out: Path, listener: Listener) -
 
 
 def method_parameters(request: ExplainRequest) -> Parameters:
-    """Each method's own parameters: those named for it, the preset of lrp, and the contexts.
+    """Collect parameters by method: those of `params`, the preset of lrp, and the contexts.
 
     >>> method_parameters(ExplainRequest.build(model="m.pt", features="f", preset="paper", contexts=24))
     {'lrp': {'contexts': 24, 'keep': 0.5, 'preset': 'paper'}}
@@ -227,17 +227,17 @@ def method_parameters(request: ExplainRequest) -> Parameters:
         able = [name for name in METHODS if METHODS[name].contexts]
         taking = [name for name in request.methods if name in able]
         if not taking:
-            raise InputError(f"contexts= is for {', '.join(able)}; none of them is among the methods.")
+            raise InputError(f"contexts= is for {', '.join(able)}; name one of them in methods=.")
         for name in taking:
             parameters[name] = {"contexts": request.contexts, "keep": KEEP, **parameters.get(name, {})}
     return parameters
 
 
 def earlier_methods(request: ExplainRequest, out: Path, before: Mapping[str, Any]) -> Parameters:
-    """The methods that the run in a folder has, with their own parameters; others can be added to them.
+    """Find the methods of the run in a folder, with their parameters.
 
-    A method that the run has with other parameters is refused. One that run.json names and no slide's file
-    has, since adding it failed, does not count.
+    A method with other parameters than in that run is an error. A method in run.json that no slide's file
+    has, because adding it failed, does not count.
     """
     if before.get("kind") != ExplainRun.kind:
         return {}
@@ -252,7 +252,7 @@ def earlier_methods(request: ExplainRequest, out: Path, before: Mapping[str, Any
 
 
 def stored_methods(out: Path, fingerprint: str | None, names: Sequence[str]) -> list[str]:
-    """Those of the methods that files of a run's slides have; where all were added, the first file tells."""
+    """Select the methods that some slide's file has; usually the first file has them all."""
     missing = set(names)
     for path in (out / "slides").glob("*.parquet"):
         if not missing:
@@ -265,12 +265,12 @@ def stored_methods(out: Path, fingerprint: str | None, names: Sequence[str]) -> 
 
 
 def methods_of(header: Mapping[str, Any]) -> set[str]:
-    """The methods that a slide's file has, from its header."""
+    """The methods in the header of a slide's file."""
     return {column["method"] for column in header["columns"].values()}
 
 
 def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
-    """What the models have in common; refuse what they or the methods cannot do."""
+    """Refuse a request that the models or methods cannot serve; return the spec that the models share."""
     spec = models.spec
     if request.interactions and (request.interactions < 2 or request.by != "slide"):
         raise InputError("interactions= takes two patches or more, of one slide (by='slide').")
@@ -293,22 +293,22 @@ def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
         for text in request.target:
             _check_target(text, spec)
     except UnknownNameError as error:
-        if not asks_for_bins(request) or (warning := bins_warning(models.specs)) is None:
+        if not targets_bins(request) or (warning := bins_warning(models.specs)) is None:
             raise
         raise InputError(f"{error} Here {warning}") from None
     return spec
 
 
-def asks_for_bins(request: ExplainRequest) -> bool:
-    """Whether a survival model is asked for more than its risk."""
+def targets_bins(request: ExplainRequest) -> bool:
+    """Whether some target of a survival model is not its risk."""
     return not set(request.target) <= {PREDICTED, RISK}
 
 
 def check_output(request: ExplainRequest) -> None:
-    """Refuse an output that is none; it may be the folder for results."""
+    """Refuse an unknown output, which may be meant as the folder for results."""
     if request.output not in (None, *OUTPUTS, *own_outputs()):
         error = unknown_name("output", request.output, OUTPUTS)
-        raise UnknownNameError(f"{error} If it is the folder for results, give out={request.output}.")
+        raise UnknownNameError(f"{error} For the folder for results, pass out={request.output}.")
 
 
 def _check_method(name: str, model: MILModel, own: Mapping[str, Any], output: str | None) -> None:
@@ -322,7 +322,7 @@ def _check_method(name: str, model: MILModel, own: Mapping[str, Any], output: st
 def case_targets(
     request: ExplainRequest, case: Case, spec: ModelSpec, predicted: int | None = None
 ) -> list[Any]:
-    """The targets of one bag; `predicted` is the class of an ensemble, where the models may differ."""
+    """List the targets of one bag; `predicted` is the class that an ensemble predicts."""
     targets: list[Any] = []
     for text in request.target:
         match text:
@@ -344,20 +344,20 @@ def case_targets(
 
 @dataclass(frozen=True)
 class Read:
-    """A case's slides, read: one bag, the slides' own bags, and their rows in it."""
+    """The bag of a case, the bags of its slides, and their rows in it."""
 
     bag: Bag
     parts: list[Bag]
     rows: list[slice]
     sources: list[str]
-    earlier: list[list[Explanation]]  # of each slide: what its file has
+    earlier: list[list[Explanation]]  # of each slide, from its file
     seconds: float
-    is_untrained: bool = False  # the encoder of its features
+    is_untrained: bool = False  # whether the encoder of its features is
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What a worker did with a case: a row per slide, and what each adds to the run's summary."""
+    """A worker's result for a case: a row and a summary per slide."""
 
     rows: list[TableRow]
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)
@@ -365,7 +365,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class ExplainedCase:
-    """A case that is explained; its files are still to be written."""
+    """A case that is explained, but not written yet."""
 
     case: Case
     read: Read
@@ -377,9 +377,9 @@ class ExplainedCase:
 @dataclass(frozen=True)
 class ExplainRun(ModelRun[Explained]):
     request: ExplainRequest
-    present: Parameters = field(default_factory=dict)  # the methods that the folder has already
-    chosen: RunChoice | None = None  # by `auto`
-    judged: Mapping[str, Any] | None = None  # the verdict that the folder has already
+    present: Parameters = field(default_factory=dict)  # methods already in the folder
+    chosen: RunChoice | None = None  # with `auto`
+    judged: Mapping[str, Any] | None = None  # the verdict already in the folder
     started: float = field(default_factory=time.perf_counter)
     busy: float = field(default_factory=time.process_time)
     outliers: list[str] = field(default_factory=list)
@@ -393,7 +393,7 @@ class ExplainRun(ModelRun[Explained]):
 
     @property
     def methods(self) -> Parameters:
-        """All methods of the folder with their own parameters: those it has, then those of the request."""
+        """All methods of the folder with their parameters, those of the request last."""
         own = method_parameters(self.request)
         return {**self.present, **{name: own.get(name, {}) for name in self.request.methods}}
 
@@ -425,22 +425,22 @@ class ExplainRun(ModelRun[Explained]):
 
     @property
     def uses_bins(self) -> bool:
-        return asks_for_bins(self.request)
+        return targets_bins(self.request)
 
     def worker(self) -> Stages[Case, Explained]:
-        """Read a case while the one before is explained, and write it while the next one is."""
+        """Read a case while the previous one is explained, and write it while the next one is."""
         explainer = Explainer(self)
         return Stages(explainer.read, explainer.work, explainer.write)
 
     def file_provenance(self, case: Case) -> dict[str, Any]:
-        """What a slide's file says of its making: it is done when this is what would be written again."""
+        """Provenance of a slide's file; the slide is done if a new run would write the same."""
         targets = [f"label={case.label}" if text == LABEL else text for text in self.request.target]
         about: dict[str, Any] = {"fingerprint": self.fingerprint, "targets": targets}
         about |= {"mpp": case.mpp} if case.mpp else {}
         return dict(json.loads(json.dumps(about, default=str)))
 
-    def has_made(self, case: Case, place: int, header: Mapping[str, Any]) -> bool:
-        """Whether the file of a case's slide was made from what would be used again."""
+    def is_current(self, case: Case, place: int, header: Mapping[str, Any]) -> bool:
+        """Whether a slide's file was made with these settings and inputs."""
         stored = header.get("provenance", {})
         together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
         if not together or any(stored.get(key) != v for key, v in self.file_provenance(case).items()):
@@ -448,34 +448,34 @@ class ExplainRun(ModelRun[Explained]):
         return unchanged(case.paths[place], stored.get("source"), times=True)
 
     def rows_of(self, item: Case, result: Explained) -> list[TableRow]:  # noqa: ARG002 - the base's signature
-        """A row per slide of the case; what its slides add to the summary is kept, unless they are many."""
+        """Return the rows of a case's slides; keep their summaries for `finish` unless there are many."""
         if len(self.summaries) < MANY:
             self.summaries.update(result.summaries)
         result.summaries.clear()
         return result.rows
 
     def find_result(self, item: Case) -> Explained | None:
-        """The rows of a case whose files have all methods of the request."""
+        """Read the rows of a case whose files have all methods of the request."""
         rows = self._stored_rows(item, self.request.methods)
         return Explained(rows) if rows else None
 
     def earlier_rows(self, item: Case) -> list[TableRow]:
-        """The rows of a case whose files lack methods of the request, but hold of others."""
+        """Read the rows of a case whose files have some methods."""
         return self._stored_rows(item)
 
     def _stored_rows(self, case: Case, methods: Sequence[str] = ()) -> list[TableRow]:
-        """The rows of a case whose files are all there, of these settings, feature files and methods."""
+        """Read the rows of a case if all its files exist and match settings, features and methods."""
         try:
             stored = [read_provenance(slide_file(self.out, slide)) for slide in case.slides]
             for place, (header, _) in enumerate(stored):
-                if not (methods_of(header).issuperset(methods) and self.has_made(case, place, header)):
+                if not (methods_of(header).issuperset(methods) and self.is_current(case, place, header)):
                     return []
             return [self._row(case, i, *header) for i, header in enumerate(stored)]
         except (FileError, OSError, *DAMAGED):
-            return []  # not there, or damaged: it is explained again
+            return []  # absent or damaged: explain it again
 
     def finish(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any]:
-        """The cohort at a glance; a warning where a slide's file, found done, cannot be read."""
+        """Write the summary and the verdict; warn if a finished slide's file cannot be read."""
         slides = [slide for case in items for slide in case.slides if slide in tally.rows]
         files = [slide_file(self.out, slide) for slide in slides]
         summaries = {slide_file(self.out, slide): summary for slide, summary in self.summaries.items()}
@@ -485,69 +485,69 @@ class ExplainRun(ModelRun[Explained]):
         about = {} if verdict is None else {"verdict": verdict}
         if not unread:
             return about
-        warning = (  # their heads say that they are done
-            f"{counted(len(unread), 'slide')} left out of summary/, since the file in slides/ cannot be "
+        warning = (  # only their headers could be read
+            f"{counted(len(unread), 'slide')} left out of summary/, because the file in slides/ cannot be "
             f"read: {shorten(list(unread), 5)}. Remove it and run the same command: the slide is explained "
             "again."
         )
         return {**about, "warnings": [warning]}
 
     def verdict(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any] | None:
-        """The verdict on the maps; that of the folder if nothing is new and its cases are there."""
+        """Judge the maps; keep the verdict of the folder if nothing is new and it has its cases."""
         request, chosen = self.request, self.chosen
         check = Check(request.check)
         cases = [case for case in items if case.slides[0] in tally.results]
         names = {case.case_id or case.name for case in cases}
         judged, is_old = self.judged, not tally.done and all(slide in self.before for slide in tally.rows)
-        wanted = 0 if check.text == SOME else min(check.most, len(names))
+        least = 0 if check.text == SOME else min(check.most, len(names))
         old = set(judged.get("cases", ())) if judged else set()
-        if not check.most or (judged and is_old and len(old) >= wanted and names.issuperset(old)):
+        if not check.most or (judged and is_old and len(old) >= least and names.issuperset(old)):
             return judged
         if chosen is not None and chosen.choice.verdict is not None:
             return chosen.choice.verdict.as_dict()
         used = frozenset() if chosen is None else chosen.cases
-        others = [case for case in cases if (case.case_id or case.name) not in used]
-        whose = f"the method was chosen on {counted(len(used), 'other case')}"
-        if not others:
-            others, whose = cases, "the method was chosen on these cases, so this is optimistic"
+        judging = [case for case in cases if (case.case_id or case.name) not in used]
+        note = f"the method was chosen on {counted(len(used), 'other case')}"
+        if not judging:
+            judging, note = cases, "the method was chosen on these cases, so this is optimistic"
         seconds, work = time.perf_counter() - self.started, time.process_time() - self.busy
         if not request.pool.in_process:
-            work = float("inf")  # it was done elsewhere
+            work = float("inf")  # other processes did it
         with memory_budget(request.memory):
             verdict = judge_run(
-                check, self.models.models, in_seeded_order(others, request.seed), self.maps, seconds=seconds,
+                check, self.models.models, in_seeded_order(judging, request.seed), self.maps, seconds=seconds,
                 work=work, seed=request.seed,
             )  # fmt: skip
         if verdict is not None and used:
-            verdict = verdict.with_note(whose)
+            verdict = verdict.with_note(note)
         return None if verdict is None else verdict.as_dict()
 
     def maps(self, case: Case) -> tuple[Bag, Target, dict[str, npt.NDArray[np.float32]]]:
-        """A case's bag, and the scores of its first target by each method, from the files of its slides."""
-        every = [read_explanations(slide_file(self.out, slide)) for slide in case.slides]
-        target = every[0][0].target
-        methods = dict.fromkeys([*self.request.methods, *(e.method for e in every[0])])
-        own = {
-            name: [e.scores for part in every for e in part if (e.method, e.target) == (name, target)]
+        """Read a case's bag, and the scores of its first target by each method."""
+        stored = [read_explanations(slide_file(self.out, slide)) for slide in case.slides]
+        target = stored[0][0].target
+        methods = dict.fromkeys([*self.request.methods, *(e.method for e in stored[0])])
+        scored = {
+            name: [e.scores for part in stored for e in part if (e.method, e.target) == (name, target)]
             for name in methods
         }
-        scores = {name: np.concatenate(parts) for name, parts in own.items() if len(parts) == len(every)}
+        scores = {name: np.concatenate(parts) for name, parts in scored.items() if len(parts) == len(stored)}
         return read_case(case, **self.request.reading)[0], target, scores
 
-    def others(self, items: Sequence[Case], before: Mapping[str, Any]) -> str | None:
-        """A line on slides of the folder that are not among these, and what brings them back."""
+    def dropped_note(self, items: Sequence[Case], before: Mapping[str, Any]) -> str | None:
+        """Write a line on slides explained earlier but not now, and on how to bring them back."""
         slides = {slide for case in items for slide in case.slides}
-        left = sorted({path.stem for path in (self.out / "slides").glob("*.parquet")} - slides)
-        if not left:
+        dropped = sorted({path.stem for path in (self.out / "slides").glob("*.parquet")} - slides)
+        if not dropped:
             return None
-        now = self.request.places()
-        inputs = [f"{key}={shlex.quote(str(before[key]))}" for key in now if before.get(key)]
-        changed = any(before.get(key) != value for key, value in now.items())
-        way = " ".join(inputs) if changed and inputs else "their features=, cohort= and split="
+        current = self.request.places()
+        inputs = [f"{key}={shlex.quote(str(before[key]))}" for key in current if before.get(key)]
+        changed = any(before.get(key) != value for key, value in current.items())
+        options = " ".join(inputs) if changed and inputs else "their features=, cohort= and split="
         return (
-            f"{self.out}: {counted(len(left), 'slide')} explained earlier are not among these: "
-            f"{shorten(left, 3)}. "
-            f"slides.csv and summary/ leave them out, but their files are kept; the same command with {way} "
+            f"{self.out}: {counted(len(dropped), 'slide')} explained earlier, not part of this run: "
+            f"{shorten(dropped, 3)}. "
+            f"slides.csv and summary/ leave them out, but their files stay; the same command with {options} "
             "brings them back."
         )
 
@@ -556,27 +556,29 @@ class ExplainRun(ModelRun[Explained]):
         logits = header["provenance"]["logits"] if len(self.models.models) > 1 else columns[0]["logits"]
         try:
             seconds = float(self.before[case.slides[place]]["seconds"])
-        except (FileError, KeyError, ValueError):  # of slides explained earlier it may be unknown
+        except (FileError, KeyError, ValueError):  # unknown for some slides explained earlier
             seconds = None
         row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
         return {**row, **_column_notes(columns)}
 
 
 def _column_notes(columns: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """What the row of a slide says of how its columns were made: what they are measured against, warnings."""
-    whose: dict[str, dict[str, None]] = {}
+    """Fill the columns `measured` (what scores are measured against) and `warnings` of a slide's row."""
+    methods_by_text: dict[str, dict[str, None]] = {}
     for column in columns:
         for text in column.get("warnings", ()):
-            whose.setdefault(text, {})[column["method"]] = None
+            methods_by_text.setdefault(text, {})[column["method"]] = None
     several = len({column["method"] for column in columns}) > 1
-    sentences = [f"{', '.join(own)}: {text}" if several else text for text, own in whose.items()]
+    sentences = [
+        f"{', '.join(methods)}: {text}" if several else text for text, methods in methods_by_text.items()
+    ]
     return {"measured": "; ".join(measured_columns(columns)) or None, "warnings": " ".join(sentences) or None}
 
 
 def resolve_target(text: str, spec: ModelSpec) -> Target:
     """Read a target as users write it: a class by name or number, or a contrast of two.
 
-    It has the number that it has in every model of an ensemble, whatever each calls it.
+    Models of an ensemble may name it differently; its number is the same in all of them.
 
     >>> str(resolve_target("HPV+:HPV-", ModelSpec("attnmil", 4, 2, class_names=("HPV-", "HPV+"))))
     'HPV+-vs-HPV-'
@@ -594,12 +596,12 @@ def _check_target(text: str, spec: ModelSpec) -> None:
     if text == LABEL:
         if TASKS[spec.task].truth != "class":
             raise InputError(
-                f"The target 'label' is for classes; a {spec.task} model has none: use 'predicted'."
+                f"The target 'label' is for classes, which a {spec.task} model lacks; use 'predicted'."
             )
         return
     target = resolve_target(text, spec)
     if target.against is not None and RISK in (target.name, target.against_name):
-        raise InputError(f"The contrast {text!r} needs classes, values or time bins; a risk has none.")
+        raise InputError(f"The contrast {text!r} needs classes, values or time bins, not a risk.")
 
 
 class Explainer:
@@ -611,7 +613,7 @@ class Explainer:
         self._empty = pinned_empty if run.device.startswith("cuda") else np.empty
 
     def read(self, case: Case) -> Read:
-        """The bags of a case; runs ahead in a thread."""
+        """Read the bags of a case, ahead in a thread."""
         start = time.perf_counter()
         for slide in case.slides:
             if not is_plain(slide):
@@ -621,10 +623,10 @@ class Explainer:
         sources = [identity(path, times=True) for path in case.paths]
         options, pairs = self.request.reading, zip(case.slides, case.paths, strict=True)
         headers = [(open_bag(p, **case.reading(i, options)), s) for i, (s, p) in enumerate(pairs)]
-        alone = len(headers) == 1  # slides of a case are joined in float32
-        parts = [named(h.read_stored(self._empty) if alone else h.read(), slide) for h, slide in headers]
+        is_single = len(headers) == 1  # slides of a case are joined in float32
+        parts = [named(h.read_stored(self._empty) if is_single else h.read(), slide) for h, slide in headers]
         bag, rows = join_bags(parts, name=case.name)
-        if len(parts) > 1:  # views: the features are in memory once
+        if len(parts) > 1:  # views, to keep the features in memory once
             parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
         earlier = [self._earlier(case, place) for place in range(len(parts))]
         trained = self.spec.features or {}
@@ -632,21 +634,21 @@ class Explainer:
         return Read(bag, parts, rows, sources, earlier, time.perf_counter() - start, untrained)
 
     def _earlier(self, case: Case, place: int) -> list[Explanation]:
-        """The explanations in a slide's file, if it is of this run: other methods join them."""
+        """Read the explanations in a slide's file of this run, to which other methods are added."""
         path = slide_file(self.run.out, case.slides[place])
         if not path.exists():
             return []
         try:
-            ours = self.run.has_made(case, place, read_provenance(path)[0])
+            ours = self.run.is_current(case, place, read_provenance(path)[0])
             return read_explanations(path) if ours else []
         except (FileError, OSError, *DAMAGED):
-            return []  # damaged: it is explained again
+            return []  # damaged: explain it again
 
     def work(self, case: Case, read: Read) -> ExplainedCase:
         start = time.perf_counter()
         has = [{e.method for e in own} for own in read.earlier]
         methods = [name for name in self.request.methods if not all(name in own for own in has)]
-        methods = methods or list(self.request.methods)  # a worker wrote the file and died before it said so
+        methods = methods or list(self.request.methods)  # a worker wrote the file and died before replying
         explanations, logits = self._within_memory(case, read.bag, methods)
         if read.is_untrained:
             explanations = [replace(e, warnings=[*e.warnings, UNTRAINED]) for e in explanations]
@@ -656,7 +658,7 @@ class Explainer:
         return ExplainedCase(case, read, explanations, logits, seconds)
 
     def write(self, work: ExplainedCase) -> Explained:
-        """Write the files of a case's slides, while the next case is explained."""
+        """Write the files of a case's slides while the next case is explained."""
         summaries = {slide: self._write(work, place) for place, slide in enumerate(work.case.slides)}
         every = [e for own in (*work.read.earlier, work.explanations) for e in own]
         notes = _column_notes(
@@ -670,7 +672,7 @@ class Explainer:
     def explain(
         self, case: Case, bag: Bag, methods: Sequence[str]
     ) -> tuple[list[Explanation], list[list[float]]]:
-        """Explanations by methods for every target, an ensemble's the mean; and each model's logits."""
+        """Explain every target by methods, averaged over an ensemble; also return each model's logits."""
         request, predicted = self.request, None
         if len(self.models) > 1 and PREDICTED in request.target:
             predicted = predicted_by(self.models, bag)
@@ -678,7 +680,7 @@ class Explainer:
         explanations: list[Explanation] = []
         logits: list[list[float]] = []
         for method in methods:
-            own = self.parameters.get(method, {})  # methods that draw at random get a draw of the bag's own
+            own = self.parameters.get(method, {})  # random methods get a seed for each bag
             params = {**seeds(method, case.name, request.seed, contexts="contexts" in own), **own}
             each = [
                 explain_targets(m, bag, targets, method=method, output=request.output, **params)
@@ -693,7 +695,7 @@ class Explainer:
     def _within_memory(
         self, case: Case, bag: Bag, methods: Sequence[str]
     ) -> tuple[list[Explanation], list[list[float]]]:
-        """Explain with batches that fit the budget; where memory runs out, with smaller ones."""
+        """Explain with batches that fit the budget, with smaller ones if memory runs out."""
         budget = self.request.memory
         while True:
             try:
@@ -719,7 +721,7 @@ class Explainer:
         own = [*read.earlier[place], *(e for e in own if e.column not in there)]
         about = {**self.run.file_provenance(case), "source": read.sources[place]}
         if len(logits) > 1:
-            about["logits"] = logits  # of each model: the risk of an ensemble is the mean of risks
+            about["logits"] = logits  # of each model, since the risk of an ensemble is the mean of risks
         if len(read.parts) > 1:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
         path = slide_file(self.run.out, case.slides[place])
@@ -727,7 +729,7 @@ class Explainer:
         return [summarise_slide(e) for e in own if len(e)]
 
     def _write_pairs(self, case: Case, bag: Bag, explanations: Sequence[Explanation]) -> None:
-        """Interactions of each target, before the slide's file: that one says the slide is done."""
+        """Write interactions of each target, before the slide's file, which marks the slide as done."""
         request = self.request
         for target in dict.fromkeys(e.target for e in explanations):
             with memory_budget(request.memory):
@@ -745,14 +747,14 @@ class Explainer:
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array in memory that a GPU copies from by itself."""
+    """Allocate an array in page-locked memory, for asynchronous copies to a GPU."""
     kind = torch.from_numpy(np.empty(0, dtype)).dtype
     return np.asarray(torch.empty(shape, dtype=kind, pin_memory=True).numpy())
 
 
 def read_ahead(path: Path) -> None:
-    """Have the system fetch a file while its head is looked at, where it takes such advice."""
-    if hasattr(os, "posix_fadvise") and path.is_file():  # a pipe would wait for its other end
+    """Ask the system to prefetch a file while its header is read, if it can."""
+    if hasattr(os, "posix_fadvise") and path.is_file():  # opening a pipe would block
         with suppress(OSError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
@@ -768,5 +770,5 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def slide_share(e: Explanation, part: Bag, rows: slice) -> Explanation:
-    """The scores of one slide of a case, with the case's account."""
+    """The scores of one slide of a case, with the case's audit."""
     return replace(e.take(rows, part.patches), bag=part.slide_id)

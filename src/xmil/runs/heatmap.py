@@ -1,8 +1,8 @@
-"""`draw_slides`: pictures and exports of a run's explanations, for many slides.
+"""`draw_slides`: draw and export a run's explanations for many slides.
 
 run.json, slides.csv, failures.csv, style.json
 <kind>/<slide>[.<method>.<target>].<suffix>
-pairs/<slide>.<target>.geojson    lines, where the run has interactions
+pairs/<slide>.<target>.geojson    lines, if the run has interactions
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SHOWN = 3  # outdated files in a sentence
 def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Run:
     """Draw the scores of a run's slides, as `xmil heatmap` does, into RUN/heatmaps or the folder `out`.
 
-    `to` names the files: formats of pictures, and exports. Without a format there are no pictures.
+    `to` lists formats of pictures, and exports. Without a format there are no pictures.
     """
     listener = listener or Listener()
     formats = tuple(name for name in request.to if name in FORMATS)
@@ -82,8 +82,8 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     tally = drawing.execute(drawing.jobs(listener), listener)
     if not saved.is_finished:
         listener.warn(
-            f"{saved.path}: the run is unfinished, {counted(len(saved.files), 'slide')} so far; the command "
-            "that made it goes on where it stopped, and this one then draws the rest."
+            f"{saved.path}: the run is unfinished ({counted(len(saved.files), 'slide')} so far); repeat its "
+            "command to finish it, then this one to draw the rest."
         )
     results = tally.results
     lines = merge_notes({name: each.note for name, each in results.items() if each.note is not None})
@@ -92,7 +92,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
             {name: each.beyond for name, each in results.items()}, saved.path, request.out
         )
     written, present = (sum(getattr(each, kind) for each in results.values()) for kind in ("written", "kept"))
-    also = f", {present} were there" if present else ""
+    also = f", {present} already there" if present else ""
     lines.append(f"{counted(len(results), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
     for line in lines + describe_outdated(out, saved):
         listener.say(line)
@@ -100,7 +100,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
 
 
 def describe_clipped(shares: Mapping[str, float], run: Path, out: Path | None = None) -> list[str]:
-    """A line on the slides many of whose patches lie beyond the colour scale, and on what shows them apart.
+    """Write a line on slides with many patches beyond the colour scale, and on how to separate them.
 
     >>> describe_clipped({"a": 0.4, "b": 0.02}, Path("run"))
     ['a: 40 % of the patches lie beyond the colour scale and share its full colour; ...']
@@ -108,8 +108,8 @@ def describe_clipped(shares: Mapping[str, float], run: Path, out: Path | None = 
     beyond = {name: share for name, share in shares.items() if share > BEYOND}
     if not beyond:
         return []
-    where = [] if out is None else ["--out", str(out)]
-    command = shlex.join(["xmil", "heatmap", str(run), *where, "--clip", "none", "--restart"])
+    folder = [] if out is None else ["--out", str(out)]
+    command = shlex.join(["xmil", "heatmap", str(run), *folder, "--clip", "none", "--restart"])
     text = (
         f"{'up to ' * (len(beyond) > 1)}{100 * max(beyond.values()):.0f} % of the patches lie beyond the "
         f"colour scale and share its full colour; {command} tells them apart."
@@ -117,13 +117,13 @@ def describe_clipped(shares: Mapping[str, float], run: Path, out: Path | None = 
     return merge_notes(dict.fromkeys(sorted(beyond, key=lambda name: (-beyond[name], name)), text))
 
 
-def describe_outdated(place: Path, run: Run) -> list[str]:
-    """A sentence on pictures and exports that are older than every explanation of the run."""
-    beside = {path.parent for path in run.files.values()}
-    first = min(path.stat().st_mtime_ns for folder in beside for path in folder.glob("*.parquet"))
-    folders = [path for path in sorted(place.iterdir()) if path.is_dir()]
+def describe_outdated(out: Path, run: Run) -> list[str]:
+    """Write a sentence on pictures and exports that are older than every explanation of the run."""
+    sources = {path.parent for path in run.files.values()}
+    first = min(path.stat().st_mtime_ns for folder in sources for path in folder.glob("*.parquet"))
+    folders = [path for path in sorted(out.iterdir()) if path.is_dir()]
     files = [path for folder in folders for path in sorted(folder.iterdir()) if path.name[0] != "."]
-    old = [str(path.relative_to(place)) for path in files if path.lstat().st_mtime_ns < first]
+    old = [str(path.relative_to(out)) for path in files if path.lstat().st_mtime_ns < first]
     if not old:
         return []
     some = counted(len(old), "file")
@@ -131,7 +131,7 @@ def describe_outdated(place: Path, run: Run) -> list[str]:
 
 
 def _with_slide(order: Order, slides: Path | None, listener: Listener) -> Order:
-    """The order without the pictures that are cut from slides, where there are none."""
+    """Drop pictures that need slides from the order if there are no slides."""
     lost = [] if slides is not None else [kind for kind in order.pictures if kind in NEED_SLIDE]
     if not lost:
         return order
@@ -155,7 +155,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     marks = (STYLE,)
 
     def settings(self) -> dict[str, Any]:
-        """Nothing: more pictures may be added, in the style that style.json holds."""
+        """Nothing, since a later run may add pictures, in the style of style.json."""
         return {}
 
     def about(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return {"run": str(self.run.path.resolve()), "slides": slides, "style": self.order.style()}
 
     def jobs(self, listener: Listener) -> list[DrawingJob]:
-        """The run's slides, or those asked for, each with its file where the folder has it."""
+        """List the run's slides, or those of `names`, each with its slide file if there is one."""
         request, files, rows = self.request, self.run.files, self.run.rows
         pairs = list_interactions(self.run.path)
         check_names("slide", request.names, files)
@@ -180,7 +180,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         ]  # fmt: skip
 
     def check_style(self) -> None:
-        """Refuse a folder with pictures in another style unless they are replaced; nothing is touched."""
+        """Refuse a folder with pictures in another style, unless they are replaced."""
         style = self.out / STYLE
         check_folder(self.out, self.kind, marks=self.marks if self._is_style(style) else ())
         if style.is_file() and not self.request.restart and style.read_text(encoding="utf-8") != self._style:
@@ -190,7 +190,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
             )
 
     def _is_style(self, path: Path) -> bool:
-        """Whether a file is a style of ours, and not the user's under that name."""
+        """Whether a file is a style of xmil, not a user's file of that name."""
         try:
             return read_json(path).keys() <= self.order.style().keys()
         except FileError:
@@ -201,26 +201,26 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return json.dumps(self.order.style(), indent=2, default=str)
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        self.check_style()  # again: now nobody else writes
+        self.check_style()  # again, now that the folder is locked
         write_text(self.out / STYLE, self._style)
 
     def slides_of(self, item: DrawingJob) -> Sequence[str]:
         return (item.slide_id,)
 
     def outputs(self, items: Sequence[DrawingJob]) -> Iterable[Path]:  # noqa: ARG002
-        """None: files are drawn over, and the folder may hold others."""
+        """None, since files are overwritten, and the folder may hold others."""
         return ()
 
     def make_worker(self) -> MakeWorker[DrawingJob, Drawn]:
-        """Draws one slide after another; files that are current are left alone."""
+        """Draw one slide after another, and skip files that are current."""
         request = self.request
         return partial(make_drawer, self.order, self.out, restart=request.restart, slides=request.slides)
 
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
-        """How many files there are of a slide, and what they were drawn from."""
+        """Return a slide's number of files and what they were drawn from."""
         files, before = result.written + result.kept, self.before.get(item.slide_id, {})
         note = result.note or ""
-        if result.kept and before.get("source") == result.source:  # the files that stay keep their note
+        if result.kept and before.get("source") == result.source:  # files not redrawn keep their note
             note = note or before.get("note", "")
         facts = {"note": note, "beyond_scale": f"{result.beyond:.3g}", "source": result.source}
         return [{"slide_id": item.slide_id, "files": files, **facts}]

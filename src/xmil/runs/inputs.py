@@ -1,4 +1,4 @@
-"""The bags of a run: feature files, joined with a cohort's rows, and what is true of each."""
+"""The bags of a run: feature files, joined with a cohort's rows and labels."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ LabelRows = Callable[..., Sequence[Any] | None]
 
 
 def trained_columns(cohort: Cohort, spec: ModelSpec) -> tuple[str, ...]:
-    """The columns that the model was trained on; none where the cohort lacks one."""
+    """The columns that the model was trained on; none if the cohort lacks one."""
     columns = spec.columns or ()
     return tuple(columns) if set(columns) <= set(cohort.columns) else ()
 
 
 def parted_cohort(path: Path, request: CohortRequest, say: Say) -> tuple[Cohort, dict[str, str]]:
-    """The rows of a cohort that have features, of some splits, and the slides that have none with their case.
+    """Select the rows of a cohort with features; also return slides without features, with their case.
 
-    A line says what did not match.
+    Only the request's splits count. A line reports what did not match.
     """
-    every = read_cohort(path, slide_column=request.slide_column)
-    if taken := every.taken:
-        say(f"{path}: {taken}.")
-    table = every.subset(*request.split) if request.split else every
-    joined, report = join_features(table, request.features, among=every, follow_links=request.follow_links)
+    cohort = read_cohort(path, slide_column=request.slide_column)
+    if note := cohort.taken:
+        say(f"{path}: {note}.")
+    table = cohort.subset(*request.split) if request.split else cohort
+    joined, report = join_features(table, request.features, among=cohort, follow_links=request.follow_links)
     if report.without_features or report.doubled or report.not_followed:
         say(f"{path}: {report}")
     case_of = dict(zip(table.slides, table.cases, strict=True))
@@ -68,10 +68,10 @@ def class_labels(
     n_classes: int | None = None,
     say: Say = lambda _: None,
 ) -> list[int | None]:
-    """Class indices: by the model's class names where labels are among them, else as numbers from 0.
+    """Convert labels to class indices: the model's class names, or numbers from 0.
 
-    Labels by other names than the model's are refused, and so are names where the model has none: their
-    order would be a guess. Where some are the model's, the others count as unknown, and a line names them.
+    Other names are refused, and so are names if the model has none, because their order would be a guess.
+    If only some labels are the model's names, the others count as unknown, and a line lists them.
     """
     if not _has_labels(cohort, column, say):
         return [None] * len(cohort)
@@ -90,24 +90,24 @@ def class_labels(
         return [names.index(cell) if cell is not None and cell in names else None for cell in cells]
     most = max(2, n_classes or len(names or ()))
     if strange:
-        way = (
-            f"knows {', '.join(names)}; rename the labels, or give class numbers."
+        advice = (
+            f"knows {', '.join(names)}; rename the labels, or use class numbers."
             if names
             else (
-                f"has no class names; give its {most} names as class_names=, in the order of its "
-                f"outputs, or class numbers (0 to {most - 1}) as labels."
+                f"has no class names; pass its {most} names as class_names=, in the order of its "
+                f"outputs, or use class numbers (0 to {most - 1}) as labels."
             )
         )
         raise InputError(
-            f"The label {strange[0]!r} in column {column!r} is not a class of the model, which {way}"
+            f"The label {strange[0]!r} in column {column!r} is not a class of the model, which {advice}"
         )
     numbers = [None if cell is None else int(float(cell)) for cell in cells]
     known = [number for number in numbers if number is not None]
     for label in (max(known, default=0), min(known, default=0)):
         if not 0 <= label < most:
             raise InputError(
-                f"The column {column!r} has a class {label}, but the model knows {most}: they count from 0; "
-                "if the numbers are names, give class_names= in the order of the model's outputs."
+                f"The column {column!r} has a class {label}, but the model has classes 0 to {most - 1}; "
+                "if the numbers are names, pass class_names= in the order of the model's outputs."
             )
     return numbers
 
@@ -115,28 +115,28 @@ def class_labels(
 def task_cases(
     request: CohortRequest, spec: ModelSpec, *, labels: LabelRows | None = None, say: Say = lambda _: None
 ) -> tuple[list[Case], Missing]:
-    """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
+    """List the bags of a run: the rows of a cohort with features, or every feature file of a folder.
 
-    With them what the cohort names and the features lack. `labels` says what is known of each row; by default
-    what is true of it as the model's task has it.
+    Also return what the cohort names but the features lack. `labels` reads the labels of the rows; the
+    default suits the model's task.
     """
     if request.cohort is None:
         return _every_file(request, say), Missing()
-    joined, gone = parted_cohort(request.cohort, request, say)
-    known = (labels or task_labels)(joined, spec, request.label, say=say)
-    cases = group_cases(joined, request.by, labels=known)
+    joined, featureless = parted_cohort(request.cohort, request, say)
+    row_labels = (labels or task_labels)(joined, spec, request.label, say=say)
+    cases = group_cases(joined, request.by, labels=row_labels)
     lacking: dict[str, list[str]] = {case.name: [] for case in cases if request.by == "case"}
-    for slide, owner in gone.items():
+    for slide, owner in featureless.items():
         lacking.get(owner, []).append(slide)
     incomplete = {name: tuple(slides) for name, slides in lacking.items() if slides}
     alone = joined.without_case
-    return cases, Missing(tuple(gone), incomplete, tuple(alone) if len(alone) < len(joined) else ())
+    return cases, Missing(tuple(featureless), incomplete, tuple(alone) if len(alone) < len(joined) else ())
 
 
 def decided_labels(
     cohort: Cohort, spec: ModelSpec, columns: Sequence[str] = (), *, say: Say = lambda _: None
 ) -> list[int | None] | None:
-    """The class of each row, for a model that decides between classes; None for others."""
+    """Read the class of each row for a model that predicts classes; None for others."""
     if not TASKS[spec.task].decides:
         return None
     trained = trained_columns(cohort, spec)
@@ -147,12 +147,12 @@ def decided_labels(
 def task_labels(
     cohort: Cohort, spec: ModelSpec, columns: Sequence[str] = (), *, say: Say = lambda _: None
 ) -> list[Any]:
-    """What is true of each row, None where it is not known.
+    """Read the label of each row, None if it is unknown.
 
-    A class index; 0 or 1 for each label; a number, or one for each value; a time with its event. Without
-    `columns` they are those the model was trained on, where the cohort has them. Else labels and values are
-    the columns with the model's class names, a single value the column `label` where that holds numbers, and
-    survival `time` and `event`.
+    A class index; 0 or 1 for each label; a number, or one per value; a time with its event. The default for
+    `columns` are those the model was trained on, if the cohort has them. Otherwise labels and values are
+    the columns with the model's class names, a single value is the column `label` if that holds numbers, and
+    survival is `time` and `event`.
     """
     trained = trained_columns(cohort, spec)
     truth = TASKS[spec.task].truth
@@ -166,7 +166,7 @@ def task_labels(
     columns = tuple(columns) or trained
     if truth == "class":
         if len(columns) > 1:
-            raise InputError(f"A model of classes needs one column in label=. Got {columns}.")
+            raise InputError(f"A classification model needs one column in label=. Got {columns}.")
         names, n = spec.class_names, spec.n_targets
         return list(class_labels(cohort, (columns or ("label",))[0], names, n_classes=n, say=say))
     columns = columns or tuple(name for name in spec.class_names or () if name in cohort.columns)
@@ -187,7 +187,7 @@ def task_labels(
     if truth == "labels":
         for column, values in zip(columns, numbers, strict=True):
             if not all(value in (None, 0.0, 1.0) for value in values):
-                raise InputError(f"The column {column!r} must hold 0 or 1; it is a label of its own.")
+                raise InputError(f"The column {column!r} of a multi-label model must hold only 0 and 1.")
     rows = list(zip(*numbers, strict=True))
     if truth == "values" and len(columns) == 1:
         return [row[0] for row in rows]
@@ -213,7 +213,7 @@ def _survival_labels(cohort: Cohort, time: str, event: str, *, say: Say) -> list
 
 
 def class_index(text: str, model: MILModel) -> int:
-    """A class of the model by its name or number; models without classes have one thing to ask for, 0."""
+    """Find a class of the model by name or number; 0 for models without classes."""
     if not TASKS[model.task].decides:
         return 0
     n = model.spec.n_targets
@@ -239,7 +239,7 @@ def _has_labels(cohort: Cohort, column: str, say: Say) -> bool:
         return True
     if column != "label":
         raise unknown_name("column", column, cohort.columns)
-    say("The cohort has no column 'label': no slide counts as right or wrong.")
+    say("The cohort has no column 'label', so no slide counts as right or wrong.")
     return False
 
 
@@ -249,14 +249,14 @@ def _every_file(request: CohortRequest, say: Say) -> list[Case]:
     files, links = feature_files(request.features, follow_links=request.follow_links)
     if links:
         names = shorten([path.name for path in links], NAMED)
-        say(f"{request.features}: {len(links)} links not followed: {names}.")
+        say(f"{request.features}: {counted(len(links), 'link')} not followed: {names}.")
     check_feature_files(files, request.features)
     by_name: dict[str, Path] = {}
     for path in files:
         by_name.setdefault(slide_name(path), path)
-    if again := dict.fromkeys(name for path in files if by_name[name := slide_name(path)] != path):
-        used = [f"{name} ({by_name[name].relative_to(request.features)} is used)" for name in again]
-        several = counted(len(again), "slide")
+    if repeated := dict.fromkeys(name for path in files if by_name[name := slide_name(path)] != path):
+        used = [f"{name} ({by_name[name].relative_to(request.features)} is used)" for name in repeated]
+        several = counted(len(repeated), "slide")
         say(f"{request.features}: {several} with several files: {shorten(used, NAMED)}.")
     return [Case(name, (name,), (path,)) for name, path in by_name.items()]
 
@@ -266,9 +266,9 @@ LOOKING = 16  # threads that read headers: they wait for the disk
 
 @dataclass(frozen=True)
 class Missing:
-    """What a cohort names and does not have.
+    """What a cohort names, but the features lack.
 
-    Slides without features; by case, the cases taken without some of their slides; slides without a case.
+    Slides without features; the missing slides of incomplete cases; slides without a case.
     """
 
     slides: tuple[str, ...] = ()
@@ -276,11 +276,11 @@ class Missing:
     without_case: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """What run.json says of them."""
+        """Convert to entries of run.json."""
         return {"without_features": list(self.slides), "incomplete_cases": dict(self.incomplete)}
 
     def incomplete_warning(self) -> str | None:
-        """One sentence that names the incomplete cases.
+        """Write a sentence on the incomplete cases.
 
         >>> Missing(("a2",), {"a": ("a2",)}).incomplete_warning()
         '1 case has slides without features; only its other slides are used: a (without a2). See run.json.'
@@ -294,7 +294,7 @@ class Missing:
 
 
 def caseless_warning(slides: Sequence[str]) -> str | None:
-    """One sentence that names slides without a case, among others that have one; None without such slides.
+    """Write a sentence on slides without a case among others with one; None without such slides.
 
     >>> caseless_warning(["s3"])
     '1 slide without a case_id (s3): each is its own case, so slides of one patient may count as independent.'
@@ -311,7 +311,7 @@ HELD_OUT = "test"
 
 
 def training_overlap_warning(models: Sequence[object], cases: Sequence[Case]) -> str | None:
-    """One sentence where slides, or others of their cases, were in the training of a model, else None."""
+    """Write a sentence if these slides, or others of their cases, were in the training of a model."""
     trained = [training_slides(path) for path in models if isinstance(path, Path)]
     slides = {bare_name(slide) for slides_of_model in trained for slide in slides_of_model}
     owners = {owner for slides_of_model in trained for owner in slides_of_model.values()}
@@ -320,28 +320,28 @@ def training_overlap_warning(models: Sequence[object], cases: Sequence[Case]) ->
     if trained_on:
         return (
             f"{_of(trained_on, cases, 'was', 'were')} in the training of a model: the results look better "
-            "than they are. Those of held-out cases are in the predictions.csv of the training run."
+            "than they are. predictions.csv of the training run has those of held-out cases."
         )
     if alike:
         return (
             f"{_of(alike, cases, 'is', 'are')} of cases with the case_id of a case in the training of a "
-            "model, though from other slides: if they are the same patients, the results look better than "
+            "model, but other slides: if they are the same patients, the results look better than "
             "they are."
         )
     return None
 
 
 def _of(some: Sequence[Case], cases: Sequence[Case], singular: str, plural: str) -> str:
-    """How many of the bags, with the verb that goes with them."""
+    """Write how many of the bags, with the matching verb."""
     verb = singular if len(some) == 1 else plural
     return f"{len(some)} of the {counted(len(cases), 'bag')} here {verb}"
 
 
 def training_slides(model: Path) -> dict[str, str]:
-    """The slides a model of a training run was fitted on or chosen by, with their cases.
+    """List the slides that a training run used to fit or select a model, with their cases.
 
-    The run's cohort.csv says for each slide on which side it was: a fold's model has held that fold out, and
-    rows without a side took no part. Empty where nothing is written down.
+    The run's cohort.csv has the split of each slide: a fold's model did not use that fold, and rows without
+    a split were not used. Empty if nothing is recorded.
     """
     job = model if model.is_dir() else model.parent
     run = job.parent
@@ -350,22 +350,22 @@ def training_slides(model: Path) -> dict[str, str]:
             return {}
         table = read_cohort(run / "cohort.csv")
         held_out = {HELD_OUT, *job.name.split("-")}
-        sides = table.column(SPLIT)
+        splits = table.column(SPLIT)
     except XmilError:
         return {}
-    rows = zip(table.slides, table.cases, sides, strict=True)
-    return {slide: case for slide, case, side in rows if side is not None and side not in held_out}
+    rows = zip(table.slides, table.cases, splits, strict=True)
+    return {slide: case for slide, case, split in rows if split is not None and split not in held_out}
 
 
 def features_mismatch_warning(spec: ModelSpec, cases: Sequence[Case]) -> str | None:
-    """One sentence where features were not made as those the model was trained on, else None."""
+    """Write a sentence if the features were made differently from those the model was trained on."""
     trained = {"encoder": spec.encoder, **(spec.features or {})}
     paths = [path for case in cases for path in case.paths]
     if not any(trained.values()):
-        paths = paths[:LOOKING]  # nothing to compare: a few tell whether the encoder was untrained
+        paths = paths[:LOOKING]  # nothing to compare: a few show whether the encoder was untrained
     with ThreadPoolExecutor(LOOKING) as threads:
         features = list(threads.map(_facts, paths))
-    if any(is_untrained(trained, each) for each in features):
+    if any(is_untrained(trained, facts) for facts in features):
         return UNTRAINED
     return features_warning(trained, features)
 
@@ -373,7 +373,7 @@ def features_mismatch_warning(spec: ModelSpec, cases: Sequence[Case]) -> str | N
 def _facts(path: Path) -> dict[str, Any]:
     try:
         return feature_facts(open_bag(path))
-    except (XmilError, OSError):  # it is reported as a failure
+    except (XmilError, OSError):  # reported as a failure elsewhere
         return {}
 
 
@@ -383,22 +383,22 @@ def named_slides(
     follow_links: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> SlideListing:
-    """Slides by id, of files and of folders; says which pictures and links are left out."""
+    """List slides by id from files and folders; report skipped pictures and links."""
     paths = [Path(slides)] if isinstance(slides, str | PathLike) else [Path(path) for path in slides]
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         raise InputError(absent(missing[0], "file or folder"))
     files, links = [path for path in paths if not path.is_dir()], []
     for folder in (path for path in paths if path.is_dir()):
-        inside, left = slide_files(folder, follow_links=follow_links)
+        inside, skipped = slide_files(folder, follow_links=follow_links)
         files += inside
-        links += left
+        links += skipped
     listing = sort_slides(dict.fromkeys(files))
     for path in links:
-        say(f"{path}: a link that was not followed (broken, in a circle, or with follow_links=False).")
+        say(f"{path}: a link that was not followed (broken, circular, or with follow_links=False).")
     if not listing.slides and not listing.twice:
-        named = ", ".join(map(str, paths))
-        raise InputError(f"{named}: no slides here; name slide files, or the folder that holds them.")
+        names = ", ".join(map(str, paths))
+        raise InputError(f"{names}: contains no slides; name slide files, or a folder with slides.")
     for path in listing.beside:
-        say(f"{path}: left out, because another slide here has this name.")
+        say(f"{path}: left out, because another slide has this name.")
     return listing

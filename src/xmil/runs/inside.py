@@ -1,10 +1,10 @@
-"""`inside_slides`: maps inside the strongest patches of a run's slides.
+"""`inside_slides`: map relevance inside the strongest patches of a run's slides.
 
 run.json, slides.csv, failures.csv
 <slide_id>.npz       the maps; `xmil.core.inside.Inside.load` reads them
 <slide_id>.png       a sheet of the patches with their maps
-<slide_id>.geojson   every place as a tile for QuPath
-<slide_id>.ome.tif   the maps in the slide's frame, where asked for
+<slide_id>.geojson   every cell of a map as a tile for QuPath
+<slide_id>.ome.tif   the maps in the slide's frame, with --tiff
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")
 
 @takes(InsideRequest, "run")
 def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -> Run:
-    """Look inside the strongest patches of every slide of a run of `xmil explain`, into RUN/inside or `out`.
+    """Map relevance inside the strongest patches of each slide of a run, into RUN/inside or `out`.
 
-    Relevance per feature comes from stored vectors, else from the `model` on the `features`, by default those
-    that the run names; without features every patch is encoded again. `map` says how maps are made; see
+    Relevance per feature comes from stored vectors, or else from the `model` on the `features`, by default
+    those of the run; without features, patches are encoded again. `map` chooses the kind of map; see
     `xmil.explain_inside`. `tiff` writes the maps as OME-TIFF as well.
     """
     listener = listener or Listener()
@@ -52,7 +52,7 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
     if request.model is None and not run.settings.get("params", {}).get("lrp", {}).get("feature_level"):
         request = replace(request, model=recorded_model(run, listener.say))
     if request.model is not None:
-        with suppress(InputError):  # without features patches are encoded again
+        with suppress(InputError):  # without features, patches are encoded again
             request = replace(request, features=request.features or recorded_features(run))
     features = {}
     if request.features is not None:
@@ -60,7 +60,7 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
     out = request.out or run.path / "inside"
     inside = InsideRun(out, request, run, find_device(request.place), pictures, features)
     if not inside.items:
-        raise InputError(f"{request.slides}: holds none of the run's slides; name the folder that was tiled.")
+        raise InputError(f"{request.slides}: has none of the run's slides; name the folder that was tiled.")
     tally = inside.execute(inside.items, listener)
     listener.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {out}.")
     return Run(inside.out)
@@ -79,7 +79,7 @@ class InsideRun(CohortRun[str, TableRow]):
 
     @cached_property
     def items(self) -> tuple[str, ...]:
-        """The slides of the run whose pictures are at hand."""
+        """The slides of the run whose files exist."""
         return tuple(slide for slide in self.run if slide in self.pictures)
 
     def settings(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class InsideRun(CohortRun[str, TableRow]):
         return partial(_make_worker, self)
 
     def find_result(self, item: str) -> TableRow | None:
-        """The row of a slide whose maps are there and were made of the same explanation."""
+        """Read the row of a slide whose maps exist and come from the same explanation."""
         row = self.before.get(item)
         if row is None or row.get("source") != identity(self.run.file(item)):
             return None
@@ -144,7 +144,7 @@ def _look_into(
     e = pick_explanation(run.run.file(slide), "lrp", request.target)
     if model is None and e.relevance is None:
         raise InputError(
-            "The run holds no relevance per feature: give model= and features=, or explain again with "
+            "The run stores no relevance per feature: pass model= and features=, or explain again with "
             "params= lrp.feature_level=true."
         )
     bag = read_bag(run.features[slide], request.format) if slide in run.features else None
@@ -154,7 +154,7 @@ def _look_into(
                 model, encoder, opened, e, patches=request.patches, method=request.map, features=bag,
                 patch_px=request.patch_px, background=background,
             )  # fmt: skip
-        except UnsupportedError as error:  # in a run the map has another name, and layers none
+        except UnsupportedError as error:  # runs call the method map=, and have no layer=
             advice = str(error).replace("name one with layer=, or ", "").replace("or method=", "or map=")
             raise UnsupportedError(advice.replace("use method=", "use map=")) from None
         inside.save(run.out / f"{slide}.npz")

@@ -1,4 +1,4 @@
-"""`predict_slides`, what models say of a cohort: a table of predictions, how good they are, and the figures.
+"""`predict_slides`: predict a cohort, measure how good the predictions are, and draw figures.
 
 run.json, failures.csv
 predictions.parquet, predictions.csv
@@ -59,8 +59,8 @@ TITLES = {
 def predict_slides(request: PredictRequest, *, listener: Listener | None = None) -> Run:
     """Predict every slide of a folder of feature files, or one file, into the folder `out`.
 
-    The same as `xmil predict`, with the same options and files; `draws` are those of the bootstrap over
-    cases. With `instances` each slide is predicted from so many of its patches, drawn `repetitions` times:
+    Same as `xmil predict`, with the same options and files; `draws` is the number of bootstrap draws over
+    cases. With `instances` each slide is predicted from that many of its patches, drawn `repetitions` times:
     outputs are the means over the draws.
     """
     listener, out = listener or Listener(), request.out
@@ -77,15 +77,15 @@ def predict_slides(request: PredictRequest, *, listener: Listener | None = None)
 
 
 def draw_samples(bag: Bag, request: PredictRequest) -> list[Bag]:
-    """The draws of a bag without replacement, in its order; small bags are taken whole, once.
+    """Draw samples of a bag without replacement, in its order; a small bag is one sample.
 
-    The draws belong to the slide's name and the seed.
+    The draws depend on the slide's name and the seed.
     """
     if not 0 < request.instances < len(bag):
         return [bag]
     rng = np.random.default_rng([request.seed, crc32((bag.slide_id or "").encode())])
-    drawn = (rng.choice(len(bag), request.instances, replace=False) for _ in range(request.repetitions))
-    return [bag.select(np.sort(rows)) for rows in drawn]
+    samples = (rng.choice(len(bag), request.instances, replace=False) for _ in range(request.repetitions))
+    return [bag.select(np.sort(rows)) for rows in samples]
 
 
 @dataclass(frozen=True)
@@ -110,21 +110,21 @@ class PredictRun(ModelRun[Answer]):
         return {**self.models.about(), **places, **self.missing.as_dict()}
 
     def worker(self) -> Stages[Case, Answer]:
-        """Read a case while the one before is predicted."""
+        """Read a case while the previous one is predicted."""
         reading = self.request.reading
         return Stages(lambda case: read_case(case, **reading)[0], lambda _, bag: self._predict(bag))
 
     def _predict(self, bag: Bag) -> Answer:
-        """The outputs of each model for a bag, in double precision: means over the draws of a sample."""
-        drawn = draw_samples(bag, self.request)
-        outputs = [np.mean([_outputs(m, part) for part in drawn], axis=0) for m in self.models.models]
+        """Return the outputs of each model for a bag, averaged over samples, in double precision."""
+        samples = draw_samples(bag, self.request)
+        outputs = [np.mean([_outputs(m, part) for part in samples], axis=0) for m in self.models.models]
         return Answer(np.stack(outputs), len(bag), bag.encoder)
 
     def outputs(self, items: Sequence[Case]) -> list[Path]:  # noqa: ARG002 - the base's signature
         return [self.out / name for name in WRITTEN]
 
     def begin(self, *, again: bool) -> None:
-        """Remove the tables of the earlier run: every case is predicted again."""
+        """Remove the tables of the earlier run, because every case is predicted again."""
         for path in self.outputs(()) if again else ():
             remove_file(path)
 
@@ -144,16 +144,16 @@ class PredictRun(ModelRun[Answer]):
         return {"sources": {slide: identity(path) for slide, path in read if path.exists()}}
 
     def _report(
-        self, every: Predictions, metrics: Mapping[str, Interval], tally: Tally[Answer]
+        self, predictions: Predictions, metrics: Mapping[str, Interval], tally: Tally[Answer]
     ) -> dict[str, Any]:
-        """What metrics.json holds; numbers that are not determined are null."""
-        labelled, request = every.labelled(), self.request
+        """Make the content of metrics.json; undefined numbers are null."""
+        labelled, request, outputs = predictions.labelled(), self.request, predictions.outputs
         drawn, cases = labelled.unit + "s", count_units(labelled.units)
         none = why_no_interval(cases, labelled.unit) if cases else None
         report: dict[str, Any] = {
             "task": self.models.spec.task,
             "by": self.request.by,
-            "predictions": len(every),
+            "predictions": len(predictions),
             "labelled": len(labelled),
             "cases": cases,
             "failed": len(tally.failed),
@@ -165,21 +165,21 @@ class PredictRun(ModelRun[Answer]):
         if labelled.task.truth == "class" and len(labelled):
             report |= _counts(labelled)
         if len(self.models.paths) > 1:
-            alone = [replace(every, outputs=every.outputs[:, [m]]) for m in range(len(self.models.paths))]
+            singles = [replace(predictions, outputs=outputs[:, [m]]) for m in range(len(self.models.paths))]
             report["each_model"] = [
                 {
                     "path": str(path),
-                    "metrics": {k: _plain(v)["estimate"] for k, v in own.metrics(draws=0).items()},
+                    "metrics": {k: _plain(v)["estimate"] for k, v in single.metrics(draws=0).items()},
                 }
-                for path, own in zip(self.models.paths, alone, strict=True)
+                for path, single in zip(self.models.paths, singles, strict=True)
             ]
         return report
 
 
 def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> list[str]:
-    """The measures with their intervals, one per line."""
+    """Write the measures with their intervals, one per line."""
     if not metrics:
-        return ["No labels are known, so nothing was measured; see cohort= and label=."]
+        return ["Nothing was measured, because no labels are known; see cohort= and label=."]
     labelled = predictions.labelled()
     rows = []
     for name, interval in metrics.items():
@@ -201,12 +201,12 @@ def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> 
     if labelled.task.truth == "class" and len(labelled) > 1:
         guesses = set(labelled.numbers.argmax(axis=1).tolist())
         if len(guesses) == 1 and len(set(labelled.labels)) > 1:
-            lines.append(f"The model gives one answer to all of them: {labelled.spec.names[guesses.pop()]}.")
+            lines.append(f"The model predicts the same class for all: {labelled.spec.names[guesses.pop()]}.")
     return lines
 
 
 def _counts(labelled: Predictions) -> dict[str, Any]:
-    """How many there are of each class, and of what was predicted for them."""
+    """Count cases by class, and by class and prediction."""
     names, guess = labelled.spec.names, labelled.numbers.argmax(axis=1)
     pairs = Counter((names[case.label], names[g]) for case, g in zip(labelled.cases, guess, strict=True))
     confusion = {true: {guessed: pairs[true, guessed] for guessed in names} for true in names}

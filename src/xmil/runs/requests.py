@@ -1,6 +1,6 @@
-"""The requests of every command over slides: each option, with its type, default and help, once.
+"""The requests of all commands over slides: each option with its type, default and help, once.
 
-A `Listener` hears what a command says while it works on a request.
+A `Listener` gets the messages of a command while it works on a request.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from xmil.runs.workers.pool import Workers
 
 INPUT, WHAT, OUTPUT, COMPUTE, ADVANCED = "Input", "What to explain", "Output", "Compute", "Advanced"
 SLIDES = "Slides without features"
-COMPUTING = ("out", "engine", "workers", "device", "memory", "restart")  # changes no result
+COMPUTING = ("out", "engine", "workers", "device", "memory", "restart")  # without effect on results
 PICTURES, WRITTEN = ("panel", "overlay", "patches"), ("png", "geojson")
 
 
 class Listener:
-    """Hears what a run says; this one keeps it to itself."""
+    """Gets the messages of a run; this base class ignores them."""
 
     def say(self, sentence: str) -> None:
-        """A line on what was found, left out or inferred."""
+        """Report what was found, left out or inferred."""
 
     def warn(self, sentence: str) -> None:
-        """A sentence on what is doubtful about the results."""
+        """Report what makes the results doubtful."""
 
     def failures(self, failed: Mapping[str, str]) -> None:
-        """The slides that have no result, and why."""
+        """Report the slides that have no result, with the reason."""
 
     def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG002
-        """A count of `total` things; what it gives is called for each that is done."""
+        """Count `total` items; call the function that this yields for each item done."""
         return nullcontext(lambda: None)
 
 
@@ -89,7 +89,7 @@ def parse_numbers(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(Request):
-    """What all commands over slides share: who computes, and how a run goes on."""
+    """What all commands over slides share: workers, restarting and links."""
 
     engine: str = option(
         "local: this machine; ray: Ray, started here; ray:ADDRESS: a running cluster (ray:auto finds it).",
@@ -106,7 +106,7 @@ class RunRequest(Request):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Full digests are a matter of the machine."""
+        """Convert old options: full digests are now an environment variable."""
         advice = "set the environment variable XMIL_FULL_DIGESTS=1."
         if pop_old(values, "full_digests", advice):
             os.environ["XMIL_FULL_DIGESTS"] = "1"
@@ -117,7 +117,7 @@ class RunRequest(Request):
         return values
 
     def as_dict(self) -> dict[str, Any]:
-        """What run.json keeps of the request: all but who computed, and where the results are."""
+        """Convert to entries of run.json, without workers, device and output folder."""
         return {name: value for name, value in super().as_dict().items() if name not in COMPUTING}
 
     @property
@@ -138,7 +138,7 @@ class DeviceRequest(RunRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """A worker's share of a GPU belongs to the device."""
+        """Convert old options: the share of a GPU is now part of the device."""
         values = super().upgrade(values)
         if gpus := pop_old(values, "gpus", "name the workers that share a GPU, as device='cuda/4'."):
             values["device"] = f"cuda/{1 / gpus:g}"
@@ -157,12 +157,12 @@ class DeviceRequest(RunRequest):
 
     @property
     def place(self) -> str:
-        """The device without the share of it that a worker takes."""
+        """The device without a worker's share of it."""
         return self.device.partition("/")[0]
 
     @property
     def pool(self) -> Workers:
-        """The workers, each with its share of the GPUs; on a cluster one each, unless they share."""
+        """The workers, each with its share of the GPUs; on a cluster, one GPU each unless they share."""
         base, (place, slash, share) = super().pool, self.device.partition("/")
         gpus = 1 / float(share) if slash else float(base.kind == "ray" and place.startswith("cuda"))
         return replace(base, gpus=gpus)
@@ -170,7 +170,7 @@ class DeviceRequest(RunRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class SeededRequest(DeviceRequest):
-    """A request whose work runs on a device, with draws of a seed."""
+    """A request whose work runs on a device, with seeded random draws."""
 
     seed: int = option("Seed of all random draws.", 0, panel=COMPUTE, decides=True, least=0)
 
@@ -220,7 +220,7 @@ class CohortRequest(SeededRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Columns of survival are labels."""
+        """Convert old options: the columns of survival are now labels."""
         time = pop_old(values, "time", "name both columns of survival as label=[time, event].")
         event = pop_old(values, "event", "name both columns of survival as label=[time, event].")
         if time or event:
@@ -229,18 +229,18 @@ class CohortRequest(SeededRequest):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """What `read_bag` is told where files do not say it."""
+        """Options for `read_bag` that fill in what files do not store."""
         values: dict[str, Any] = {"mpp": self.mpp, "patch_size": self.patch_size}
         values |= {"format": None if self.format == "auto" else self.format}
         return {key: value for key, value in values.items() if value is not None}
 
     def check_apart(self, out: Path) -> None:
-        """Refuse to write a run among the features."""
+        """Refuse to write a run into the folder of features."""
         if self.features.is_dir() and out.exists() and out.samefile(self.features):
             raise InputError(f"{out}: out= is the folder of features=; choose another, such as {out}-run.")
 
     def places(self) -> dict[str, str | None]:
-        """Where the inputs are, for run.json."""
+        """Paths of the inputs, for run.json."""
         cohort = None if self.cohort is None else str(self.cohort.resolve())
         return {"features": str(self.features.resolve()), "cohort": cohort}
 
@@ -253,7 +253,7 @@ BACKGROUND = (
 
 
 def upgrade_background(values: dict[str, Any]) -> None:
-    """No run makes a background of its own slides any more, so that there is nothing to turn off."""
+    """Convert an old option: runs no longer make a background from their slides, so nothing turns it off."""
     if values.get("background") in ("auto", "none"):
         pop_old(values, "background", "without it the model's own is taken; name a folder of features.")
 
@@ -329,7 +329,7 @@ class ExplainRequest(CohortRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Rare parameters of methods go through `params`; features that are there are not made."""
+        """Convert old options of methods to `params`; refuse options of tiling with features."""
         upgrade_background(values)
         made = ("encoder", "weights", "random", "tile_mpp", "tile_size")
         extra = next((name for name in made if values.get(name)), None)
@@ -389,7 +389,7 @@ class EvaluateRequest(CohortRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """A tenth of the instances is always the top; the best method is always named."""
+        """Convert old options: the top is always a tenth, and the best method is always named."""
         pop_old(values, "top", "sufficiency and necessity use a tenth of the patches.")
         pop_old(values, "best", "the best method is always named.")
         upgrade_background(values)
@@ -411,7 +411,7 @@ class EvaluateRequest(CohortRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRequest(CohortRequest):
-    """Predict every slide: probabilities, values or risks, with measures where the truth is known."""
+    """Predict every slide: probabilities, values or risks, with measures if the truth is known."""
 
     out: Path = option(RESULTS, panel=OUTPUT)
     draws: int = option("Bootstrap draws, over cases.", 1000, panel=ADVANCED)
@@ -452,8 +452,8 @@ class TileRequest(RunRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """What patches may show is one list."""
-        kinds = {"pen": False, "fold": True, "blur": True, "coverslip": True}  # whether they were kept
+        """Convert old options: one list says what patches may not show."""
+        kinds = {"pen": False, "fold": True, "blur": True, "coverslip": True}  # old defaults of keeping them
         old = {kind: pop_old(values, kind, 'pass drop=["pen", ...].') for kind in kinds}
         if any(keep is not None for keep in old.values()):
             values["drop"] = [k for k, keep in kinds.items() if not (keep if old[k] is None else old[k])]
@@ -501,7 +501,7 @@ class EmbedRequest(DeviceRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Mean and standard deviation are given together; threads follow the cores."""
+        """Convert old options: mean and std are one option, and threads follow the cores."""
         pop_old(values, "threads", "there are as many as cores, at most 16.")
         pop_old(values, "decode", "JPEG tiles are decoded by the CPU.")
         values["readers"] = -1 if values.get("readers") is None else values["readers"]
@@ -572,7 +572,7 @@ class DrawRequest(RunRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The looks of pictures are options of their own; all files are named by `to`."""
+        """Convert old options: looks are options of their own, and `to` names all files."""
         look = pop_old(values, "look", "pass clip=, alpha=, size= and the like by themselves.")
         if look is not None:
             own = field_types(cls)
@@ -661,7 +661,7 @@ class InsideRequest(DeviceRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """How maps are made is not a method of explanation."""
+        """Convert an old option: `method` is now `map`."""
         if (kind := pop_old(values, "method", "pass map=.")) is not None:
             values["map"] = kind
         return super().upgrade(values)

@@ -1,10 +1,10 @@
-"""Features of slides that have none: tiled and encoded into the folder of the run that explains them.
+"""Tile and encode slides without features, into the folder of the run that explains them.
 
 tiles/       as `xmil tile` writes them
 features/    as `xmil embed` writes them
 
-The model's checkpoint says how, as far as it knows: our training records the encoder, the patches and the
-stain normalisation. The request says the rest.
+The recipe comes from the model's checkpoint: our training records the encoder, the patches and the
+stain normalisation. The request fills the gaps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from xmil.storage import Run
 
 @dataclass(frozen=True)
 class SlideFeatures:
-    """A request with its features, the slides that have them, and those that failed, and why."""
+    """A request with its features, the slides that have them, and failed slides with the reason."""
 
     request: ExplainRequest
     slides: frozenset[str]
@@ -40,22 +40,22 @@ class SlideFeatures:
 
 
 class Stage(Listener):
-    """A part of a command: what it says goes to the command's listener, its failures wait for the end."""
+    """A step of a command: passes messages to the command's listener, and collects failures."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener, self.failed = listener, dict[str, str]()
         self.warn, self.counting = listener.warn, listener.counting  # type: ignore[method-assign]
 
     def say(self, sentence: str) -> None:
-        """Passed on in the words of the command."""
+        """Pass the message on, with the parameters of `xmil explain`."""
         self.listener.say(as_of_explain(sentence))
 
     def failures(self, failed: Mapping[str, str]) -> None:
-        """Kept for the run that explains, which reports them with its own."""
+        """Collect failures, which the run that explains reports with its own."""
         self.failed = {name: as_of_explain(why) for name, why in failed.items()}
 
     def run(self, verb: Verb[Run], request: TileRequest | EmbedRequest) -> Run:
-        """Do the part; where nothing comes of it, say of each slide why."""
+        """Run the step; if every slide fails, report each reason."""
         try:
             return verb.run(request, listener=self)
         except InputError as error:
@@ -64,7 +64,7 @@ class Stage(Listener):
 
 
 def as_of_explain(sentence: str) -> str:
-    """A sentence of `xmil tile` with the parameters of `xmil explain`, which always drops pen and the like.
+    """Translate a message of `xmil tile` to the parameters of `xmil explain`, which has no `drop`.
 
     >>> as_of_explain("a.svs: stores no microns per pixel; pass slide_mpp=.")
     'a.svs: stores no microns per pixel; pass mpp=.'
@@ -77,7 +77,7 @@ def as_of_explain(sentence: str) -> str:
 def make_features(
     request: ExplainRequest, spec: ModelSpec | None, out: Path, listener: Listener
 ) -> SlideFeatures:
-    """Tile and encode the slides of a request into `out`, as far as that is not done."""
+    """Tile and encode the slides of a request into `out`, unless they already are."""
     tiling, encoding = choose_recipe(request, spec)
     listing = listed_slides(request, listener)
     shared: dict[str, Any] = {
@@ -94,15 +94,15 @@ def make_features(
     failed = {**tiled.failed, **encoded.failed}
     refused = {name: as_of_explain(why) for name, why in failed.items() if name in listing.slides}
     names = frozenset(listing.slides) - refused.keys()
-    request = replace(request, features=features, mpp=None)  # the features have it
+    request = replace(request, features=features, mpp=None)  # the features store it
     return SlideFeatures(request, names, {**listing.twice, **refused})
 
 
 def listed_slides(request: ExplainRequest, listener: Listener) -> SlideListing:
-    """The slides to explain: all of the folder, or those that the cohort names, of the chosen splits."""
+    """List the slides to explain: all of the folder, or those of the cohort in the chosen splits."""
     if request.slides is None:
         raise InputError(
-            "There is nothing to explain: give features=, a folder of feature files, or slides=, which are "
+            "There is nothing to explain: pass features=, a folder of feature files, or slides=, which are "
             "tiled and encoded first."
         )
     listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
@@ -114,16 +114,16 @@ def listed_slides(request: ExplainRequest, listener: Listener) -> SlideListing:
     slides = {name: path for name, path in listing.slides.items() if name in names}
     twice = {name: why for name, why in listing.twice.items() if name in names}
     if not slides and not twice:
-        raise InputError(f"{request.slides}: no slide has the name of one in {request.cohort}.")
+        raise InputError(f"{request.slides}: has no slide of {request.cohort}; names must match.")
     return replace(listing, slides=slides, twice=twice)
 
 
 def choose_recipe(request: ExplainRequest, spec: ModelSpec | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of tiling and of encoding: as the request says, else as for those the model was trained on."""
+    """Choose options of tiling and encoding from the request, or else from the model's training."""
     facts: dict[str, Any] = {}
     if spec is not None:
         facts = {"encoder": spec.encoder, **(spec.features or {})}
-        facts["encoder"] = facts.get("asked") or facts["encoder"]  # as the user called it
+        facts["encoder"] = facts.get("asked") or facts["encoder"]  # the name that the user typed
     encoder: Any = request.encoder
     width = None if spec is None else spec.in_dim
     random = request.random or (encoder is None and facts.get("weights") == "random")
@@ -134,13 +134,13 @@ def choose_recipe(request: ExplainRequest, spec: ModelSpec | None) -> tuple[dict
     missing = list_unrecorded({**facts, "encoder": encoder, "patch_px": size, "mpp": mpp}, width)
     if digest is not None and request.weights is None:
         missing["weights"] = Unrecorded(f"the file of the encoder's weights (sha256 {digest}...)", "WEIGHTS")
-    if request.encoder is not None:  # what was typed is refused first
+    if request.encoder is not None:  # check what the user typed first
         _check_encoder(encoder, width, weights=request.weights, random=random)
     elif encoder is None and facts.get("encoder"):
-        what = f"an encoder that a file may choose (it has {facts['encoder']!r})"
+        what = f"a known encoder (it names {facts['encoder']!r})"
         missing["encoder"] = Unrecorded(what, "ENCODER")
     if missing:
-        raise InputError(_say_missing(request, missing))
+        raise InputError(_missing_error(request, missing))
     _check_encoder(encoder, width, weights=request.weights, random=random)
     encoding = {"encoder": encoder, "weights": request.weights, "random": random}
     encoding["precision"] = "float32" if facts.get("precision") == "float32" else "auto"
@@ -149,53 +149,53 @@ def choose_recipe(request: ExplainRequest, spec: ModelSpec | None) -> tuple[dict
 
 
 def _check_encoder(encoder: str, width: int | None, **about: Any) -> None:
-    """Refuse an encoder that cannot be loaded, or whose features are not as wide as the model's."""
+    """Refuse an encoder that cannot be loaded, or whose width is not the model's."""
     check_encoder(encoder, **about)
     if width is not None and WIDTHS.get(encoder, width) != width:
         raise InputError(
-            f"The encoder {encoder!r} gives {WIDTHS[encoder]} numbers per patch, but the model reads "
-            f"{width}; give the encoder it was trained on{_of_width(width)} as encoder=."
+            f"The encoder {encoder!r} returns {WIDTHS[encoder]} numbers per patch, but the model reads "
+            f"{width}; pass the encoder it was trained on{_of_width(width)} as encoder=."
         )
 
 
 class Unrecorded(NamedTuple):
-    """A thing that a checkpoint does not say: in words, and a value for the command line."""
+    """A fact that a checkpoint does not record: in words, and an example for the command line."""
 
     words: str
     example: str
 
 
 def list_unrecorded(facts: Mapping[str, Any], width: int | None = None) -> dict[str, Unrecorded]:
-    """What a model does not say of its features, by the parameter that says it."""
+    """List what a model does not record of its features, by the parameter that sets it."""
     fitting = [name for name, wide in WIDTHS.items() if wide == width]
-    every = {
+    required = {
         "encoder": ("encoder", f"the encoder of its features{_of_width(width)}", (*fitting, "ENCODER")[0]),
         "tile_size": ("patch_px", "the size of its patches in pixels", "256"),
         "tile_mpp": ("mpp", "the microns per pixel of its patches", "0.5"),
     }
     return {
         name: Unrecorded(words, example)
-        for name, (fact, words, example) in every.items()
+        for name, (fact, words, example) in required.items()
         if facts.get(fact) is None
     }
 
 
-def _say_missing(request: ExplainRequest, missing: Mapping[str, Unrecorded]) -> str:
-    """The sentence for what neither the model nor the request says, with the command that says it."""
+def _missing_error(request: ExplainRequest, missing: Mapping[str, Unrecorded]) -> str:
+    """Write the error for facts that neither model nor request has, with a command that adds them."""
     is_named = all(isinstance(model, str | Path) for model in request.model)
     request = request if is_named else replace(request, model=("MODEL",))
     words = ["xmil", "explain", *request.words(*missing)]
     words += [word for name in missing for word in (f"--{name.replace('_', '-')}", missing[name].example)]
-    *first, last = [one.words for one in missing.values()]
-    what = f"{', '.join(first)} and {last}" if first else last
+    *first, last = [fact.words for fact in missing.values()]
+    facts = f"{', '.join(first)} and {last}" if first else last
     return (
-        f"{request.model[0] if is_named else 'The model'} does not record {what}. Give those of its "
+        f"{request.model[0] if is_named else 'The model'} does not record {facts}. Pass those of its "
         f"training, such as: {shlex.join(words)}; or its features as features=."
     )
 
 
 def _of_width(width: int | None) -> str:
-    """The encoders whose features are so wide, in brackets."""
+    """Write a width with the encoders that have it, in brackets."""
     fitting = [name for name, wide in WIDTHS.items() if wide == width]
-    some = f", such as {' or '.join(fitting)}" if fitting else ""
-    return "" if width is None else f" ({width} numbers per patch{some})"
+    examples = f", such as {' or '.join(fitting)}" if fitting else ""
+    return "" if width is None else f" ({width} numbers per patch{examples})"

@@ -1,10 +1,10 @@
-"""A cohort at a glance, from the files of a run: shared scales, the strongest patches, slides that stand out.
+"""Summarise a run over its cohort: shared scales, the strongest patches, outlier slides.
 
 summary/scales.csv and scales.json   quantiles and whiskers of each explanation's scores over the cohort
 summary/top.csv, bottom.csv          the patches with the highest and lowest scores
 summary/slides.csv                   the same statistics for each slide
 summary/outliers.csv                 slides far from the others
-summary/made_of.json                 which files it was made from: while they stay, so does the summary
+summary/made_of.json                 a digest of its input files: if they change, the summary is made again
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from xmil.storage import (
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 REACH = 1.5  # interquartile ranges from the quartiles to the end of a whisker
 PATCHES = 100  # in each list of patches
-A_SLIDE = 10  # of them from one slide at most, so that no slide fills the list
-FAR = 5.0  # robust standard deviations from the median, for a slide to stand out
-MANY = 5_000  # files, from which on it pays to start workers
-FEW = 8  # slides below this number do not say what is usual
+A_SLIDE = 10  # most patches from one slide, so that no slide fills the list
+FAR = 5.0  # robust standard deviations from the median to an outlier
+MANY = 5_000  # files that justify starting workers
+FEW = 8  # slides below which nothing is an outlier
 MEASURES = ("mean", "iqr", "peak", "n")
-BY_FACTOR = ("iqr", "peak", "n")  # spread over orders of magnitude: told apart by their logarithms
+BY_FACTOR = ("iqr", "peak", "n")  # compared as logarithms, as they span orders of magnitude
 _STATISTICS = ("n", "mean", "std", "min", "max", "peak", "iqr", "positive")
 _PATCH_HEADER = ("explanation", "rank", "slide_id", "index", "x0", "y0", "edge", "score")
 _FAR_HEADER = ("slide_id", "explanation", "measure", "value", "median", "robust_z")
@@ -52,7 +52,7 @@ Patch = tuple[str, int, int | None, int | None, int | None, float]  # slide, ind
 
 @dataclass
 class Quantiles:
-    """Points with weights: each stands for as many scores as its weight says.
+    """Points with weights: each stands for that many scores.
 
     >>> both = Quantiles.of(np.arange(5.0))
     >>> both.add(Quantiles.of(np.arange(5.0, 10.0)))
@@ -62,14 +62,14 @@ class Quantiles:
 
     points: list[npt.NDArray[np.float32]] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)  # of each point of an array
-    held: int = field(init=False)  # points: counting them anew for each slide would take the square of slides
+    n_points: int = field(init=False)  # counting them for each slide would take quadratic time
 
     def __post_init__(self) -> None:
-        self.held = sum(map(len, self.points))
+        self.n_points = sum(map(len, self.points))
 
     @classmethod
     def of(cls, ordered: npt.NDArray[Any]) -> Quantiles:
-        """All scores of a slide, given in order, or as many quantiles of them as are kept."""
+        """Make from a slide's sorted scores: all of them, or evenly spaced quantiles of many."""
         n = len(ordered)
         if n <= POINTS:
             return cls([ordered.astype(np.float32)], [1.0])
@@ -77,17 +77,17 @@ class Quantiles:
         return cls([points.astype(np.float32)], [n / POINTS])
 
     def add(self, other: Quantiles) -> None:
-        """Take in another slide's points."""
+        """Add another slide's points."""
         self.points += other.points
         self.weights += other.weights
-        self.held += other.held
-        if self.held > MOST:
+        self.n_points += other.n_points
+        if self.n_points > MOST:
             total = sum(len(p) * w for p, w in zip(self.points, self.weights, strict=True))
-            points = self.at(_middles(KEPT).tolist())
-            self.points, self.weights, self.held = [points.astype(np.float32)], [total / KEPT], KEPT
+            points = self.at(_middles(THINNED).tolist())
+            self.points, self.weights, self.n_points = [points.astype(np.float32)], [total / THINNED], THINNED
 
     def at(self, levels: Sequence[float]) -> Floats:
-        """The scores below which the given shares of all scores lie, linear between points."""
+        """Return quantiles, interpolated linearly between points."""
         points = np.concatenate(self.points).astype(np.float64)
         weights = np.repeat(self.weights, [len(p) for p in self.points])
         order = np.argsort(points, kind="stable")
@@ -100,7 +100,7 @@ class Quantiles:
 
 @dataclass
 class SlideSummary:
-    """What a slide adds to the cohort's summary, for one explanation."""
+    """A slide's part of the cohort's summary, for one explanation."""
 
     slide: str
     column: str
@@ -113,7 +113,7 @@ class SlideSummary:
 
 @dataclass
 class _Column:
-    """An explanation over the cohort."""
+    """One method and target over the cohort."""
 
     name: str
     signed: bool
@@ -122,23 +122,23 @@ class _Column:
     top: list[Patch] = field(default_factory=list)
     bottom: list[Patch] = field(default_factory=list)
 
-    def add(self, one: SlideSummary) -> None:
-        self.quantiles.add(one.quantiles)
-        self.slides[one.slide] = one.statistics
-        self.top = _first_of(self.top, one.top, lambda p: (-p[-1], p[:2]))
-        self.bottom = _first_of(self.bottom, one.bottom, lambda p: (p[-1], p[:2]))
+    def add(self, part: SlideSummary) -> None:
+        self.quantiles.add(part.quantiles)
+        self.slides[part.slide] = part.statistics
+        self.top = _first_of(self.top, part.top, lambda p: (-p[-1], p[:2]))
+        self.bottom = _first_of(self.bottom, part.bottom, lambda p: (p[-1], p[:2]))
 
     def scale(self) -> dict[str, Any]:
-        each, n = list(self.slides.values()), sum(s["n"] for s in self.slides.values())
-        mean = sum(s["n"] * s["mean"] for s in each) / n
-        square = sum(s["n"] * (s["std"] ** 2 + s["mean"] ** 2) for s in each) / n
+        slides, n = list(self.slides.values()), sum(s["n"] for s in self.slides.values())
+        mean = sum(s["n"] * s["mean"] for s in slides) / n
+        square = sum(s["n"] * (s["std"] ** 2 + s["mean"] ** 2) for s in slides) / n
         levels = dict(zip(LEVELS, self.quantiles.at(LEVELS), strict=True))
-        low, high = min(s["min"] for s in each), max(s["max"] for s in each)
+        low, high = min(s["min"] for s in slides), max(s["max"] for s in slides)
         reach = REACH * (levels[0.75] - levels[0.25])
         return {
             "explanation": self.name,
             "signed": self.signed,
-            "slides": len(each),
+            "slides": len(slides),
             "patches": int(n),
             "mean": mean,
             "std": max(0.0, square - mean**2) ** 0.5,
@@ -147,7 +147,7 @@ class _Column:
             "max": high,
             "whisker_low": max(low, levels[0.25] - reach),
             "whisker_high": min(high, levels[0.75] + reach),
-            "positive": sum(s["n"] * s["positive"] for s in each) / n,
+            "positive": sum(s["n"] * s["positive"] for s in slides) / n,
         }
 
 
@@ -160,16 +160,16 @@ def summarise_run(
 ) -> tuple[list[str], dict[str, str]]:
     """Write `summary/` from the files of the slides.
 
-    Gives the slides that stand out in some explanation, and those whose file cannot be read, with the reason.
-    Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
-    Files in `ready` are not read again; a summary of the same files is left as it is.
+    Return the outlier slides, and slides whose file cannot be read, with the reason.
+    Cohort quantiles come from a sketch of each slide, exact to a thousandth of a slide's patches.
+    Files in `ready` are not read again; a summary of the same files is not rewritten.
     """
     folder = out / "summary"
     many, ready = len(files) > MANY, ready or {}
     mark = {} if many else _made_of(files)
     if mark and (far := _standing(folder, mark)) is not None:
         return far, {}
-    if many:  # those of a run are not all held at once, but read as they come
+    if many:  # read again, since `ready` does not cover them
         outcomes = process(files, _make_reader, workers)
     else:
         rest = [path for path in files if path not in ready]
@@ -179,10 +179,10 @@ def summarise_run(
     for outcome in outcomes:
         if outcome.error is not None:
             unread[outcome.item.stem] = outcome.error
-        for one in outcome.result or ():
-            columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
+        for summary in outcome.result or ():
+            columns.setdefault(summary.column, _Column(summary.column, summary.signed)).add(summary)
     make_folder(folder)
-    with suppress(OSError):  # a kill before the end must not leave the old mark beside new tables
+    with suppress(OSError):  # a killed run must not leave the old mark with new tables
         remove_file(folder / MADE_OF)
         sync_folder(folder)
     far = _write(folder, [columns[name] for name in sorted(columns)])
@@ -192,7 +192,7 @@ def summarise_run(
 
 
 def _made_of(files: Sequence[Path]) -> dict[str, Any]:
-    """The slides' files in one word, by every byte: one that is damaged since is found out."""
+    """Hash every byte of the slides' files, to notice any change."""
     digest = sha256()
     for path in files:
         digest.update(f"{path.name}|".encode())
@@ -202,7 +202,7 @@ def _made_of(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _standing(folder: Path, mark: Mapping[str, Any]) -> list[str] | None:
-    """The slides that stand out by a whole summary of the same files; None where it must be made."""
+    """Read the outlier slides from a complete summary of the same files; None if there is none."""
     if not all((folder / name).is_file() for name in SUMMARY):
         return None
     try:
@@ -214,9 +214,9 @@ def _standing(folder: Path, mark: Mapping[str, Any]) -> list[str] | None:
 
 
 def summarise_slide(e: Explanation) -> SlideSummary:
-    """What one explanation adds."""
+    """Summarise one explanation."""
     order = np.argsort(e.scores, kind="stable")
-    scores = e.scores[order].astype(np.float64)  # in order: quantiles are places in it
+    scores = e.scores[order].astype(np.float64)
     quantiles = Quantiles.of(scores)
     low, high = quantiles.at([0.25, 0.75])
     statistics = {
@@ -229,12 +229,12 @@ def summarise_slide(e: Explanation) -> SlideSummary:
         "iqr": float(high - low),
         "positive": float((scores > 0).mean()),
     }
-    bottom, top = [[_patch(e, int(i)) for i in some[:A_SLIDE]] for some in (order, order[::-1])]
+    bottom, top = [[_patch(e, int(i)) for i in ranks[:A_SLIDE]] for ranks in (order, order[::-1])]
     return SlideSummary(str(e.bag), e.column, e.signed, statistics, quantiles, top, bottom)
 
 
 def outliers(column: str, slides: dict[str, dict[str, float]]) -> list[list[Any]]:
-    """Rows of the slides that lie far from the median of the others, by the median absolute deviation."""
+    """Make rows of the slides far from the median, in units of the median absolute deviation."""
     rows = []
     for measure in MEASURES if len(slides) >= FEW else ():
         values = np.array([s[measure] for s in slides.values()])
@@ -248,7 +248,7 @@ def outliers(column: str, slides: dict[str, dict[str, float]]) -> list[list[Any]
 
 
 def robust_z(values: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-    """The median, and how many standard deviations each value lies from it, as the middle half tells them."""
+    """Return the median, and robust z-scores from the median absolute deviation."""
     middle = float(np.median(values))
     spread = 1.4826 * float(np.median(np.abs(values - middle)))
     return middle, (values - middle) / spread if spread > 0 else np.zeros_like(values)
@@ -259,7 +259,7 @@ def _make_reader() -> Callable[[Path], list[SlideSummary]]:
 
 
 def _first_of(first: list[Patch], more: list[Patch], key: Callable[[Patch], Any]) -> list[Patch]:
-    """The first patches of both lists; of a long cohort most slides have none among them."""
+    """Merge the first patches of both lists; in a large cohort most slides add none."""
     if len(first) == PATCHES:
         last = key(first[-1])
         more = [patch for patch in more if key(patch) < last]
@@ -283,27 +283,27 @@ def _write(folder: Path, columns: list[_Column]) -> list[str]:
             for rank, patch in enumerate(getattr(column, which))
         ]
         write_table(folder / f"{which}.csv", _PATCH_HEADER, rows)
-    each = [
+    rows_of_slides = [
         [slide, column.name, *(_short(statistics[key]) for key in _STATISTICS)]
         for column in columns
         for slide, statistics in sorted(column.slides.items())
     ]
-    write_table(folder / "slides.csv", ("slide_id", "explanation", *_STATISTICS), each)
+    write_table(folder / "slides.csv", ("slide_id", "explanation", *_STATISTICS), rows_of_slides)
     far = [row for column in columns for row in outliers(column.name, dict(sorted(column.slides.items())))]
     write_table(folder / "outliers.csv", _FAR_HEADER, far)
     return sorted({str(row[0]) for row in far})
 
 
 def _short(value: Any) -> Any:
-    """Six digits of a number; whole numbers as such."""
+    """Round a number to six digits; convert whole numbers to int."""
     if not isinstance(value, float):
         return value
     return int(value) if value.is_integer() else float(f"{value:.6g}")
 
 
 POINTS = 1_000  # of one slide
-MOST = 2_000_000  # kept at a time
-KEPT = 200_000  # after thinning out
+MOST = 2_000_000  # in memory
+THINNED = 200_000  # after thinning out
 Floats = npt.NDArray[np.float64]
 
 

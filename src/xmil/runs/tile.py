@@ -32,9 +32,9 @@ Item = tuple[str, Path]
 def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Run:
     """Lay patches on the tissue of slides, files or folders, into the folder `out`, as `xmil tile` does.
 
-    Patches with what `drop` names are left out: pen, fold, blur, coverslip (its edge). All of them are
-    counted and drawn. `keep_edge` adds the patches that reach over the slide's right and lower border, white
-    beyond it.
+    `drop` leaves out patches with pen, fold, blur or coverslip (its edge); they are still
+    counted and drawn. `keep_edge` adds patches that extend beyond the slide's right and lower border, white
+    outside.
     """
     listener = listener or Listener()
     settings = TileSettings(
@@ -63,7 +63,7 @@ def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Ru
 class TileRun(CohortRun[Item, dict[str, Any]]):
     """A folder of patches.
 
-    Where another `slide_mpp` is given than before, the slides that do not store theirs are tiled again.
+    A new `slide_mpp` tiles the slides again that do not store theirs.
     """
 
     chosen: TileSettings
@@ -75,28 +75,28 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
     adds = True
 
     def settings(self) -> dict[str, Any]:
-        """What a patch is; the mpp of slides that store none may be given later."""
+        """Settings of patches, without `slide_mpp`, which a later run may set."""
         values = {key: value for key, value in asdict(self.chosen).items() if key != "slide_mpp"}
-        if not self.chosen.keep_edge:  # as it was before there was a choice
+        if not self.chosen.keep_edge:  # as in runs of earlier versions
             del values["keep_edge"]
         return values
 
     def about(self) -> dict[str, Any]:
-        """The given mpp, which stays known when it is not repeated, and the slides."""
+        """The slides, and `slide_mpp`, by default that of the earlier run."""
         mpp = self.chosen.slide_mpp
         before = None if self.request.restart or mpp is not None else read_run(self.out)
         slide_mpp = mpp if before is None else before.get("slide_mpp")
         return {"slide_mpp": slide_mpp, "slides": {name: str(path) for name, path in self.slides.items()}}
 
     def outputs(self, items: Sequence[Item]) -> Iterator[Path]:
-        """The patches of these slides; the folder may hold others."""
+        """The files of these slides; the folder may hold others."""
         return (patches_file(self.out, name) for name, _ in items)
 
     def make_worker(self) -> MakeWorker[Item, dict[str, Any]]:
         return partial(partial, _tile, self.chosen, self.out)
 
     def find_result(self, item: Item) -> dict[str, Any] | None:
-        """What was found of a slide that has its patches, laid on this slide with the given mpp."""
+        """Find the result of a slide whose patches match its file and `slide_mpp`."""
         path = patches_file(self.out, item[0])
         if not path.is_file():
             return None
@@ -107,8 +107,8 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
                 return None
         except FileError:
             return None
-        own = not any(note.startswith("mpp ") for note in header.inferred)
-        if self.chosen.slide_mpp is not None and not own and header.mpp != self.chosen.slide_mpp:
+        has_mpp = not any(note.startswith("mpp ") for note in header.inferred)
+        if self.chosen.slide_mpp is not None and not has_mpp and header.mpp != self.chosen.slide_mpp:
             return None
         return {"patches": len(header), "mpp": header.mpp, "inferred": list(header.inferred)}
 
@@ -118,15 +118,15 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
 
 
 def _left_out(results: Sequence[dict[str, Any]]) -> str:
-    """A line on the patches that were left out for what they show."""
-    every: Counter[str] = Counter()
-    for each in results:
-        every.update(each.get("dropped", {}))
-    slides = sum(any(each.get("dropped", {}).values()) for each in results)
+    """Write a line on patches that `drop` left out."""
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.get("dropped", {}))
+    slides = sum(any(result.get("dropped", {}).values()) for result in results)
     if not slides:
         return ""
-    dropped = f"{counted_kinds(every)} on {counted(slides, 'slide')}"
-    return f"Patches left out for what they show: {dropped}; drop=none keeps them."
+    dropped = f"{counted_kinds(total)} on {counted(slides, 'slide')}"
+    return f"Patches left out: {dropped}; drop=none keeps them."
 
 
 def _tile(settings: TileSettings, out: Path, item: Item) -> dict[str, Any]:

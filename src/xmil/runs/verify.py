@@ -1,6 +1,6 @@
-"""`verify_run`: is every file of a run as it was written, of its settings, and of the inputs of now?
+"""`verify_run`: is every file of a run as it was written, and does it match its settings and inputs?
 
-A run's manifest names every file; of runs of earlier versions, which have none, each file is read to its end.
+A run's manifest names every file; in runs of earlier versions, without one, each file is read to its end.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from xmil.storage import (
     read_rows,
 )
 
-SCORED = ("explain", "evaluate")  # whose slides have files of scores
+SCORED = ("explain", "evaluate")  # kinds of runs with scores of slides
 
 
 def verify_run(run: Run, *, quick: bool = False, on_slide: Callable[[], None] = lambda: None) -> list[Fault]:
-    """Every fault of a run and of the runs inside it: files missing, changed or extra.
+    """List every fault of a run and of the runs inside it: files missing, changed or extra.
 
-    Of scores also audits, table, settings, models and features. `quick` compares the sizes of files only.
+    Scores are also checked against audits, table, settings, models and features. `quick` compares only sizes.
 
     >>> verify_run(Run("tests/fixtures/runs/tiles"))
     []
@@ -62,7 +62,7 @@ def verify_run(run: Run, *, quick: bool = False, on_slide: Callable[[], None] = 
         faults += _models(run)
         try:
             faults += [*_scores(run, on_slide)] if run.kind in SCORED else []
-        except XmilError as error:  # of the table, without which slides are not known
+        except XmilError as error:  # in the table, which lists the slides
             faults.append(Fault(SLIDES, str(error).removeprefix(f"{SLIDES}: ")))
     reported = {fault.what for fault in faults}
     faults += [fault for fault in file_faults(run, quick=quick) if fault.what not in reported]
@@ -76,24 +76,24 @@ def verify_run(run: Run, *, quick: bool = False, on_slide: Callable[[], None] = 
 
 
 def unknowns(run: Run) -> list[str]:
-    """What `verify_run` cannot know of a run, in sentences."""
+    """Write sentences on what `verify_run` cannot check."""
     notes = []
-    for place in (run, *(Run(run.path / name) for name in list_runs(run.path))):
+    for part in (run, *(Run(run.path / name) for name in list_runs(run.path))):
         with suppress(XmilError):
-            notes += [f"{_called(place, run)}{sentence}" for sentence in _unknown_files(place)]
+            notes += [f"{_prefix(part, run)}{sentence}" for sentence in _unknown_files(part)]
     for row, _ in _model_rows(run):
         path = str(row.get("path") or "")
         if is_function_name(path):
-            notes.append(f"{path[:300]} builds the model and was not called; it may build another now.")
+            notes.append(f"{path[:300]} builds the model and was not called; it may build another model now.")
         elif path and _find_model(run, Path(path)) is None and not Path(path).is_absolute():
             notes.append(
-                f"The model {path[:300]} is named from the folder the run was made in; it is not found."
+                f"The model {path[:300]} was not found: its path is relative to where the run was made."
             )
     with suppress(XmilError):
-        if run.kind in SCORED and (earlier := _unlisted(run, ours=True)):
+        if run.kind in SCORED and (earlier := _unlisted(run, is_own=True)):
             notes.append(
-                f"{counted(len(earlier), 'slide')} explained earlier and not in slides.csv, as the last "
-                f"command was given fewer: {', '.join(earlier[:3])}{', ...' * (len(earlier) > 3)}."
+                f"{counted(len(earlier), 'slide')} explained earlier and not in slides.csv, because the last "
+                f"command had fewer slides: {', '.join(earlier[:3])}{', ...' * (len(earlier) > 3)}."
             )
     if run.kind in SCORED and not reads_every_byte():
         notes.append(
@@ -101,7 +101,7 @@ def unknowns(run: Run) -> list[str]:
             "explaining compares every byte."
         )
     elif run.kind not in SCORED:
-        notes.append("The files that the run was made from are not compared.")
+        notes.append("The input files of the run are not compared.")
     return notes
 
 
@@ -109,22 +109,22 @@ def _unknown_files(run: Run) -> Iterator[str]:
     manifest = read_manifest(run.path)
     if manifest is None and not run.about.get("manifest"):
         yield (
-            "Made by an earlier version, without a manifest: files that are gone, and changes after which a "
-            "file can still be read, are not noticed."
+            "The run is from an earlier version, without a manifest: missing files, and changes that leave "
+            "a file readable, cannot be noticed."
         )
     if manifest is not None and manifest.begun:
         yield (
             f"{command_of(manifest.begun[:40])} has not finished; repeat it to continue. Until then, "
-            "files without an entry are not faults."
+            "files without an entry do not count as faults."
         )
     if manifest is not None and manifest.sized:
         yield (
-            f"{counted(manifest.sized, 'file')} from before the manifest: known by size, and read to the end."
+            f"{counted(manifest.sized, 'file')} older than the manifest: compared by size and read in full."
         )
 
 
-def _called(place: Run, run: Run) -> str:
-    return "" if place is run else f"{place.path.relative_to(run.path).as_posix()}: "
+def _prefix(part: Run, run: Run) -> str:
+    return "" if part is run else f"{part.path.relative_to(run.path).as_posix()}: "
 
 
 def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
@@ -132,22 +132,22 @@ def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
     for slide in run:
         yield from slide_faults(run, slide, rows.get(slide, {}), features)
         on_slide()
-    for name in _unlisted(run, ours=False):
+    for name in _unlisted(run, is_own=False):
         yield Fault(f"slides/{name}.parquet", "is not in slides.csv")
 
 
-def _unlisted(run: Run, *, ours: bool) -> list[str]:
-    """Slides with a file and no row: those the run explained before it was given fewer, or strangers."""
-    if not run.is_finished:  # the table of a killed run may be behind its files
+def _unlisted(run: Run, *, is_own: bool) -> list[str]:
+    """List slides with a file but no row: from the run itself when it had more slides, or foreign ones."""
+    if not run.is_finished:  # the table of a killed run may lag behind its files
         return []
     manifest = read_manifest(run.path)
     entries = {} if manifest is None else manifest.entries
     files = {path.stem for path in (run.path / "slides").glob("*.parquet")}
-    return sorted(name for name in files - {*run.rows} if (f"slides/{name}.parquet" in entries) is ours)
+    return sorted(name for name in files - {*run.rows} if (f"slides/{name}.parquet" in entries) is is_own)
 
 
 def _model_rows(run: Run) -> list[tuple[dict[str, Any], str]]:
-    """What run.json says of each model, and its digest."""
+    """Read each model's entry in run.json, and its digest."""
     models = run.about.get("models") or run.about.get("model")
     rows = [row for row in (models if isinstance(models, list) else [models]) if isinstance(row, dict)]
     stored = run.settings.get("models")
@@ -156,30 +156,30 @@ def _model_rows(run: Run) -> list[tuple[dict[str, Any], str]]:
 
 
 def _models(run: Run) -> Iterator[Fault]:
-    """The faults of the run's models, by where they lay and the digests they had."""
+    """Compare the run's models with their recorded paths and digests."""
     for row, digest in _model_rows(run):
         path = str(row.get("path") or "")
-        if not path or is_function_name(path):  # which is not called to see what it builds
+        if not path or is_function_name(path):  # functions are never called here
             continue
-        place = _find_model(run, Path(path))
-        if place is None and Path(path).is_absolute():
-            yield Fault(path[:300], "the model is no longer there")
-        elif place is not None and (why := digest and model_fault(place, digest)):
+        found = _find_model(run, Path(path))
+        if found is None and Path(path).is_absolute():
+            yield Fault(path[:300], "the model no longer exists")
+        elif found is not None and (why := digest and model_fault(found, digest)):
             yield Fault(path[:300], why)
 
 
 def _find_model(run: Run, path: Path) -> Path | None:
-    """Where a model is; runs of earlier versions name it from the folder they were made in."""
-    places = [path] if path.is_absolute() else [path, *(f / path for f in run.path.absolute().parents)]
-    return next((place for place in places if os.path.exists(place)), None)
+    """Find a model's file; earlier versions recorded paths relative to their working directory."""
+    candidates = [path] if path.is_absolute() else [path, *(f / path for f in run.path.absolute().parents)]
+    return next((candidate for candidate in candidates if os.path.exists(candidate)), None)
 
 
 def _features(run: Run) -> dict[str, Path]:
-    """The feature files by slide, of the folder that was explained; none where it is gone."""
+    """List the feature files of the explained folder by slide; empty if it no longer exists."""
     folder = run.about.get("features")
     try:
         return {slide_name(path): path for path in feature_files(str(folder))[0]} if folder else {}
-    except (XmilError, OSError, ValueError):  # gone, or no name of a folder at all
+    except (XmilError, OSError, ValueError):  # missing, or not a path
         return {}
 
 
@@ -190,7 +190,7 @@ DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 @dataclass(frozen=True)
 class Fault:
-    """Something of a run that is missing, damaged or of something else."""
+    """A fault of a run: a file and what is wrong with it."""
 
     what: str
     why: str
@@ -200,7 +200,7 @@ class Fault:
 
 
 def slide_faults(run: Run, slide: str, row: Mapping[str, str], folder: Mapping[str, Path]) -> Iterator[Fault]:
-    """The faults of one slide's file, its row of the table, and the features in the folder."""
+    """Check one slide's file against its row of the table and its features."""
     name, features = f"slides/{slide}.parquet", Path(row["features"]) if row.get("features") else None
     if features is None or not os.path.exists(
         features
@@ -221,7 +221,7 @@ def slide_faults(run: Run, slide: str, row: Mapping[str, str], folder: Mapping[s
         yield Fault(name, str(error))
         return
     if not as_written:
-        yield Fault(name, "has been changed since it was written; explain the slide again")
+        yield Fault(name, "has changed since it was written; explain the slide again")
     if any(len(e) != rows for e in explanations):
         yield Fault(name, "its columns have different lengths; explain the slide again")
     provenance = header.get("provenance")
@@ -232,13 +232,13 @@ def slide_faults(run: Run, slide: str, row: Mapping[str, str], folder: Mapping[s
     yield from (Fault(name, why) for e in explanations for why in _account(run, e, stored))
     yield from _row(run, slide, row, explanations, stored)
     if features is not None and not os.path.exists(features):
-        yield Fault(name, f"{str(features)[:300]}, which it explains, is no longer there")
+        yield Fault(name, f"{str(features)[:300]}, which it explains, no longer exists")
     elif features is not None and not _same(features, stored.get("source")):
         yield Fault(name, f"{features.name} has changed since it was explained")
 
 
 def _account(run: Run, e: Explanation, stored: Mapping[str, Any]) -> Iterator[str]:
-    """Whether the scores add up to what the audit says; of a case's slides, those of all of them."""
+    """Check that the scores of a slide, or of all slides of its case, add up to the audit."""
     if e.audit is None:
         return
     case = stored.get("case")
@@ -247,11 +247,11 @@ def _account(run: Run, e: Explanation, stored: Mapping[str, Any]) -> Iterator[st
     try:
         others = [read_explanation(run.file(name), method=e.method, target=e.target) for name in names]
     except XmilError:
-        return  # a slide of the case cannot be read, which is a fault of its own
-    scores = np.concatenate([one.scores for one in (e, *others)]).astype(np.float64)
+        return  # a slide of the case cannot be read, which is another fault
+    scores = np.concatenate([part.scores for part in (e, *others)]).astype(np.float64)
     total, stated = float(scores.sum()), float(e.audit.instances)
     if not abs(total - stated) <= ROUNDING * (float(np.abs(scores).sum()) + abs(stated)) + 1e-9:
-        yield f"the scores of {e.column} add up to {total:.6g}, its audit says {stated:.6g}; explain it again"
+        yield f"the scores of {e.column} add up to {total:.6g}, not {stated:.6g} (audit); explain it again"
 
 
 def _row(
@@ -261,23 +261,21 @@ def _row(
     explanations: Sequence[Explanation],
     stored: Mapping[str, Any],
 ) -> Iterator[Fault]:
-    """Whether the table says of a slide what its file says."""
+    """Check a slide's row of the table against its file."""
     if not row or not explanations or not run.spec:
         return
     try:
         e, task, spec = explanations[0], TASKS[run.task], run.spec
-        each = np.atleast_2d(np.asarray(stored.get("logits", e.logits), dtype=np.float64))
-        names = task.names(each.shape[1], run.class_names, spec.get("time_bins"))
-        columns = {**prediction(task, with_reference(each, spec), names), "n": float(len(e))}
+        outputs = np.atleast_2d(np.asarray(stored.get("logits", e.logits), dtype=np.float64))
+        names = task.names(outputs.shape[1], run.class_names, spec.get("time_bins"))
+        columns = {**prediction(task, with_reference(outputs, spec), names), "n": float(len(e))}
         wrong = [name for name, value in columns.items() if name in row and not _agree(row[name], value)]
     except DAMAGED:
         yield Fault("slides.csv", f"the row of {slide} cannot be compared with its file; explain it again")
         return
     for name in wrong:
         value = columns[name] if isinstance(columns[name], str) else f"{columns[name]:g}"
-        yield Fault(
-            "slides.csv", f"{name} of {slide} is {row[name][:40]!r}, and the slide's file says {value}"
-        )
+        yield Fault("slides.csv", f"{name} of {slide} is {row[name][:40]!r}, but {value} in the slide's file")
 
 
 def _agree(cell: str, value: str | float) -> bool:
@@ -297,13 +295,13 @@ MODEL = "model.safetensors"  # of each job of `xmil train`
 
 
 def run_files(run: Run) -> list[Path]:
-    """The files and stores of a run and of those inside it, without half-written and hidden ones."""
+    """List the files and stores of a run and of runs inside it, without partial and hidden ones."""
     places = [run.path, *(run.path / name for name in list_runs(run.path))]
     return [place / name for place in places for name in list_files(place)]
 
 
 def file_faults(run: Run, *, quick: bool = False) -> Iterator[Fault]:
-    """What is missing, changed, extra, a link, or cannot be read in a run's folder."""
+    """Find what is missing, changed, extra, a link, or unreadable in a run's folder."""
     try:
         manifest = read_manifest(run.path)
     except XmilError as error:
@@ -325,7 +323,7 @@ def file_faults(run: Run, *, quick: bool = False) -> Iterator[Fault]:
 
 
 def _read_faults(run: Run, names: Iterable[str]) -> Iterator[Fault]:
-    """What of files without a digest is missing, a link, or cannot be read to its end."""
+    """Find files without a digest that are missing, a link, or unreadable."""
     trained = read_rows(run.path / "results.csv", key="model") if run.kind == "train" else {}
     for name, row in trained.items():
         if not row.get("failed") and not os.path.exists(run.path / name / MODEL):
@@ -341,7 +339,7 @@ def _read_faults(run: Run, names: Iterable[str]) -> Iterator[Fault]:
 
 
 def _unreadable(path: Path) -> str:
-    """Why a file cannot be read to its end; nothing where it can."""
+    """Say why a file cannot be read to its end; an empty string if it can."""
     try:
         check_regular(path)
         READERS.get(path.suffix.lower(), _bytes)(path)
@@ -397,7 +395,7 @@ def _picture(path: Path) -> None:
         with warnings.catch_warnings(), path.open("rb") as stream:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # nothing is unpacked
             Image.open(stream).verify()
-    except (SyntaxError, Image.DecompressionBombError) as error:  # the first is what a damaged PNG raises
+    except (SyntaxError, Image.DecompressionBombError) as error:  # SyntaxError comes from a damaged PNG
         raise ValueError(str(error)) from None
 
 

@@ -1,1 +1,1 @@
-"""The slide and its evidence in the browser: a read-only server and a page. Looking needs no torch."""
+"""The slide and its evidence in the browser: a read-only server and a page, without torch."""

@@ -1,4 +1,4 @@
-"""The application: routes from numbers to bytes. No name or path from the client reaches the disk."""
+"""The application: routes from numbers to bytes. Names and paths from the client never reach the disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from xmil.viewer.whatif import AbandonedError, WhatIf
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
-WATCH = 0.2  # seconds between looks whether the client is still there
+WATCH = 0.2  # seconds between checks whether the client is still connected
 NUMBER = {"type": "integer", "minimum": 0}
 PATCHES = {"type": "array", "items": {"oneOf": [NUMBER, {"type": "array"}]}}
 QUESTION = {
@@ -65,7 +65,7 @@ BODIES = {  # by end of address
 
 
 class PageSite:
-    """A page and the routes of what it asks for. Work is done in a bounded number of threads."""
+    """A page and its routes, served by a bounded number of threads."""
 
     front = "index.html"
 
@@ -75,11 +75,11 @@ class PageSite:
         self._drawing, self._decoding = (anyio.CapacityLimiter(max(2, cores)) for _ in range(2))
 
     def arguments(self, request: Request) -> list[Any]:
-        """What the functions behind the routes are called with: the numbers in the address."""
+        """The arguments of the functions behind the routes: the numbers in the address."""
         return list(request.path_params.values())
 
     async def page(self, request: Request) -> Response:
-        """A file of the built page."""
+        """Send a file of the built page."""
         name = request.path_params.get("name") or self.front
         files = await anyio.to_thread.run_sync(page_files, limiter=self._reading)
         if not files and name == self.front:
@@ -92,7 +92,7 @@ class PageSite:
     async def answer(
         self, request: Request, make: Callable[..., Any], limiter: anyio.CapacityLimiter
     ) -> Response:
-        """Answer what was posted with what `make` gives for the arguments and the body."""
+        """Answer a POST with the result of `make` for the arguments and the body."""
         body = await _json_body(request)
 
         def work() -> bytes:
@@ -107,7 +107,7 @@ class PageSite:
     def _get(
         self, path: str, make: Callable[..., Any], limiter: anyio.CapacityLimiter | None = None
     ) -> Route:
-        """Answer with what `make` gives for the arguments, as JSON unless it is bytes."""
+        """Answer with the result of `make` for the arguments, as JSON unless it is bytes."""
 
         def work(request: Request) -> bytes:
             content = make(*self.arguments(request))
@@ -121,7 +121,7 @@ class PageSite:
         return Route(path, endpoint)
 
     def _draw(self, path: str, make: Callable[..., bytes]) -> Route:
-        """Answer with a picture, which is not drawn if nobody waits for it any more."""
+        """Answer with a picture, unless the client has left."""
 
         async def endpoint(request: Request) -> Response:
             async with self._drawing:
@@ -178,12 +178,12 @@ class Site(PageSite):
             Route(f"{slide}/explain", self.explain, methods=["POST"]),
             draw("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", by_number(shown.pictures.tile)),
         ]
-        if shown.labels:  # labels may name patients: unless the user serves them they have no address
+        if shown.labels:  # labels may name patients, so they have an address only if the user serves them
             self.routes.append(draw(f"{slide}/label.jpeg", by_number(shown.pictures.label)))
         self.routes.append(Route("/{name:path}", self.page, include_in_schema=False))
 
     async def store(self, request: Request) -> Response:
-        """Store a reader's annotations, or answer 409 with those that are there."""
+        """Store a reader's annotations, or answer 409 with the current ones."""
         return await self.answer(request, self._by_number(self.annotations.write), self._reading)
 
     async def name(self, request: Request) -> Response:
@@ -193,12 +193,12 @@ class Site(PageSite):
         )
 
     async def ask(self, request: Request) -> Response:
-        """Predict without some patches, or from some alone."""
+        """Predict without some patches, or only from some."""
         return await self.answer(request, lambda key, body: self._models(key).ask(key, body), self._thinking)
 
     async def explain(self, request: Request) -> Response:
-        """Explain what is left of a slide; give up when nobody waits for it any more."""
-        await _json_body(request)  # before the watch, which would take it
+        """Explain the remaining patches of a slide; stop if the client leaves."""
+        await _json_body(request)  # before the watch, which would consume it
         abandoned = Event()
 
         async def watch() -> None:
@@ -214,7 +214,7 @@ class Site(PageSite):
             group.start_soon(watch)
             try:
                 outcome = await self.answer(request, explain, self._thinking)
-            except Exception as error:  # raised outside: a group would wrap it
+            except Exception as error:  # raised later, since the task group would wrap it
                 outcome = error
             group.cancel_scope.cancel()
         if isinstance(outcome, Exception):
@@ -222,11 +222,11 @@ class Site(PageSite):
         return outcome
 
     def overview(self) -> dict[str, Any]:
-        """The runs and their slides."""
+        """List the runs and their slides."""
         return {**self.collection.overview(), "whatif": self.whatif is not None}
 
     def agreement(self, run: int) -> dict[str, Any]:
-        """What readers have drawn against a run's evidence: by slide, and overall."""
+        """Compare readers' regions with a run's evidence, by slide and overall."""
         from xmil.runs.agreement import FOLDER, compare_annotations
 
         shown, place = self.collection.run(run), self.collection.runs[0].path / FOLDER
@@ -239,11 +239,11 @@ class Site(PageSite):
         return {"rows": agreement.rows, "summary": agreement.summary, "left_out": reasons}
 
     def names(self, run: int) -> dict[str, Any]:
-        """What readers call a run's concepts, and the classes of annotations they have added."""
+        """Read readers' names of a run's concepts, and the classes of annotations they added."""
         return self.collection.run(run).names.read()
 
     def decide(self, key: int, run: int) -> dict[str, Any]:
-        """The smallest set of patches found whose removal changes the prediction."""
+        """Find a smallest set of patches whose removal changes the prediction."""
         return self._models(key).find_deciding(key, run)
 
     def describe(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class Site(PageSite):
                 ],
                 "responses": {
                     "200": {"description": "Found.", "content": {JSON if posted else content_type(path): {}}},
-                    "4XX": {"description": "One sentence that says why not.", **error},
+                    "4XX": {"description": "One sentence with the reason.", **error},
                 },
             }
             if posted:
@@ -271,11 +271,11 @@ class Site(PageSite):
         return {"openapi": "3.1.0", "info": {"title": "xmil viewer", "version": __version__}, "paths": paths}
 
     def _by_number(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of a slide's name, as one of the slide's number."""
+        """Wrap a function of a slide's name as one of the slide's number."""
         return wraps(work)(lambda key, *rest: work(self.collection.slide(key), *rest))
 
     def _models(self, key: int) -> WhatIf:
-        """The models, for a slide there is."""
+        """The models, after a check that the slide exists."""
         self.collection.slide(key)
         if self.whatif is None:
             raise MissingError("What-if needs a model and features; start the viewer with model=, features=.")
@@ -283,7 +283,7 @@ class Site(PageSite):
 
 
 def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Rules | None = None) -> ASGIApp:
-    """The whole application behind its guard; `models` answer what-if questions."""
+    """Make the application behind its guard; `models` answer what-if questions."""
     site = Site(collection, models)
 
     @asynccontextmanager
@@ -299,7 +299,7 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
 def guard(
     routes: Sequence[Route], lifespan: Any, rules: Rules | None, statuses: Mapping[Any, int] | None = None
 ) -> ASGIApp:
-    """The routes behind the guard; errors leave with the status of their kind."""
+    """Put routes behind the guard; map types of errors to status codes."""
     known: dict[Any, int] = {
         MissingError: 404,
         NoPictureError: 404,
@@ -334,13 +334,13 @@ async def _fail(status: int, _: Request, error: Exception) -> Response:
 
 
 async def _fail_http(_: Request, error: HTTPException) -> Response:
-    sentences = {404: "Nothing is served at this address.", 405: "This address does not support that method."}
+    sentences = {404: "This address does not exist.", 405: "This address does not support that method."}
     sentence = sentences.get(error.status_code, error.detail)
     return error_response(error.status_code, sentence, error.headers)
 
 
 def _tagged(request: Request, content: bytes, kind: str) -> Response:
-    """The content, or the word that the browser has it already."""
+    """Send the content, or 304 if the browser already has it."""
     tag = f'"{sha256(content).hexdigest()[:32]}"'
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"etag": tag})

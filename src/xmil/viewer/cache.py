@@ -1,4 +1,4 @@
-"""Results and files held in memory: a file is read again once it has changed, the least used results go."""
+"""Results and files in memory: changed files are read again, the least recently used results are dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp(path: Path) -> Stamp | None:
-    """What changes when a file does; None if there is no file."""
+    """A value that changes when a file does; None if there is no file."""
     try:
         facts = path.stat()
     except (OSError, ValueError):
@@ -35,14 +35,14 @@ class Cache(Generic[T]):
         self._lock = Lock()
 
     def get(self, key: Hashable) -> T | None:
-        """The result stored under a key."""
+        """Get the result stored under a key."""
         with self._lock:
             if key in self._results:
                 self._results.move_to_end(key)
             return self._results.get(key)
 
     def put(self, key: Hashable, value: T) -> T:
-        """Store a result; drop the least used ones if they weigh too much together."""
+        """Store a result, and drop the least used ones beyond the limit."""
         with self._lock:
             if key in self._results:
                 self.weight -= self._weigh(self._results.pop(key))
@@ -53,15 +53,15 @@ class Cache(Generic[T]):
         return value
 
     def fetch(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """The result stored under a key, or computed and stored now."""
+        """Get the result stored under a key, or compute and store it."""
         result = self.get(key)
         return self.put(key, compute()) if result is None else result
 
 
 class Files(Generic[T]):
-    """Files through a reader, each read once until it changes. Errors are stored as well.
+    """Parsed files, each read once until it changes. Errors are stored as well.
 
-    With `patience` a file is checked again only after so many seconds.
+    With `patience` a file is only checked again after that many seconds.
     """
 
     def __init__(self, read: Callable[[Path], T], limit: int, *, patience: float = 0.0) -> None:
@@ -70,7 +70,7 @@ class Files(Generic[T]):
         self._stored: Cache[tuple[Stamp, T | XmilError]] = Cache(limit)
 
     def get(self, path: Path) -> T:
-        """The content of the file now."""
+        """Get the current content of a file."""
         stored, clock = self._stored.get(path), time.monotonic()
         is_fresh = clock - self._checked.get(path, float("-inf")) < self._patience
         if stored is None or not is_fresh:
@@ -87,17 +87,17 @@ class Files(Generic[T]):
 
 
 def attempt(work: Callable[[Path], T], path: Path, verb: str) -> T | XmilError:
-    """The result of work on a file, or an error that names no folder: damage must not end the server."""
+    """Run work on a file; return an error without its folder, since damage must not end the server."""
     try:
         return work(path)
     except XmilError as error:
         return FileError(str(error).replace(str(path), path.name))
-    except Exception as error:  # whatever is wrong with it
+    except Exception as error:  # damaged files raise almost any type
         return FileError(f"{path.name}: cannot be {verb} ({type(error).__name__}).")
 
 
 def to_json(content: Any) -> bytes:
-    """Strict JSON: numbers that JSON cannot express become null."""
+    """Convert to strict JSON, with null for numbers that JSON cannot express."""
     return json.dumps(_finite(content), allow_nan=False, default=str, separators=(",", ":")).encode()
 
 

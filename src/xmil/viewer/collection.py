@@ -1,4 +1,4 @@
-"""Everything on show: runs, slides and features, with the slides numbered once for all of them."""
+"""Everything that the viewer shows: runs, slides and features, with one number per slide."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from xmil.viewer.layers import (
     read_layer,
 )
 
-VERDICT = ("verdict", "verdict_method", "verdict_orders", "verdict_cases")  # of a slide, in the list
-OTHERS = 1_000_000  # numbers from here on are of slides that no run explains
+VERDICT = ("verdict", "verdict_method", "verdict_orders", "verdict_cases")  # of a slide in the list
+OTHERS = 1_000_000  # first number of slides that no run explains
 PATIENCE = 0.5  # seconds until a file that every slide needs is checked again
 FOLDERS = re.compile(r"(?<!\w)(?:[A-Za-z]:)?/(?:[^/\s:;,'\"()]+/)*")
 
 
 class ShownRun(Run):
-    """One folder of `xmil explain` or `xmil evaluate`; it may still be growing, and be damaged in places."""
+    """A folder of `xmil explain` or `xmil evaluate`, which may be unfinished or partly damaged."""
 
     def __init__(self, folder: Path, *, follow_links: bool = False) -> None:
         check_run(folder)
@@ -67,11 +67,11 @@ class ShownRun(Run):
         check_explained(self)
 
     def _read(self, parse: Any, path: Path) -> Any:
-        """The content of a file, read again once it has changed."""
+        """Read a file, again only if it has changed."""
         return self._files[parse].get(path)
 
     def _read_table(self, name: str) -> dict[str, Row]:
-        """The rows of a table; none if it is missing or damaged."""
+        """Read the rows of a table; none if it is missing or damaged."""
         try:
             return super()._read_table(name)
         except FileError:
@@ -79,7 +79,7 @@ class ShownRun(Run):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What run.json says now; empty if it is missing or damaged."""
+        """The current run.json; empty if it is missing or damaged."""
         try:
             return cast(dict[str, Any], self._read(_read_about, self.path / RUN))
         except FileError:
@@ -87,31 +87,31 @@ class ShownRun(Run):
 
     @property
     def slides(self) -> list[str]:
-        """The slides of the run: the table's, then those with a file only, then those that failed."""
+        """The slides of the run: those of the table, then those with only a file, then failures."""
         return list(dict.fromkeys([*self.rows, *self.files, *self.failed]))
 
     @property
     def model(self) -> str:
-        """The model in a word or two, never with its path."""
+        """A short name of the model, without its path."""
         model = self.about.get("model")
         file = Path(str(model.get("path") or "")).name if isinstance(model, dict) else ""
         more = f"{len(self.digests)} models" if len(self.digests) > 1 else ""
         return ", ".join(part for part in (str(self.spec.get("name") or ""), file, more) if part) or self.name
 
     def failure(self, slide_id: str) -> str | None:
-        """Why a slide has no explanation, without the folders of this machine."""
-        row = self._read_table(FAILURES).get(slide_id, {})  # as it is in memory: asked for every slide
+        """Find the reason why a slide has no explanation, without folders of this machine."""
+        row = self._read_table(FAILURES).get(slide_id, {})  # cached, since every slide needs it
         return FOLDERS.sub("", row.get("error") or "") or None
 
     def certificate(self, slide: str) -> dict[str, Any] | None:
-        """A slide's certificate with each method's curves, if the run has one that can be read."""
+        """Read a slide's certificate with each method's curves; None if the run has none."""
         try:
             return super().certificate(slide)
         except XmilError:
             return None
 
     def slide_verdict(self, slide_id: str) -> dict[str, Any]:
-        """What a slide's certificate says in short: label, predicted, correct, its headline's verdict."""
+        """Summarise a slide's certificate: label, prediction, correctness and the headline's verdict."""
         try:
             path = self.find("certificate", slide_id)
             return {} if path is None else self._read(_read_verdict, path)
@@ -120,7 +120,7 @@ class ShownRun(Run):
 
 
 def _cohort_verdict(verdict: RunVerdict) -> dict[str, Any]:
-    """What a run's verdict says of each method that was tried, and in words of its own."""
+    """Convert a run's verdict: its sentence, and the result of each method."""
     rows = [row for row in verdict.methods if isinstance(row, dict)]
     kinds = {str(row.get("method")): str(row.get("kind")) for row in rows}
     about = {"method": verdict.method, "cases": len(verdict.cases), "sentence": verdict.sentence}
@@ -134,7 +134,7 @@ def _read_about(path: Path) -> dict[str, Any]:
 def _read_verdict(path: Path) -> dict[str, Any]:
     stored = read_json(path)
     methods = stored.get("methods")
-    listed = methods if isinstance(methods, list) else []  # files without a headline begin with its method
+    listed = methods if isinstance(methods, list) else []  # without a headline, the first method counts
     judged = [m for m in (stored.get("headline"), *listed) if isinstance(m, dict) and m.get("verdict")]
     first = judged[0] if judged else {}
     orders = [m.get("orders") for m in judged if m.get("method") == first.get("method") and "orders" in m]
@@ -151,7 +151,7 @@ class MissingError(XmilError):
 
 
 def check_patch(index: int, n: int) -> None:
-    """Refuse the number of a patch that is not there."""
+    """Refuse the number of a patch that does not exist."""
     if not 0 <= index < n:
         raise MissingError(f"There is no patch {index}; the slide has {n}.")
 
@@ -171,11 +171,11 @@ class Collection:
         layout: str = "auto",
     ) -> None:
         if not runs:
-            raise InputError("There is no run to show; name the folder of one.")
+            raise InputError("There is no run to show; name a run folder.")
         self.runs = [ShownRun(Path(folder), follow_links=follow_links) for folder in runs]
         names = [run.name for run in self.runs]
         for run in self.runs:
-            if names.count(run.name) > 1:  # called by the folder above, too
+            if names.count(run.name) > 1:  # add the parent folder's name
                 run.name = f"{run.path.resolve().parent.name}/{run.name}"
         self.pictures = Pictures(slides, mpp=mpp, follow_links=follow_links)
         self.follow_links, self._default_mpp, self.labels = follow_links, mpp, labels
@@ -185,7 +185,7 @@ class Collection:
             if not folder.is_dir():
                 raise FileError(absent(folder, "folder"))
         if len(self.features) not in (0, 1, len(self.runs)):
-            raise InputError(f"Give features= once, or once for each of the {len(self.runs)} runs.")
+            raise InputError(f"Pass features= once, or once for each of the {len(self.runs)} runs.")
         self._evidence = Files(read_evidence, limit=8)
         self._pairs = Files(Interactions.load, limit=32)
         self._layers = Files(read_layer, limit=8)
@@ -197,14 +197,14 @@ class Collection:
         self.refresh()
 
     def refresh(self) -> list[str]:
-        """The slides by number; those that were added to the runs since come last."""
+        """List the slides by number; slides added to the runs later come last."""
         with self._lock:
             names = [name for run in self.runs for name in run.slides]
             self._slides = list(dict.fromkeys([*self._slides, *names]))
             return list(self._slides)
 
     def others(self) -> dict[int, str]:
-        """The slides of the folder that no run explains, by number: another stain to set beside."""
+        """Slides of the folder that no run explains, by number, such as other stains."""
         explained = {bare_name(name) for name in self.refresh() if is_plain(name)}
         with self._lock:
             listed = {*explained, *self._others}
@@ -212,7 +212,7 @@ class Collection:
             return {OTHERS + i: name for i, name in enumerate(self._others) if name not in explained}
 
     def missing_pictures(self) -> tuple[int, int]:
-        """How many slides have no picture, and how many slides there are."""
+        """Count the slides without a picture, and all slides."""
         slides = self.refresh()
         return sum(not self.pictures.look(slide_id)[0] for slide_id in slides), len(slides)
 
@@ -231,26 +231,26 @@ class Collection:
         return self.runs[number]
 
     def evidence(self, key: int, number: int) -> Evidence:
-        """A slide's scores in a run, placed by the slide's mpp if the run could not."""
+        """Read a slide's scores in a run; place patches by the slide's mpp if the run lacks it."""
         evidence = self._evidence.get(self._find(key, number, "explanations", "explanation"))
         return evidence if evidence.placed else evidence.at(self._mpp(self.slide(key)))
 
     def scores(self, key: int, number: int) -> bytes:
-        """Little endian: int32 x0[n] and y0[n] where placed, then float32[n] for each column."""
+        """Little endian: int32 x0[n] and y0[n] if known, then float32[n] for each column."""
         return self.evidence(key, number).as_bytes()
 
     def patch(self, key: int, number: int, index: int) -> bytes:
-        """A patch, at most 512 px."""
+        """Draw a patch, at most 512 px."""
         evidence = self.evidence(key, number)
         edge = evidence.patch_size
         if evidence.coords is None or edge is None:
-            raise MissingError("The positions of this slide's patches are not known.")
+            raise MissingError("The positions of this slide's patches are unknown.")
         check_patch(index, evidence.n)
         x, y = (int(value) for value in evidence.coords[index])
         return self.pictures.patch(self.slide(key), (x, y, edge, edge))
 
     def pairs(self, key: int, number: int) -> dict[str, Any]:
-        """The pairs of a slide's patches that act together."""
+        """Read the pairs of a slide's patches that interact."""
         slide_id, run = self.slide(key), self.run(number)
         paths = run.find_interactions(slide_id)
         if not paths:
@@ -260,7 +260,7 @@ class Collection:
         return pairs_layer([self._pairs.get(path) for path in paths], slide_id, self.evidence(key, number))
 
     def inside(self, key: int, number: int) -> dict[str, Any]:
-        """The maps inside a slide's patches."""
+        """Read the maps inside a slide's patches."""
         path = self._find(key, number, "inside", "maps inside patches", "; `xmil inside` makes them")
         layer = self._layers.get(path)
         if not fits(layer, self.evidence(key, number)):
@@ -271,29 +271,29 @@ class Collection:
         return layer
 
     def concepts(self, key: int, number: int) -> dict[str, Any]:
-        """The concepts of `xmil insight` with their relevance in a slide."""
+        """List the concepts of `xmil insight` with their relevance in a slide."""
         return concepts_layer(self.concept_maps(key, number), self.run(number).names.read()["concepts"])
 
     def concept_maps(self, key: int, number: int) -> ConceptMaps:
-        """The parts of a slide's scores that go through concepts."""
+        """Read the parts of a slide's scores that pass through concepts."""
         path = self._find(key, number, "concepts", "concepts", "; `xmil insight` finds them")
         return fitting_maps(self._concepts.get(path), self.evidence(key, number), self.slide(key))
 
     def concept(self, key: int, number: int, concept: int) -> bytes:
-        """Little endian float32[n]: the part of each patch's score that goes through a concept."""
+        """Little endian float32[n]: the part of each patch's score that passes through a concept."""
         values = self.concept_maps(key, number).values
         if not concept < values.shape[1]:
             raise MissingError(f"There is no concept {concept}; the dictionary has {values.shape[1]}.")
         return values[:, concept].astype("<f4").tobytes()
 
     def readable(self, number: int) -> Iterator[tuple[int, Evidence]]:
-        """The slides of a run whose scores can be read, by number; the list names the faults."""
+        """Yield the slides of a run whose scores can be read, by number; skip the others."""
         for key in range(len(self.refresh())):
             with suppress(XmilError):
                 yield key, self.evidence(key, number)
 
     def _find(self, key: int, number: int, kind: str, noun: str, hint: str = "") -> Path:
-        """A slide's file of some kind in a run."""
+        """Find a slide's file of some kind in a run."""
         slide_id, run = self.slide(key), self.run(number)
         path = run.find(kind, slide_id)
         if path is None:
@@ -301,7 +301,7 @@ class Collection:
         return path
 
     def mates(self, key: int, number: int) -> list[int]:
-        """The slides whose patches made one bag with this slide's: itself, or its case in a run by case."""
+        """The slides in one bag with this slide: itself, or all of its case in a run by case."""
         slide_id, run = self.slide(key), self.run(number)
         case = run.rows.get(slide_id, {}).get("case_id")
         if not run.by_case or not case:
@@ -310,7 +310,7 @@ class Collection:
         return [self._slides.index(name) for name in together]
 
     def feature_file(self, key: int, number: int) -> Path:
-        """A slide's features for a run."""
+        """Find a slide's feature file for a run."""
         from xmil.data.files import feature_files
 
         slide_id = self.slide(key)
@@ -325,13 +325,13 @@ class Collection:
         return path
 
     def overview(self, *, live: bool = True) -> dict[str, Any]:
-        """The list of slides and what can be done with them."""
+        """List the runs, the slides and the available functions."""
         slides = self.refresh()
         return {
             "name": " | ".join(run.name for run in self.runs),
             "version": __version__,
             "live": live,
-            "whatif": False,  # but where there are models
+            "whatif": False,  # unless there are models
             "similar": live and bool(self.features),
             "runs": [{"name": run.name, "model": run.model} for run in self.runs],
             "slides": [self.facts(key) for key in range(len(slides))],
@@ -342,7 +342,7 @@ class Collection:
         }
 
     def describe(self, key: int) -> dict[str, Any]:
-        """All there is to know of a slide but its scores and pixels."""
+        """Describe a slide, without its scores and pixels."""
         slide_id = self.slide(key)
         about = self.facts(key)
         image, fault = self.pictures.describe(slide_id)
@@ -367,7 +367,7 @@ class Collection:
         }
 
     def _misfits(self, key: int, sets: list[dict[str, Any]], image: dict[str, Any]) -> Iterator[str]:
-        """A sentence for each run with patches that lie off the slide: one of the two is of another slide."""
+        """Write a sentence for each run whose patches lie outside the slide, so that one of them is wrong."""
         size = (image["width"], image["height"])
         for run in (entry["run"] for entry in sets if entry["placed"]):
             evidence = self.evidence(key, run)
@@ -375,8 +375,8 @@ class Collection:
             if inside < evidence.n or evidence.slide_size not in (None, size):
                 off = f"{evidence.n - inside} of {evidence.n} patches of the run {self.runs[run].name!r}"
                 yield (
-                    f"{off} lie off this slide of {size[0]} x {size[1]} px: it is not the slide that was "
-                    "explained, or the coordinates are of another resolution."
+                    f"{off} lie outside this slide of {size[0]} x {size[1]} px: it is not the slide that was "
+                    "explained, or the coordinates have another resolution."
                 )
 
     def _set(self, key: int, slide_id: str, number: int) -> dict[str, Any]:
@@ -384,7 +384,7 @@ class Collection:
         task = TASKS[run.task]
         stored = run.rows.get(slide_id, {}).get(task.noun)
         if task.mean_of == "numbers" and len(evidence.outputs) < len(run.digests):
-            numbers = [float(stored)] if stored else []  # an ensemble's own outputs were not stored
+            numbers = [float(stored)] if stored else []  # older ensembles did not store outputs
         else:
             numbers = [float(value) for value in task.answer(evidence.outputs)]
         names = task.names(len(evidence.logits), run.class_names, run.spec.get("time_bins"))
@@ -415,13 +415,13 @@ class Collection:
         }
 
     def _of_same_models(self, run: ShownRun) -> list[ShownRun]:
-        """The run, then the others of the same models on the same bags."""
+        """List the run, then other runs of the same models on the same bags."""
         mine = run.digests, run.by_case
         same = [other for other in self.runs if other is not run and (other.digests, other.by_case) == mine]
         return [run, *(same if run.digests else ())]
 
     def facts(self, key: int) -> dict[str, Any]:
-        """A slide's line in the list: label, prediction and the like from the first run that knows it."""
+        """Make a slide's row of the list from the first run that has it."""
         slide_id = self.slide(key)
         image, image_error = self.pictures.look(slide_id)
         run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
@@ -454,7 +454,7 @@ class Collection:
         }
 
     def _count(self, slide_id: str) -> tuple[int | None, str | None]:
-        """How many patches the slide has in the first run that has it, or what is wrong with its files."""
+        """Count a slide's patches in the first run that has it, or return the fault of its files."""
         faults = []
         for run in self.runs:
             try:
@@ -472,7 +472,7 @@ class Collection:
 
 
 def probability_in(row: Row, predicted: str | None) -> float | None:
-    """The probability of the predicted class in a slide's row; None if the table has none."""
+    """Read the probability of the predicted class from a slide's row; None if it has none."""
     try:
         return float(row[f"p:{predicted}"])
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Pictures of slides: Deep Zoom tiles, thumbnails and patches as JPEG; labels only on demand."""
+"""Pictures of slides: Deep Zoom tiles, thumbnails and patches as JPEG; labels only on request."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 TILE = 256
 THUMBNAIL_LEVEL = 8  # at most 256 px
-REACH = 16.0  # tiles that reduce the slide's own levels by more are put together from finer tiles
+REACH = 16.0  # tiles that reduce the slide's levels by more are composed from finer tiles
 PATCH = 512
 QUALITY = 85
-OPEN = 4  # slides held open; each keeps decoded blocks of its own
+OPEN = 4  # open slides; each caches decoded blocks
 CACHE_BYTES = 64 << 20  # encoded tiles held in memory
-LOOK_SECONDS = 5.0  # how long a listing of the slides' folder holds
+LOOK_SECONDS = 5.0  # until the slides' folder is listed again
 Box = tuple[float, float, float, float]
 
 
@@ -56,12 +56,12 @@ def tile_box(size: tuple[int, int], level: int, column: int, row: int) -> tuple[
     x, y = column * TILE * scale, row * TILE * scale
     width, height = min(TILE * scale, size[0] - x), min(TILE * scale, size[1] - y)
     if width <= 0 or height <= 0:
-        raise NoPictureError("There is no tile beyond the slide's edge.")
+        raise NoPictureError("This tile lies beyond the slide's edge.")
     return (x, y, width, height), (-(-width // scale), -(-height // scale))
 
 
 def encode(pixels: Any, kind: str = "JPEG") -> bytes:
-    """Pixels (h, w, 3), or (h, w, 4) for PNG, as a file without metadata."""
+    """Encode pixels (h, w, 3), or (h, w, 4) for PNG, without metadata."""
     from PIL import Image
 
     stream = BytesIO()
@@ -70,17 +70,17 @@ def encode(pixels: Any, kind: str = "JPEG") -> bytes:
 
 
 class OpenSlides:
-    """A few slides held open for all threads; one that is in use is never closed."""
+    """A few open slides for all threads; a slide in use is never closed."""
 
     def __init__(self, limit: int = OPEN, mpp: float | None = None) -> None:
         self._limit, self._mpp = limit, mpp
-        self._open: dict[tuple[Path, Stamp], Slide | XmilError | None] = {}  # None while it is being opened
+        self._open: dict[tuple[Path, Stamp], Slide | XmilError | None] = {}  # None while it opens
         self._users: dict[tuple[Path, Stamp], int] = {}
         self._changed = Condition()
 
     @contextmanager
     def use(self, path: Path) -> Iterator[Slide]:
-        """The open slide; a file that changed is opened again, one that cannot be opened is an error."""
+        """Yield the open slide; open a changed file again, and raise if it cannot be opened."""
         now = stamp(path)
         if now is None:
             raise FileError(f"{path.name}: no such file.")
@@ -111,7 +111,7 @@ class OpenSlides:
             self._users[key] = self._users.get(key, 0) + 1
             while key in self._open and self._open[key] is None:
                 self._changed.wait()
-            slide = self._open[key] = self._open.pop(key, None)  # last used, last dropped
+            slide = self._open[key] = self._open.pop(key, None)  # mark as used last
             if slide is not None:
                 return slide
         from xmil.slides import open_slide
@@ -142,14 +142,14 @@ class Pictures:
         self._looked = time.monotonic()
 
     def look(self, slide_id: str) -> tuple[bool, str | None]:
-        """Whether a slide has a picture, and what is wrong where it cannot be used."""
+        """Check whether a slide has a picture, and find its fault if it cannot be used."""
         try:
             return self._path(slide_id) is not None, None
         except XmilError as error:
             return False, str(error)
 
     def describe(self, slide_id: str) -> tuple[dict[str, Any] | None, str | None]:
-        """Size, mpp and magnification of a slide, or what is wrong with it."""
+        """Return size, mpp and magnification of a slide, or its fault."""
         try:
             path = self._path(slide_id)
             if path is None:
@@ -164,32 +164,32 @@ class Pictures:
             return None, str(error)
 
     def tile(self, slide_id: str, level: int, column: int, row: int) -> bytes:
-        """A Deep Zoom tile."""
+        """Draw a Deep Zoom tile."""
 
         def draw(slide: Slide) -> Any:
             box, size = tile_box(slide.dimensions, level, column, row)
             scale = float(1 << (full_level(*slide.dimensions) - level))
-            if scale / slide.level_downsamples[slide.best_level(scale)] > REACH:  # would read too much
+            if scale / slide.level_downsamples[slide.best_level(scale)] > REACH:  # reads too many pixels
                 return self._compose(slide_id, size, level, column, row)
             return slide.read_area(box, size)
 
         return self._picture(slide_id, ("tile", level, column, row), draw)
 
     def thumbnail(self, slide_id: str) -> bytes:
-        """The whole slide in one tile."""
-        with self._slides.use(self._there(slide_id)) as slide:
+        """Draw the whole slide in one tile."""
+        with self._slides.use(self._existing(slide_id)) as slide:
             level = min(THUMBNAIL_LEVEL, full_level(*slide.dimensions))
             return self.tile(slide_id, level, 0, 0)
 
     def patch(self, slide_id: str, box: Box) -> bytes:
-        """A patch at full resolution, or smaller where it is large."""
+        """Draw a patch at full resolution, or reduced if it is large."""
         scale = min(1.0, PATCH / max(box[2:]))
         size = (max(1, round(box[2] * scale)), max(1, round(box[3] * scale)))
         return self._picture(slide_id, ("patch", *box), lambda s: s.read_area(box, size))
 
     def label(self, slide_id: str) -> bytes:
-        """The photographed label of the glass; never kept in memory."""
-        with self._slides.use(self._there(slide_id)) as slide:
+        """Read the photographed label of the slide; it is never cached."""
+        with self._slides.use(self._existing(slide_id)) as slide:
             label = slide.read_label()
         if label is None:
             raise NoPictureError(f"The slide {slide_id!r} has no label image.")
@@ -200,7 +200,7 @@ class Pictures:
         self._slides.close()
 
     def _picture(self, slide_id: str, what: tuple[Any, ...], draw: Any) -> bytes:
-        path = self._there(slide_id)
+        path = self._existing(slide_id)
         key = (path, stamp(path), *what)
 
         def compute() -> bytes:
@@ -212,14 +212,16 @@ class Pictures:
 
         return self._tiles.fetch(key, compute)
 
-    def _there(self, slide_id: str) -> Path:
+    def _existing(self, slide_id: str) -> Path:
         path = self._path(slide_id)
         if path is None:
-            raise NoPictureError(f"There is no picture of {slide_id!r}; slides= names the folder of slides.")
+            raise NoPictureError(
+                f"The slide {slide_id!r} has no picture; name the slides' folder as slides=."
+            )
         return path
 
     def _compose(self, slide_id: str, size: tuple[int, int], level: int, column: int, row: int) -> Any:
-        """A tile from the four tiles of the next finer level, which are cached."""
+        """Compose a tile from the four cached tiles of the next finer level."""
         from PIL import Image
 
         sheet, right, bottom = Image.new("RGB", (2 * TILE, 2 * TILE), "white"), 0, 0
@@ -236,7 +238,7 @@ class Pictures:
         path = self.listed().get(bare_name(slide_id))
         if path is not None and not self.follow_links and not is_inside(path, self.folder):
             raise FileError(
-                f"{path.name}: a link out of the slides' folder, not followed; follow_links=True follows it."
+                f"{path.name}: a link out of the slides' folder; pass follow_links=True to follow it."
             )
         return path
 
@@ -245,13 +247,13 @@ class Pictures:
         now = time.monotonic()
         if self.folder is not None and now - self._looked > LOOK_SECONDS:
             self._looked = now
-            with suppress(XmilError, OSError):  # else the last listing holds
+            with suppress(XmilError, OSError):  # keep the last listing on errors
                 self._paths = _find(self.folder, follow_links=self.follow_links)
         return self._paths
 
 
 def _find(folder: Path, *, follow_links: bool) -> dict[str, Path]:
-    """Slides by name; links to slides are listed, so that the page can say that they are not followed."""
+    """List slides by name, also links that are not followed, which the page reports."""
     from xmil.slides.open import slide_files, sort_slides
 
     files, links = slide_files(folder, follow_links=follow_links)

@@ -1,8 +1,8 @@
-"""Features behind the slides: the bag of a case, and the patches most like one, in its slide and over all.
+"""Features of slides: the bag of a case, and the patches most similar to one, in its slide and in all.
 
-Over all slides, short codes of the features are compared, in bounded memory: unit features are projected at
-random to a few numbers (their cosines stay about the same), slide by slide; of large cohorts an even sample
-of each slide's patches. The best by code are compared by their features.
+For all slides, it compares short codes of the features, in bounded memory: unit features are projected at
+random to a few numbers, which roughly preserves cosines; large cohorts use an even sample of
+each slide's patches. The best by code are then compared by their features.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from xmil.viewer.cache import Cache, stamp
 from xmil.viewer.collection import Collection, check_patch
 
 BAG_BYTES = 512 << 20  # of features in memory
-K = 12  # similar patches that are shown
+K = 12  # similar patches to show
 DIMS = 64  # numbers of a code
 ROWS = 2_000_000  # codes in all: 256 MB
-TRIED = 96  # best by code, whose features are compared
-OPENED = 12  # slides whose features are read for one question
+TRIED = 96  # best codes, whose features are compared
+OPENED = 12  # slides whose features one question reads
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class CaseBag:
-    """The bag that a prediction is made from, and the rows that are the slide's."""
+    """The bag of a prediction, and the rows of the slide in it."""
 
-    bag: Bag  # with places if it is of a single slide; those of several share no plane
+    bag: Bag  # with coordinates only for a single slide, since several share no plane
     rows: slice
     key: tuple[object, ...]
 
@@ -45,7 +45,7 @@ class CaseBag:
         return self.bag.features[self.rows]
 
     def widen(self, mask: Mask, *, rest: bool) -> Mask:
-        """A mask of the slide's patches as one of all patches, with the other slides' all in or all out."""
+        """Extend a mask of the slide's patches to the bag; `rest` is the value for other slides."""
         wide = np.full(len(self.bag), rest)
         wide[self.rows] = mask
         return wide
@@ -59,7 +59,7 @@ class CaseBags:
         self._bags: Cache[CaseBag] = Cache(BAG_BYTES, lambda case: case.bag.features.nbytes)
 
     def get(self, key: int, run: int) -> CaseBag:
-        """The bag of a slide: its own patches, or those of all slides of its case in a run by case."""
+        """Read the bag of a slide: its patches, or those of all slides of its case in a run by case."""
         n = self._collection.evidence(key, run).n
         mates = self._collection.mates(key, run)
         paths = [self._collection.feature_file(mate, run) for mate in mates]
@@ -67,19 +67,19 @@ class CaseBags:
         bag = self._bags.fetch(version, lambda: self._join(paths, mates.index(key), version))
         if len(bag.own) != n:
             raise InputError(
-                f"The features of {self._collection.slide(key)!r} have {len(bag.own)} patches and its "
-                f"explanation {n}; give the features that were explained."
+                f"The features of {self._collection.slide(key)!r} have {len(bag.own)} patches, but its "
+                f"explanation has {n}; pass the features that were explained."
             )
         return bag
 
     def features(self, key: int, run: int, index: int) -> FloatArray:
-        """The features of a slide's own patches, of which `index` must be one."""
+        """Read the features of a slide's patches; `index` must be one of them."""
         own = self.get(key, run).own
         check_patch(index, len(own))
         return own
 
     def similar(self, key: int, run: int, index: int) -> dict[str, Any]:
-        """The patches of a slide nearest to one by the cosine of their features, nearest first."""
+        """Find the patches of a slide nearest to one by cosine, nearest first."""
         features = self.features(key, run, index)
         lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(features[index])
         cosines = features @ features[index] / np.maximum(lengths, np.finfo(np.float32).tiny)
@@ -92,7 +92,7 @@ class CaseBags:
 
         bags = []
         for path in paths:
-            try:  # what the page shows names no folder
+            try:  # the page must not show folders
                 bags.append(replace(read_bag(path, self._collection.layout), source=path.name))
             except XmilError as error:
                 raise type(error)(str(error).replace(str(path), path.name)) from None
@@ -111,8 +111,8 @@ class CohortIndex:
         self._builds: dict[int, _Codes] = {}
 
     def ask(self, key: int, run: int, index: int) -> dict[str, Any]:
-        """The patches of other slides most like one, or how far the index is."""
-        own = self._bags.features(key, run, index)
+        """Find the patches of other slides most similar to one, or report the progress of the index."""
+        features = self._bags.features(key, run, index)
         with self._lock:
             codes = self._builds.get(run)
             slides = self._collection.refresh()
@@ -121,11 +121,11 @@ class CohortIndex:
                 Thread(target=codes.build, args=(self._collection, run), daemon=True).start()
         if not codes.ready:
             return {"done": codes.done, "of": codes.of, "neighbours": None}
-        near = codes.nearest(_unit(own[index : index + 1])[0], key)
-        return {"done": codes.done, "of": codes.of, "neighbours": self._compare(own[index], near, run)}
+        near = codes.nearest(_unit(features[index : index + 1])[0], key)
+        return {"done": codes.done, "of": codes.of, "neighbours": self._compare(features[index], near, run)}
 
     def _compare(self, feature: FloatArray, near: list[tuple[int, int]], run: int) -> list[dict[str, Any]]:
-        """The nearest by the cosine of their features, of the slides that come first."""
+        """Find the nearest patches by cosine, within the first slides of `near`."""
         unit, neighbours = _unit(feature[None])[0], []
         for key in list(dict.fromkeys(key for key, _ in near))[:OPENED]:
             rows = [row for other, row in near if other == key]
@@ -139,7 +139,7 @@ class CohortIndex:
 
 
 class _Codes:
-    """The codes of all slides, grown one slide at a time."""
+    """The codes of all slides, added slide by slide."""
 
     def __init__(self, slides: int) -> None:
         self.of, self.done, self.ready = slides, 0, False
@@ -148,7 +148,7 @@ class _Codes:
         self._projection: FloatArray | None = None
 
     def build(self, collection: Collection, run: int) -> None:
-        """Read slide by slide; those that cannot be read are left out."""
+        """Read slide by slide, and skip those that cannot be read."""
         most = max(1, ROWS // max(1, self.of))
         for key in range(self.of):
             with suppress(XmilError):
@@ -156,16 +156,16 @@ class _Codes:
                 if self._projection is None:
                     normal = np.random.default_rng(0).normal(size=(features.shape[1], DIMS))
                     self._projection = normal.astype(np.float32) / np.float32(DIMS**0.5)
-                if features.shape[1] == len(self._projection):  # else other features than the rest
-                    places = np.linspace(0, len(features) - 1, min(most, len(features)))
-                    rows = np.unique(places.astype(np.int64))
+                if features.shape[1] == len(self._projection):  # skip features of another width
+                    spaced = np.linspace(0, len(features) - 1, min(most, len(features)))
+                    rows = np.unique(spaced.astype(np.int64))
                     self._parts.append((_unit(features[rows]) @ self._projection).astype(np.float16))
                     self._places.append(np.stack([np.full(len(rows), key), rows], axis=1).astype(np.int32))
             self.done = key + 1
         self.ready = True
 
     def nearest(self, unit: FloatArray, key: int) -> list[tuple[int, int]]:
-        """Slide and row of the patches whose codes are nearest, nearest first; not those of one slide."""
+        """Find slide and row of the nearest codes, nearest first, outside the slide `key`."""
         if self._projection is None or len(unit) != len(self._projection):
             return []
         code = unit @ self._projection

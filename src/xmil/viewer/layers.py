@@ -1,4 +1,4 @@
-"""A slide's scores as one compact block of bytes, and the facts beside them."""
+"""A slide's scores as one compact block of bytes, with their metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Evidence(Placed):
     columns: list[dict[str, Any]]
     scores: npt.NDArray[np.float32]
     patches: Patches
-    outputs: list[list[float]]  # of each model of an ensemble, or of the one
+    outputs: list[list[float]]  # of each model
 
     @property
     def logits(self) -> list[float]:
@@ -37,28 +37,28 @@ class Evidence(Placed):
 
     @property
     def n(self) -> int:
-        """How many patches the slide has."""
+        """The number of patches."""
         return int(self.scores.shape[1])
 
     def find(self, method: str, target: str) -> npt.NDArray[np.float32] | None:
-        """The scores (n,) of a method for a target; None where the slide has none."""
+        """Find the scores (n,) of a method for a target; None if the slide has none."""
         names = [(column["method"], column["target"]) for column in self.columns]
         return self.scores[names.index((method, target))] if (method, target) in names else None
 
     @property
     def placed(self) -> bool:
-        """Whether it is known where the patches lie."""
+        """Whether the positions of the patches are known."""
         return self.patches.missing is None
 
     def count_inside(self, width: int, height: int) -> int:
-        """How many patches have their centre on a slide of this size."""
+        """Count the patches whose centre is on a slide of this size."""
         if self.coords is None or self.patch_size is None:
             return self.n
         x, y = (self.coords + self.patch_size // 2).T
         return int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
 
     def as_bytes(self, *columns: int) -> bytes:
-        """Little endian: int32 x0[n] and y0[n] where placed, then float32[n] for each column, or these."""
+        """Little endian: int32 x0[n] and y0[n] if placed, then float32[n] for each of `columns`, or all."""
         scores = self.scores[list(columns)] if columns else self.scores
         values = bytes(scores.astype("<f4", copy=False).tobytes())
         if self.coords is None or not self.placed:
@@ -66,14 +66,14 @@ class Evidence(Placed):
         return bytes(self.coords.T.astype("<i4").tobytes()) + values
 
     def at(self, mpp: float | None) -> Evidence:
-        """The evidence with its places, where they had to wait for the slide's mpp."""
+        """Place the patches with the slide's mpp, if they need it."""
         if self.placed or self.raw_coords is None or mpp is None:
             return self
         return replace(self, patches=_check(self.patches.placed(mpp)))
 
 
 def read_evidence(path: Path) -> Evidence:
-    """The scores in a file of explanations; what methods keep beyond scores is left unread."""
+    """Read the scores in a file of explanations, without other data of the methods."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -81,29 +81,29 @@ def read_evidence(path: Path) -> Evidence:
     with refuse_damage(fault, way="explain it again", kinds=(pa.ArrowException,)):
         stored = set(pq.read_schema(path).names)
         columns = _columns(header["columns"], stored)
-        shown = [column["name"] for column in columns]
-        table = read_parquet(path, ["x0", "y0", *(name for name in RAW if name in stored), *shown])
-        if not shown:
-            raise ValueError("no scores in it")
-        scores = [table[name].to_numpy().astype(np.float32) for name in shown]
+        names = [column["name"] for column in columns]
+        table = read_parquet(path, ["x0", "y0", *(name for name in RAW if name in stored), *names])
+        if not names:
+            raise ValueError("it has no scores")
+        scores = [table[name].to_numpy().astype(np.float32) for name in names]
         return Evidence(
             columns=columns,
             scores=np.stack(scores),
             patches=_check(patches_in(header, table)),
-            outputs=_outputs(header, shown[0]),
+            outputs=_outputs(header, names[0]),
         )
 
 
 def _outputs(header: dict[str, Any], name: str) -> list[list[float]]:
-    """The outputs of each model: beside the scores of an ensemble, whose own are the mean."""
+    """Read the outputs of each model; an ensemble stores them apart from its mean."""
     mean = [float(value) for value in header["columns"][name]["logits"]]
     stored = (header.get("provenance") or {}).get("logits") or [mean]
-    each = [[float(value) for value in outputs] for outputs in stored]
-    return each if all(len(outputs) == len(mean) for outputs in each) else [mean]
+    outputs_of_models = [[float(value) for value in outputs] for outputs in stored]
+    return outputs_of_models if all(len(outputs) == len(mean) for outputs in outputs_of_models) else [mean]
 
 
 def targets_in(path: Path, method: str) -> dict[str, tuple[Target, str | None]]:
-    """The targets that a method explained, by their words, each with the number that was explained."""
+    """Read the targets of a method by name, each with the kind of output explained."""
     targets = {}
     for meta in read_header(path)["columns"].values():
         if meta["method"] == method:
@@ -116,10 +116,10 @@ BESIDE = {SPREAD: "spread", STDERR: "standard error", STABLE: "stable"}
 
 
 def _columns(metas: dict[str, Any], stored: set[str]) -> list[dict[str, Any]]:
-    """The columns to show: each method and target, then what stands beside its scores.
+    """List the columns to show: each method and target, then related columns.
 
-    `beside` names the column they belong to; `stable`, whether the sign is sure, is 0 or 1.
-    `made` says how an explanation was made, as names and words: rule, baseline, samples.
+    `beside` names the column that one belongs to; `stable`, whether the sign is certain, is 0 or 1.
+    `made` describes how an explanation was made: rule, baseline, samples.
     """
     columns = []
     for name, meta in metas.items():
@@ -155,7 +155,7 @@ def _check(patches: Patches) -> Patches:
 
 
 def fitting_maps(maps: ConceptMaps, evidence: Evidence, slide_id: str) -> ConceptMaps:
-    """The maps, where they are of this explanation: of its patches, and of the scores of its column."""
+    """Check that concept maps belong to this explanation's patches and scores, and return them."""
     scores = evidence.find(maps.method, maps.target)
     if scores is None or len(maps) != evidence.n or not np.allclose(scores, maps.scores, rtol=1e-4):
         raise FileError(
@@ -165,7 +165,7 @@ def fitting_maps(maps: ConceptMaps, evidence: Evidence, slide_id: str) -> Concep
 
 
 def concepts_layer(maps: ConceptMaps, names: Mapping[str, str]) -> dict[str, Any]:
-    """The concepts, those with most relevance first, and what of the scores goes through none."""
+    """List the concepts by relevance, and the part of the scores that passes through none."""
     sums = maps.values.sum(axis=0, dtype=np.float64)
     order = np.argsort(-np.abs(maps.values).sum(axis=0), kind="stable")
     active = [int(k) for k in order if np.any(maps.values[:, k])]
@@ -187,11 +187,11 @@ def concepts_layer(maps: ConceptMaps, names: Mapping[str, str]) -> dict[str, Any
     }
 
 
-FINEST = 56  # places along the edge of a patch: as many as a screen shows
+FINEST = 56  # cells along the edge of a patch, as many as a screen shows
 
 
 def read_layer(path: Path) -> dict[str, Any]:
-    """What the page needs of a file of maps."""
+    """Read what the page needs from a file of maps."""
     inside = Inside.load(path)
     maps = summed(inside.maps, FINEST)
     return {
@@ -216,18 +216,18 @@ def read_layer(path: Path) -> dict[str, Any]:
 
 
 def fits(layer: dict[str, Any], evidence: Evidence) -> bool:
-    """Whether the maps are of these patches and these scores."""
-    rows = np.array([one["patch"] for one in layer["maps"]], dtype=np.int64)
-    corners = np.array([one["box"][:2] for one in layer["maps"]], dtype=np.int64).reshape(-1, 2)
+    """Whether the maps belong to these patches and scores."""
+    rows = np.array([patch_map["patch"] for patch_map in layer["maps"]], dtype=np.int64)
+    corners = np.array([patch_map["box"][:2] for patch_map in layer["maps"]], dtype=np.int64).reshape(-1, 2)
     if evidence.coords is None or len(rows) == 0 or not 0 <= rows.min() <= rows.max() < evidence.n:
         return False
-    scores = np.array([one["score"] for one in layer["maps"]], dtype=np.float32)
+    scores = np.array([patch_map["score"] for patch_map in layer["maps"]], dtype=np.float32)
     near = np.isclose(evidence.scores[:, rows], scores, rtol=1e-4, atol=1e-7).all(axis=1)
     return bool((evidence.coords[rows] == corners).all() and near.any())
 
 
 def summed(maps: FloatArray, finest: int) -> FloatArray:
-    """Maps (k, h, w) on a grid of `finest` places at most; a place has the sum of what it covers.
+    """Reduce maps (k, h, w) to at most `finest` cells per side; a cell sums what it covers.
 
     >>> summed(np.ones((1, 6, 6), dtype=np.float32), 4).tolist()
     [[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]]
@@ -241,7 +241,7 @@ def summed(maps: FloatArray, finest: int) -> FloatArray:
 
 
 def pairs_layer(results: Sequence[Interactions], slide_id: str, evidence: Evidence) -> dict[str, Any]:
-    """The pairs of this slide; those of other bags, of groups, or of rows that are not there are left out."""
+    """List the pairs of this slide, without those of other bags, of groups, or with invalid rows."""
     sets = []
     for result in results:
         pairs = result.pairs

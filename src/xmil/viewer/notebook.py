@@ -17,7 +17,7 @@ Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
 class Viewing:
-    """A viewer at work; a notebook shows it inline. `stop` ends it."""
+    """A running viewer, which a notebook shows inline. `stop` ends it."""
 
     def __init__(self, url: str, server: BackgroundServer, *, height: int) -> None:
         self.url, self.height, self._server = url, height, server
@@ -57,9 +57,9 @@ def view(
     height: int = 760,
     port: int | None = None,
 ) -> Viewing:
-    """Show one or more runs in the browser, on this machine only; in a notebook inline.
+    """Show one or more runs in the browser, only on this machine; inline in a notebook.
 
-    `slides` is the folder of slides; `features` adds similar patches, with `model` what-if as well.
+    `slides` is the folder of slides; `features` adds similar patches, and with `model` also what-if.
     """
     try:
         from xmil.viewer.app import create_app

@@ -1,4 +1,4 @@
-"""The server: a socket that is surely ours, and uvicorn on it, in the foreground or in a thread."""
+"""The server: a socket of our own with uvicorn on it, in the foreground or in a thread."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from xmil.core.errors import InputError
 from xmil.viewer.cache import to_json
 
 PORT = 8787
-TRIES = 50  # ports tried from PORT on where the user names none
+TRIES = 50  # ports to try from PORT if the user names none
 
 
 def open_socket(host: str, port: int | None = None) -> socket.socket:
-    """A listening socket: on this port, or on the first free one from 8787 on."""
+    """Open a listening socket on this port, or on the first free one from 8787."""
     ports = range(PORT, PORT + TRIES) if port is None else [port]
     reason = ""
     for number in ports:
@@ -45,7 +45,7 @@ def open_socket(host: str, port: int | None = None) -> socket.socket:
 
 
 def address(listening: socket.socket, rules: Rules) -> str:
-    """The address to open, with the token if there is one."""
+    """Make the address to open, with the token if there is one."""
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104  # named, not bound
         host = socket.gethostname()
@@ -133,7 +133,7 @@ NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:* https://1
 
 @dataclass(frozen=True)
 class Rules:
-    """Where the server listens, the token it asks for, and whether notebooks on this machine may frame it."""
+    """The server's host, its token, and whether notebooks on this machine may embed it."""
 
     host: str = "127.0.0.1"
     token: str | None = None
@@ -141,7 +141,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < MIN_TOKEN:
-            raise InputError(f"A token needs at least {MIN_TOKEN} characters.")
+            raise InputError(f"A token must have at least {MIN_TOKEN} characters.")
         if self.token is None and not is_loopback(self.host):
             raise InputError(f"Serving on {self.host} requires a token; pass one, or use 127.0.0.1.")
 
@@ -152,7 +152,7 @@ class Rules:
 
     @property
     def cookie(self) -> str:
-        """What the cookie holds: proof of the token, not the token."""
+        """The value of the cookie: a digest of the token, not the token."""
         return hashlib.sha256(f"xmil viewer {self.token}".encode()).hexdigest()
 
     def knows(self, token: str) -> bool:
@@ -161,7 +161,7 @@ class Rules:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own.
+    """Whether an address belongs to this machine.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -175,13 +175,13 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """The gate before every route; what it lets in leaves with the headers that bind the browser."""
+    """Middleware that checks every request, and adds security headers to every response."""
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self.app, self.rules = app, rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on with bounded body and safe headers."""
+        """Refuse a request, or pass it on with a bounded body and security headers."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
@@ -189,16 +189,16 @@ class Guard:
         guarded = self._guarded(send)
         if (refusal := self._refusal(scope, Headers(scope=scope))) is not None:
             await _refuse(scope, *refusal)(scope, receive, guarded)
-        elif self.rules.token is not None and (place := self._without_token(scope)) is not None:
+        elif self.rules.token is not None and (location := self._without_token(scope)) is not None:
             secure = "; Secure" if scope.get("scheme") == "https" else ""
             cookie = f"{_cookie_name(scope)}={self.rules.cookie}; HttpOnly; SameSite=Strict; Path=/{secure}"
-            redirect = Response(status_code=303, headers={"location": place, "set-cookie": cookie})
+            redirect = Response(status_code=303, headers={"location": location, "set-cookie": cookie})
             await redirect(scope, receive, guarded)
         else:
             await self.app(scope, _bounded(receive), guarded)
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
-        """The status and sentence for a request that may not pass."""
+        """Return the status and sentence for a request to refuse, else None."""
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_URL:
             return 414, "The address is too long."
         if not self._host_is_ours(headers):
@@ -215,13 +215,13 @@ class Guard:
         return None
 
     def _host_is_ours(self, headers: Headers) -> bool:
-        """On loopback only names of this machine: a foreign name that resolves to us is an attack."""
+        """Whether the Host header is valid; on loopback, a name of another machine is DNS rebinding."""
         hosts = headers.getlist("host")
         if len(hosts) != 1:
             return False
         try:
             parts = urlsplit(f"//{hosts[0]}")
-            _ = parts.port  # an impossible port is an error
+            _ = parts.port  # raises for an invalid port
         except ValueError:
             return False
         if parts.hostname is None or parts.username is not None or parts.path:
@@ -239,12 +239,12 @@ class Guard:
         return hmac.compare_digest(cookie.encode(), self.rules.cookie.encode())
 
     def _without_token(self, scope: Scope) -> str | None:
-        """The address to go on to when the page was opened with the token: it leaves the address bar."""
+        """Return the address to redirect to, if the page was opened with a token in its address."""
         query = HTTPConnection(scope).query_params.multi_items()
-        rest = [(key, value) for key, value in query if key != "token"]
-        if scope["method"] != "GET" or rest == query or scope["path"] not in ("/", "/index.html"):
+        others = [(key, value) for key, value in query if key != "token"]
+        if scope["method"] != "GET" or others == query or scope["path"] not in ("/", "/index.html"):
             return None
-        return str(scope["path"]) + (f"?{urlencode(rest)}" if rest else "")
+        return str(scope["path"]) + (f"?{urlencode(others)}" if others else "")
 
     def _guarded(self, send: Send) -> Send:
         async def guarded(message: Message) -> None:
@@ -260,7 +260,7 @@ class Guard:
 
 
 class TooLargeError(Exception):
-    """A body that grew beyond the limit."""
+    """A request body beyond the limit."""
 
 
 def _bounded(receive: Receive) -> Receive:
@@ -278,7 +278,7 @@ def _bounded(receive: Receive) -> Receive:
 
 
 def _refuse(scope: Scope, status: int, sentence: str) -> Response:
-    """A person who opened the page gets text, a program gets JSON."""
+    """Refuse a request: with a page for a person, with JSON for a program."""
     headers = {}
     if status == 405:
         path = str(scope["path"])
@@ -293,12 +293,12 @@ def _refuse(scope: Scope, status: int, sentence: str) -> Response:
 def error_response(
     status: int, sentence: str, headers: Mapping[str, str] | None = None, **more: Any
 ) -> Response:
-    """One sentence that says what is wrong, as JSON."""
+    """Send an error's sentence as JSON."""
     return Response(to_json({"error": sentence, **more}), status, headers, media_type="application/json")
 
 
 def _is_foreign(scope: Scope, headers: Headers) -> bool:
-    """Whether another site's page asks; following a link to the page itself is allowed."""
+    """Whether another site's page sent the request; links to the page itself are allowed."""
     origin = headers.get("origin")
     if origin is not None and origin.split("://")[-1].lower() != headers.get("host", "").lower():
         return True
@@ -308,14 +308,14 @@ def _is_foreign(scope: Scope, headers: Headers) -> bool:
 
 
 def _cookie_name(scope: Scope) -> str:
-    """One cookie for each port: several servers on one machine do not mix."""
+    """Name the cookie by port, so that servers on one machine do not share it."""
     server = scope.get("server")
     return f"xmil-{server[1] if server else 0}"
 
 
-WAIT = 10.0  # seconds for a request to come in whole, headers and body
-GRACE = 0.5  # seconds until it is known which clients have left
-PER_CLIENT = 64  # connections of one address; a browser opens six
+WAIT = 10.0  # seconds for a complete request to arrive, headers and body
+GRACE = 0.5  # seconds until the server notices that clients have left
+PER_CLIENT = 64  # connections per address; a browser opens six
 
 
 class LimitedProtocol(H11Protocol):
@@ -324,7 +324,7 @@ class LimitedProtocol(H11Protocol):
     wait, per_client, grace = WAIT, PER_CLIENT, GRACE
 
     def connection_made(self, transport: Any) -> None:
-        """Watch the new connection, and close an idle one where the client has too many."""
+        """Watch the new connection, and close an idle one if the client has too many."""
         super().connection_made(transport)
         self.opened = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
@@ -332,7 +332,7 @@ class LimitedProtocol(H11Protocol):
         self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Pass the bytes on; what they leave unfinished must be finished in time."""
+        """Pass the bytes on, and limit the time until an unfinished request is complete."""
         super().data_received(data)
         self._watch()
 
@@ -343,11 +343,11 @@ class LimitedProtocol(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is under way."""
+        """Whether the server is not answering a request."""
         return self.cycle is None or self.cycle.response_complete
 
     def _watch(self) -> None:
-        """One timer from the first byte of a request, or the opening, to the end of its body."""
+        """Run a timer from the connection or the first byte of a request to the end of its body."""
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop()
         elif self._timer is None:
@@ -359,21 +359,21 @@ class LimitedProtocol(H11Protocol):
             self._timer = None
 
     def _make_room(self) -> None:
-        own = self._of_client()
-        waiting = sorted((p for p in own if p.idle and p is not self), key=lambda p: p.opened)
-        for protocol in waiting[: max(0, len(own) - self.per_client)]:
+        connections = self._of_client()
+        waiting = sorted((p for p in connections if p.idle and p is not self), key=lambda p: p.opened)
+        for protocol in waiting[: max(0, len(connections) - self.per_client)]:
             protocol.transport.close()
-        if len(own) - len(waiting) > self.per_client:  # all of them are being answered
+        if len(connections) - len(waiting) > self.per_client:  # too many are busy
             self.loop.call_later(self.grace, self._yield)
 
     def _yield(self) -> None:
-        """Close this connection where too many are being answered still; clients that left are gone now."""
-        own = self._of_client()
-        if self in own and sum(not p.idle for p in own) > self.per_client:
+        """Close this connection if too many are still busy, after clients that left are gone."""
+        connections = self._of_client()
+        if self in connections and sum(not p.idle for p in connections) > self.per_client:
             self.transport.close()
 
     def _of_client(self) -> list[LimitedProtocol]:
-        """The connections of this one's client."""
+        """List the connections of this client."""
         host = (self.client or (None,))[0]
-        every = (p for p in self.connections if isinstance(p, LimitedProtocol))
-        return [p for p in every if (p.client or (None,))[0] == host]
+        protocols = (p for p in self.connections if isinstance(p, LimitedProtocol))
+        return [p for p in protocols if (p.client or (None,))[0] == host]

@@ -1,4 +1,4 @@
-"""The built page, and a static copy of what is on show: page, data and tiles as files for any web server."""
+"""The built page, and static copies of the viewer: page, data and tiles as files for any web server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xmil.viewer.deepzoom import TILE
 from xmil.viewer.server import POLICY
 from xmil.viewer.wall import CohortWall
 
-MARK = "xmil-export.json"  # names what was written, so that only our own is ever replaced
+MARK = "xmil-export.json"  # lists what was written, so that only files of an export are replaced
 STATIC = Path(__file__).parent / "static"
 NOT_BUILT = (
     "The viewer's page is not built; install the package (pip install .), or build it in a checkout: "
@@ -50,13 +50,13 @@ def export(
     page: Path = STATIC,
     on_slide: Progress = lambda *_: None,
 ) -> dict[str, str]:
-    """Write the folder and give the slides that failed, with the reason.
+    """Write a static copy; return the slides that failed, with the reason.
 
-    `longest` bounds the longer edge of the pictures in pixels. The page comes last: a broken-off export does
-    not open. A folder with files that are not an export's is refused.
+    `longest` bounds the longer edge of the pictures in pixels. The page is written last, so that an
+    interrupted export does not open. A folder with other files is refused.
     """
     if longest is not None and longest < 1:
-        raise InputError(f"The longest edge of exported pictures must be at least 1 px. Got {longest}.")
+        raise InputError(f"The longer edge of exported pictures must be at least 1 px. Got {longest}.")
     files = {name: file for name, file in page_files(page).items() if not file.name.startswith("study")}
     if not files:
         raise InputError(NOT_BUILT)
@@ -77,14 +77,14 @@ def export(
 
 
 def _guarded(page: bytes) -> bytes:
-    """The page with the policy that the server would send beside it."""
+    """Add the policy to the page that the server would send as a header."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'.encode()
     head, tag, rest = page.partition(b"<head>")
     return head + tag + policy + rest if tag else policy + page
 
 
 def _write_cohort(collection: Collection, place: Path) -> None:
-    """What the list and the wall show: scales, small maps, and the strongest patches of each run."""
+    """Write the data of the list and the wall: scales, small maps, the strongest patches of each run."""
     wall = CohortWall(collection)
     for run in range(len(collection.runs)):
         columns = wall.columns(run)
@@ -106,22 +106,20 @@ def _write_cohort(collection: Collection, place: Path) -> None:
 
 
 def _prepare(folder: Path, names: list[str]) -> None:
-    """Make room: an earlier export is removed, anything else is left alone and refused."""
+    """Remove an earlier export; refuse a folder with other files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        there = sorted(path.name for path in folder.iterdir())
+        present = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise InputError(not_made(folder, error, "folder")) from None
     try:
         old = [str(name) for name in parse_json((folder / MARK).read_text(encoding="utf-8"))["written"]]
     except (OSError, ValueError, KeyError, TypeError):
         old = []
-    foreign = [name for name in there if name not in (*old, MARK)]
+    foreign = [name for name in present if name not in (*old, MARK)]
     if foreign:
-        raise InputError(
-            f"{folder}: holds files that are not an export's ({foreign[0]}); choose another folder."
-        )
-    for path in (folder / name for name in there if name != MARK):
+        raise InputError(f"{folder}: contains files of no export ({foreign[0]}); choose another folder.")
+    for path in (folder / name for name in present if name != MARK):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -130,7 +128,7 @@ def _prepare(folder: Path, names: list[str]) -> None:
 
 
 def _write_slide(collection: Collection, folder: Path, key: int, longest: int | None) -> str | None:
-    """A slide's facts, scores and pictures; the reason if part of it failed."""
+    """Write a slide's facts, scores and pictures; return the reason if part of it failed."""
     about = collection.describe(key)
     place = folder / "api" / "slides" / str(key)
     error: str | None = about["error"]

@@ -1,4 +1,4 @@
-"""The cohort at a glance: its strongest patches, the scale of its colours, and small maps of its slides."""
+"""An overview of the cohort: its strongest patches, its colour scale, and small maps of its slides."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from xmil.viewer.collection import PATIENCE, Collection, MissingError
 from xmil.viewer.deepzoom import encode
 from xmil.viewer.layers import Evidence
 
-K = 12  # patches that are shown
-PER_SLIDE = 3  # of them from one slide: a wall of one slide says little of the cohort
+K = 12  # patches to show
+PER_SLIDE = 3  # most patches from one slide
 SMALL = 64  # pixels of the longer edge of a small picture
-POOLED = 4_000_000  # scores of a column that a cohort's scale is made from: of large cohorts, even samples
+POOLED = 4_000_000  # scores of a column for the cohort's scale; large cohorts use even samples
 Key = tuple[str | None, bool | None]
 Strong = tuple[float, int, int]  # strength, slide, patch
 
 
 class CohortWall:
-    """The strongest patches by label and by right and wrong; slides are read one by one."""
+    """The strongest patches by label and correctness; slides are read one by one."""
 
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
@@ -38,7 +38,7 @@ class CohortWall:
         self._lock = Lock()  # one wall is built at a time
 
     def columns(self, run: int) -> dict[str, Any]:
-        """The signed methods and targets of a run, by number, from its first slide that can be read."""
+        """List the signed methods and targets of a run, from its first readable slide."""
         task = TASKS[self._collection.run(run).task]
         _, first = next(self._collection.readable(run), (0, None))
         signed = [(c["method"], c["target"]) for c in first.columns if c["signed"]] if first else []
@@ -48,17 +48,17 @@ class CohortWall:
         }
 
     def wall(self, run: int, column: int) -> dict[str, Any]:
-        """The strongest patches for and against, for each label and for right and wrong predictions."""
+        """Find the strongest patches for and against, by label and correctness."""
         method, target = self._name_column(run, column)
         with self._lock:
             key = (run, method, target, self._stamps(run))
             return self._walls.fetch(key, lambda: self._build(run, method, target))
 
     def scales(self, run: int) -> dict[str, Any]:
-        """Where each method's colours end over the cohort: 99 % of all patches' scores lie within."""
+        """Compute the end of each method's colour scale: 99 % of the cohort's scores lie within."""
         self._collection.run(run)
         checked, scales = self._checked.get(run, (0.0, {}))
-        if time.monotonic() - checked > PATIENCE:  # every small picture asks
+        if time.monotonic() - checked > PATIENCE:  # every small picture calls this
             with self._lock:
                 scales = self._scales.fetch((run, self._stamps(run)), lambda: self._measure(run))
             self._checked[run] = (time.monotonic(), scales)
@@ -88,7 +88,7 @@ class CohortWall:
         return {"slides": slides, "scales": scales}
 
     def small(self, key: int, run: int, column: int) -> bytes:
-        """A slide's scores as a small grey PNG on the cohort's scale, from 0 to 255; the page colours it."""
+        """Draw a slide's scores as a small grey PNG on the cohort's scale; the page colours it."""
         path = self._collection.run(run).find("explanations", self._collection.slide(key))
         method, target = self._name_column(run, column)
         ends = self.scales(run)["scales"].get(method) or {"high": 1.0}
@@ -106,11 +106,11 @@ class CohortWall:
     def _name_column(self, run: int, column: int) -> tuple[str, str]:
         columns = self.columns(run)["columns"]
         if not 0 <= column < len(columns):
-            raise MissingError(f"There are no scores {column}; the run has {len(columns)} with signs.")
+            raise MissingError(f"There is no column {column}; the run has {len(columns)} with signed scores.")
         return columns[column]["method"], columns[column]["target"]
 
     def _stamps(self, run: int) -> tuple[tuple[str, Stamp | None], ...]:
-        """What changes when a file of the run's explanations does."""
+        """A value that changes when a file of the run's explanations does."""
         stamps: dict[str, Stamp | None] = {}
         for slide in self._collection.refresh():
             with suppress(XmilError):
@@ -147,7 +147,7 @@ class CohortWall:
 
 
 def _picture(evidence: Evidence, scores: npt.NDArray[np.float32], high: float) -> bytes:
-    """One pixel is the mean of the patches whose centres fall into it; clear where there are none."""
+    """Average the patches whose centres fall into each pixel; pixels without any are transparent."""
     pixels = np.zeros((1, 1, 4), dtype=np.uint8)
     if evidence.coords is not None and evidence.n:
         edge = evidence.patch_size or 1

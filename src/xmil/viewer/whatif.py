@@ -1,4 +1,4 @@
-"""What if these patches were not there: the prediction, or the explanation, of a part of a slide.
+"""What-if questions: the prediction or explanation of a slide without some of its patches.
 
 A model is loaded once and embeds the patches of a slide once.
 Torch is imported on the first question.
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SUBSETS_BYTES = 1 << 30  # of embedded patches in memory
-TRIED = 400  # sets of patches that a search for the smallest one may try while a reader waits
+TRIED = 400  # sets of patches that a search may try while a reader waits
 BACKGROUND = "background.npz"  # in a run's folder, if its user named one
-CLOSE = 1e-2  # logits that differ by more than this are another model's
+CLOSE = 1e-2  # largest difference between logits of the same model
 
 
 class AbandonedError(XmilError):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
 
 class WhatIf:
-    """Questions to the models of the runs, matched by digest; those of an ensemble answer together."""
+    """The models of the runs, matched by digest; those of an ensemble answer together."""
 
     def __init__(self, collection: Collection, bags: CaseBags, models: Sequence[Path]) -> None:
         if not collection.features:
-            raise InputError("What-if needs the features of the slides; give features= beside model=.")
+            raise InputError("What-if needs the features of the slides; pass features= with model=.")
         for path in models:
             if not path.exists():
                 raise FileError(absent(path))
@@ -58,7 +58,7 @@ class WhatIf:
         self._lock = Lock()
 
     def warm(self) -> None:
-        """Load the models and warn of those that cannot answer; the page says so when one is needed."""
+        """Load the models, and log a warning for those that cannot answer."""
         for path, run in {path: run for run, paths in enumerate(self._paths) for path in paths}.items():
             try:
                 with self._lock:
@@ -68,10 +68,10 @@ class WhatIf:
                 continue
             expected = self.collection.run(run).spec.get("in_dim")
             if expected not in (None, width):
-                logger.warning("%s: takes features of width %s; the run's have %s.", path, width, expected)
+                logger.warning("%s: reads features of width %s; the run's have %s.", path, width, expected)
 
     def ask(self, key: int, question: Any) -> dict[str, Any]:
-        """The prediction before and after `{"run": r, "remove": [...]}` or `{"run": r, "keep": [...]}`."""
+        """Predict before and after `{"run": r, "remove": [...]}` or `{"run": r, "keep": [...]}`."""
         started = time.perf_counter()
         verbs = [verb for verb in ("remove", "keep") if isinstance(question, dict) and verb in question]
         if len(verbs) != 1:
@@ -94,7 +94,7 @@ class WhatIf:
             sentence = f"The prediction {f'changes from {before} to' if changed else 'stays'} {after}."
         stored = evidence.logits
         if len(logits[0]) != len(stored) or not np.allclose(logits[0], stored, rtol=CLOSE, atol=CLOSE):
-            note = "The model or the features are not those of the run: the logits of the whole slide differ."
+            note = "The model or the features are not those of the run: logits of the whole slide differ."
         return {
             "labels": task.number_names(names),
             "before": numbers[0],
@@ -110,20 +110,20 @@ class WhatIf:
         }
 
     def find_deciding(self, key: int, run: int) -> dict[str, Any]:
-        """The smallest set of patches found whose removal changes the prediction, as certificates have it."""
+        """Find a smallest set of patches whose removal changes the prediction, as in certificates."""
         from xmil.evaluate import minimal_set
 
         self.collection.run(run)
         case, paths = self.bags.get(key, run), self._paths[run]
         if len(paths) != 1 or len(case.own) != len(case.bag):
-            raise InputError("The patches that decide are found for one model and bags of one slide.")
+            raise InputError("Deciding patches need a single model and bags of single slides.")
         with self._lock:
             return minimal_set(self._model(paths[0]), case.bag, evaluations=TRIED).as_dict()
 
     def explain(self, key: int, question: Any, abandoned: Event) -> dict[str, Any]:
-        """Scores of the patches that stay, by the run's own method and settings, in the order of the bag.
+        """Explain the remaining patches with the run's method and settings, in the order of the bag.
 
-        The question is `{"run": r, "keep": [...], "method": m, "targets": [...]}`; `abandoned` ends the work.
+        The question is `{"run": r, "keep": [...], "method": m, "targets": [...]}`; `abandoned` stops it.
         """
         started = time.perf_counter()
         question = question if isinstance(question, dict) else {}
@@ -134,10 +134,10 @@ class WhatIf:
                 'The body must be {"run": 0, "keep": [...], "method": "...", "targets": ["..."]}.'
             )
         if not 1 <= len(names) <= 2:
-            raise InputError(f"One or two targets can be explained at once. Got {len(names)}.")
+            raise InputError(f"targets must be one or two names. Got {len(names)} instead.")
         stays = as_mask(question.get("keep"), self.collection.evidence(key, number).n)
         if not stays.any():
-            raise InputError("Nothing would be left to explain; keep at least one patch.")
+            raise InputError("There is nothing to explain; keep at least one patch.")
         run = self.collection.run(number)
         path = run.find("explanations", self.collection.slide(key))
         targets = targets_in(path, method) if path is not None else {}
@@ -147,13 +147,13 @@ class WhatIf:
         with self._models_with_background(number) as models, _watch(abandoned):
             case = self.bags.get(key, number)
             mask = case.widen(stays, rest=True)
-            left, chosen = case.bag.select(mask), [targets[name] for name in names]
-            explanations = _explain(models, left, run, method=method, targets=chosen)
-        own = case.widen(stays, rest=False)[mask]  # of a case, the slide's own patches
+            bag, chosen = case.bag.select(mask), [targets[name] for name in names]
+            explanations = _explain(models, bag, run, method=method, targets=chosen)
+        rows = case.widen(stays, rest=False)[mask]  # the slide's patches within its case
         columns = [
             {
                 "target": name,
-                "scores": [float(np.float32(value)) for value in e.scores[own]],
+                "scores": [float(np.float32(value)) for value in e.scores[rows]],
                 "output": float(e.output),
                 "audit": None if e.audit is None else e.audit.as_dict(),
                 "warnings": list(e.warnings),
@@ -164,7 +164,7 @@ class WhatIf:
 
     @contextmanager
     def _models_with_background(self, run: int) -> Iterator[list[MILModel]]:
-        """The models of a run, one question at a time, with the background that the run keeps."""
+        """Lock the models of a run, with the run's background."""
         from xmil.core.background import Background
 
         with self._lock:
@@ -177,17 +177,17 @@ class WhatIf:
                     model.background = stored if fits else model.background
                 yield models
             finally:
-                for model, own in zip(models, before, strict=True):
-                    model.background = own
+                for model, background in zip(models, before, strict=True):
+                    model.background = background
 
     def _run_models(self, run: int) -> list[MILModel]:
-        """The models of a run, which must agree; an error if there is none."""
+        """Find the models of a run, which must agree; raise if there is none."""
         from xmil.runs.ensemble import check_ensemble
 
         name = self.collection.run(run).name
         models = [self._model(path) for path in self._paths[run]]
         if not models:
-            raise MissingError(f"The model of the run {name!r} is missing; give it to the viewer as model=.")
+            raise MissingError(f"The model of the run {name!r} is missing; start the viewer with model=.")
         if len(models) > 1:
             check_ensemble([model.spec for model in models], self._paths[run])
         return models
@@ -275,7 +275,7 @@ def _explain(
     method: str,
     targets: Sequence[tuple[Target, str | None]],
 ) -> list[Explanation]:
-    """An explanation for each target with its output; over the models of an ensemble the mean."""
+    """Explain each target, averaged over the models of an ensemble."""
     from xmil.methods import explain_targets, seeds
     from xmil.runs.ensemble import average, shared_spec
 
@@ -293,13 +293,13 @@ def _explain(
 
 
 def _watch(abandoned: Event) -> AbstractContextManager[Any]:
-    """Give up at the next step of the computation after `abandoned` is set."""
+    """Stop at the next operation after `abandoned` is set."""
     from torch.overrides import TorchFunctionMode
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             if abandoned.is_set():
-                raise AbandonedError("The explanation was abandoned: nobody waits for it.")
+                raise AbandonedError("The explanation was stopped, because the client left.")
             return func(*args, **(kwargs or {}))
 
     return Watch()

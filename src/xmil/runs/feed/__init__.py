@@ -1,1 +1,1 @@
-"""Patches read and decoded by processes of their own, into memory that they share with the encoder."""
+"""Reading processes, which decode patches into memory shared with the encoder."""

@@ -1,7 +1,7 @@
-"""The reading processes of a run, from the encoder's side: who reads what, and what is ready.
+"""The encoder's side of the reading processes: which process reads what, and what is ready.
 
-Neighbouring patches go to one process, which then decodes each tile they share once. A process owns a few
-slots of the memory; it fills one while another is being emptied.
+Neighbouring patches go to one process, so that it decodes a tile that they share once. A process owns a few
+slots of the memory, and fills one while the encoder empties another.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from xmil.encoders import Encoder
 from xmil.runs.feed.reader import FillReply, FillRequest, PatchSource, Pixels, Ring
 
 SLOTS = 3  # for each process
-TRIES = 2  # of a part whose process dies
+TRIES = 2  # of a part if its process dies
 
 
 @dataclass(eq=False)
 class Part:
-    """Some patches of a slide that are read together: their rows among the slide's patches."""
+    """Patches of a slide that are read together, as rows among the slide's patches."""
 
     slide: int
     source: PatchSource
@@ -42,7 +42,7 @@ class Part:
 
 
 class Filled(NamedTuple):
-    """A part that is read, its pixels (n, h, w, 3) in a slot of shared memory; or why it could not be."""
+    """A part with its pixels (n, h, w, 3) in a slot of shared memory, or with the error."""
 
     part: Part
     pixels: Pixels | None = None
@@ -52,13 +52,13 @@ class Filled(NamedTuple):
 
 @dataclass(eq=False)
 class _Process:
-    """A reading process, the slots it may fill, and what it was asked for, oldest first."""
+    """A reading process, its free slots, and the parts it is reading, oldest first."""
 
     number: int
     program: subprocess.Popen[bytes]
     line: Connection
     free: list[int]
-    asked: dict[int, Part] = field(default_factory=dict)
+    pending: dict[int, Part] = field(default_factory=dict)
     block: deque[Part] = field(default_factory=deque)
 
 
@@ -82,23 +82,23 @@ class Feed(AbstractContextManager["Feed"]):
         self.close()
 
     def add(self, parts: Iterable[Part]) -> None:
-        """Have a block of neighbouring patches read, by one process."""
+        """Queue a block of neighbouring patches for one process."""
         self.blocks.append(deque(parts))
 
     def drop(self, slide: int) -> None:
-        """Read no more of a slide."""
+        """Skip the remaining patches of a slide."""
         self._dropped.add(slide)
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to be read or taken."""
-        return bool(self.blocks) or any(one.asked or one.block for one in self._processes)
+        """Whether there are parts still to read or to take."""
+        return bool(self.blocks) or any(process.pending or process.block for process in self._processes)
 
     def next(self) -> Filled | None:
-        """The next part that is ready, of whichever process is first; None where nothing is under way."""
+        """Wait for the next part from any process; None if all are read."""
         while True:
             self._hand_out()
-            lines = {one.line: one for one in self._processes if one.asked}
+            lines = {process.line: process for process in self._processes if process.pending}
             if not lines:
                 return None
             for line in wait(list(lines)):
@@ -107,59 +107,59 @@ class Feed(AbstractContextManager["Feed"]):
                     return filled
 
     def release(self, slot: int) -> None:
-        """Let a slot be filled again; its pixels are gone."""
+        """Free a slot, whose pixels become invalid."""
         self._processes[slot // SLOTS].free.append(slot)
 
     def close(self) -> None:
-        """End the processes and let the memory go."""
-        for one in self._processes:
-            one.line.close()
-            one.program.kill()  # it only reads
-        for one in self._processes:
-            one.program.wait()
+        """End the processes and free the memory."""
+        for process in self._processes:
+            process.line.close()
+            process.program.kill()  # it only reads
+        for process in self._processes:
+            process.program.wait()
         self._processes.clear()
         self.ring.close()
 
     def _hand_out(self) -> None:
-        for one in self._processes:
-            while one.free and (part := self._upcoming(one)) is not None:
-                slot = one.free.pop()
-                one.asked[slot] = part
-                with suppress(OSError):  # it has died: seen when its answer is waited for
-                    one.line.send(FillRequest(slot, part.source, part.xy0))
+        for process in self._processes:
+            while process.free and (part := self._upcoming(process)) is not None:
+                slot = process.free.pop()
+                process.pending[slot] = part
+                with suppress(OSError):  # it has died, which `_receive` notices
+                    process.line.send(FillRequest(slot, part.source, part.xy0))
 
-    def _upcoming(self, one: _Process) -> Part | None:
+    def _upcoming(self, process: _Process) -> Part | None:
         while True:
-            while one.block:
-                part = one.block.popleft()
+            while process.block:
+                part = process.block.popleft()
                 if part.slide not in self._dropped:
                     return part
             if not self.blocks:
                 return None
-            one.block = self.blocks.popleft()
+            process.block = self.blocks.popleft()
 
-    def _receive(self, one: _Process) -> Filled | None:
-        """A process's answer; None where it died and its work is begun again, or is not wanted any more."""
+    def _receive(self, process: _Process) -> Filled | None:
+        """Receive a process's reply; None if it died and was replaced, or if the slide was dropped."""
         try:
-            reply: FillReply = one.line.recv()
+            reply: FillReply = process.line.recv()
         except (EOFError, OSError):
-            return self._replace(one)
-        part = one.asked.pop(reply.slot)
+            return self._replace(process)
+        part = process.pending.pop(reply.slot)
         if reply.error is not None or part.slide in self._dropped:
             self.release(reply.slot)
             return None if part.slide in self._dropped else Filled(part, error=reply.error)
         return Filled(part, self.ring.view(reply.slot, (len(part.rows), *part.source.shape)), reply.slot)
 
     def _replace(self, dead: _Process) -> Filled | None:
-        """Start another process in place of one that died; the part it worked on is tried once more."""
+        """Replace a process that died, and try its part once more."""
         dead.line.close()
         code = _end(dead.program)
-        waiting = list(dead.asked.values())
+        waiting = list(dead.pending.values())
         emptying = [
-            slot for slot in self._own(dead.number) if slot not in dead.free and slot not in dead.asked
+            slot for slot in self._own(dead.number) if slot not in dead.free and slot not in dead.pending
         ]
         new = self._start(dead.number)
-        new.free = [slot for slot in new.free if slot not in emptying]  # those are still being emptied
+        new.free = [slot for slot in new.free if slot not in emptying]
         self._processes[dead.number] = new
         guilty = waiting[0]
         guilty.tries += 1
@@ -178,12 +178,12 @@ class Feed(AbstractContextManager["Feed"]):
     def _start(self, number: int) -> _Process:
         ours, theirs = Pipe()
         handles = theirs.fileno(), self.ring.handle
-        words = (*handles, self.ring.slots, self.ring.slot_bytes)
+        arguments = (*handles, self.ring.slots, self.ring.slot_bytes)
         code = "from xmil.runs.feed.reader import main; main()"
         path = os.pathsep.join(folder for folder in sys.path if folder)
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         program = subprocess.Popen(  # noqa: S603  # our own interpreter and program
-            [sys.executable, "-P", "-c", code, *map(str, words)],
+            [sys.executable, "-P", "-c", code, *map(str, arguments)],
             pass_fds=handles,
             stdin=subprocess.DEVNULL,
             env=environment,
@@ -193,14 +193,14 @@ class Feed(AbstractContextManager["Feed"]):
 
 
 def _end(program: subprocess.Popen[bytes]) -> int:
-    """The exit status of a process that hung up."""
+    """Wait for a process that closed its connection; return its exit status."""
     with suppress(subprocess.TimeoutExpired):
         return program.wait(timeout=1.0)
     program.kill()
     return program.wait()
 
 
-IN_FLIGHT = 2  # batches that the GPU has before the vectors of an earlier one are waited for
+IN_FLIGHT = 2  # batches queued on the GPU before waiting for the oldest
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,16 +226,16 @@ class HostBatches:
         yield EncodedRows(filled.part.slide, filled.part.rows, values)
 
     def flush(self) -> Iterator[EncodedRows]:
-        """Nothing is held back."""
+        """Return nothing, since `add` encodes at once."""
         return iter(())
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing, since it holds no resources."""
 
 
 @dataclass(eq=False)
 class _Batch:
-    """Pixels on the GPU that are being gathered: whose rows they are."""
+    """A batch of pixels being filled on the GPU, with the slide and rows of each part."""
 
     pixels: Tensor
     owners: list[tuple[int, npt.NDArray[np.int64]]] = field(default_factory=list)
@@ -244,7 +244,7 @@ class _Batch:
 
 @dataclass(eq=False)
 class _Sent:
-    """A batch that the GPU works on; its vectors arrive in pinned memory."""
+    """A batch that the GPU is encoding; its vectors arrive in pinned memory."""
 
     values: Tensor
     batch: _Batch
@@ -263,7 +263,7 @@ class GpuBatches:
         self._sent: deque[_Sent] = deque()
 
     def add(self, filled: Filled) -> Iterator[EncodedRows]:
-        """Copy a part to the GPU; whenever a batch is full, it is encoded."""
+        """Copy a part to the GPU, and encode each batch that is full."""
         assert filled.pixels is not None  # noqa: S101  # parts that failed do not get here
         pixels, rows = torch.from_numpy(filled.pixels), filled.part.rows
         if self._batch is not None and self._batch.pixels.shape[1:] != pixels.shape[1:]:
@@ -271,12 +271,12 @@ class GpuBatches:
         start = 0
         while start < len(rows):
             batch = self._batch = self._batch or _Batch(self._buffer(pixels))
-            some = slice(start, start + self._size - batch.used)
-            copied = pixels[some]
+            part = slice(start, start + self._size - batch.used)
+            copied = pixels[part]
             with torch.cuda.stream(self._copies):
                 batch.pixels[batch.used : batch.used + len(copied)].copy_(copied, non_blocking=True)
             self._copies.synchronize()
-            batch.owners.append((filled.part.slide, rows[some]))
+            batch.owners.append((filled.part.slide, rows[part]))
             batch.used += len(copied)
             start += len(copied)
             if start == len(rows):
@@ -291,7 +291,7 @@ class GpuBatches:
             yield from self._arrived()
 
     def close(self) -> None:
-        """Let the pinned memory go."""
+        """Release the pinned memory."""
         torch.cuda.synchronize(self._encoder.device)
         self._unpin()
 
@@ -320,7 +320,7 @@ class GpuBatches:
     def _arrived(self) -> Iterator[EncodedRows]:
         sent = self._sent.popleft()
         sent.done.synchronize()
-        self._spare.append(sent.batch.pixels)  # they may be overwritten now
+        self._spare.append(sent.batch.pixels)  # free for the next batch
         values, start = sent.values.numpy(), 0
         for slide, rows in sent.batch.owners:
             yield EncodedRows(slide, rows, values[start : start + len(rows)])
@@ -328,7 +328,7 @@ class GpuBatches:
 
 
 def encode_batch(encoder: Encoder, batch: Tensor) -> Tensor:
-    """The vectors of a batch; a batch that the GPU cannot hold ends the run, as the next one would."""
+    """Encode a batch; if the GPU's memory is too small, end the run, since all batches would fail."""
     try:
         return encoder(batch)
     except torch.cuda.OutOfMemoryError:
@@ -336,9 +336,9 @@ def encode_batch(encoder: Encoder, batch: Tensor) -> Tensor:
 
 
 def pin_memory(memory: npt.NDArray[np.uint8]) -> Callable[[], Any]:
-    """Pin memory for copies that nobody waits for; gives what undoes it."""
+    """Pin memory for asynchronous copies; return a function that undoes it."""
     runtime: Any = torch.cuda.cudart()
     address = memory.ctypes.data
     if int(runtime.cudaHostRegister(address, memory.nbytes, 0)) != 0:
-        return lambda: None  # not allowed here: copies are slower, and right
+        return lambda: None  # not allowed: copies still work, but slower
     return lambda: runtime.cudaHostUnregister(address)

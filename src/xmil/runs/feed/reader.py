@@ -1,7 +1,7 @@
 """A reading process: opens slides, decodes patches, writes their pixels into shared memory.
 
-It is started as a program of its own, not as a copy of the caller, so scripts and notebooks need no guard;
-it imports no torch. It ends when the other end of its line is closed, however that came about.
+It runs as a separate program, not as a copy of the caller, so that scripts and notebooks need no guard;
+it does not import torch. It ends when the other end of its connection closes for any reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPEN = 2  # slides that a process keeps open
 
 @dataclass(frozen=True)
 class PatchSource:
-    """A slide and how its patches are read: level-0 edge, pixels, what the encoder wants, stains."""
+    """A slide and how to read its patches: level-0 edge, pixels, fit for the encoder, stains."""
 
     path: Path
     edge0: int
@@ -47,14 +47,14 @@ class PatchSource:
         return edge, edge, 3
 
     def pixels(self, slide: Slide, xy0: npt.ArrayLike) -> npt.NDArray[np.uint8]:
-        """One patch as the encoder sees it."""
+        """Read one patch as the encoder sees it."""
         x, y = (int(value) for value in np.asarray(xy0))
         patch = slide.read_area((x, y, self.edge0, self.edge0), (self.size, self.size))
         return self.fit(patch if self.stain is None else self.stain.normalise(patch))
 
 
 class FillRequest(NamedTuple):
-    """Patches to be written into a slot."""
+    """Patches to write into a slot."""
 
     slot: int
     source: PatchSource
@@ -62,20 +62,20 @@ class FillRequest(NamedTuple):
 
 
 class FillReply(NamedTuple):
-    """A slot that is full, or why it could not be filled."""
+    """A slot that is full, or the error."""
 
     slot: int
     error: str | None = None
 
 
 class Shelf:
-    """The slides that were used last, open."""
+    """The last used slides, kept open."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[Path, Slide] = OrderedDict()
 
     def slide(self, path: Path) -> Slide:
-        """The slide of a file, opened where it is not yet."""
+        """Return the slide of a file; open it if it is not open."""
         if path not in self._open:
             while len(self._open) >= OPEN:
                 self._open.popitem(last=False)[1].close()
@@ -98,15 +98,15 @@ def fill(request: FillRequest, shelf: Shelf, ring: Ring) -> FillReply:
             into[row] = source.pixels(slide, xy0)
     except XmilError as error:
         return FillReply(request.slot, str(error))
-    except Exception as error:  # a slide must not end the run, whatever is wrong with it
+    except Exception as error:  # no fault of one slide may end the run
         words = " ".join(str(error).split())
         return FillReply(request.slot, f"{source.path}: {type(error).__name__}: {words}")
     return FillReply(request.slot)
 
 
 def main() -> None:
-    """Serve requests until the other end hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
+    """Serve requests until the other end closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interruptions
     line, memory, slots, slot_bytes = (int(word) for word in sys.argv[1:5])
     ring, shelf = Ring(memory, slots, slot_bytes), Shelf()
     with Connection(line) as connection:
@@ -131,7 +131,7 @@ class Ring:
 
     @classmethod
     def create(cls, slots: int, slot_bytes: int) -> Ring:
-        """New memory; on systems without anonymous files, a file that is already deleted."""
+        """Allocate memory; on systems without anonymous files, in a deleted file."""
         size = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         if hasattr(os, "memfd_create"):
             handle = os.memfd_create("xmil-patches")
@@ -142,7 +142,7 @@ class Ring:
         return cls(handle, slots, size)
 
     def view(self, slot: int, shape: tuple[int, ...]) -> Pixels:
-        """The bytes of a slot as an array of pixels, without a copy."""
+        """View the bytes of a slot as an array of pixels, without a copy."""
         size = int(np.prod(shape))
         if not 0 <= slot < self.slots or size > self.slot_bytes:
             raise ValueError(f"{shape} does not fit slot {slot} of {self.slot_bytes} bytes")
@@ -150,10 +150,10 @@ class Ring:
         return self.memory[start : start + size].reshape(shape)
 
     def close(self) -> None:
-        """Let the memory go, once nobody looks at it any more."""
+        """Free the memory, once no array uses it."""
         self.memory = np.empty(0, dtype=np.uint8)
-        with suppress(BufferError):  # an array of it is still held: it goes with that
+        with suppress(BufferError):  # an array still uses it, and frees it later
             self._map.close()
         handle, self.handle = self.handle, -1
-        if handle >= 0:  # once: the number may be another file's by now
+        if handle >= 0:  # close it only once, as its number may be reused
             os.close(handle)

@@ -27,15 +27,15 @@ from xmil.runs.workers.pool import (
 )
 
 STORE_BYTES = 80_000_000  # of a local Ray's object store: only names and small results pass through it
-QUEUED = 2  # tasks for each place, so that a worker which is done finds the next one waiting
+QUEUED = 2  # tasks per place, so that an idle worker has the next one ready
 
-_lines: dict[bytes, Line] = {}  # of this worker process: the last one made
+_lines: dict[bytes, Line] = {}  # at most one, of this worker process
 
 
 def process_on_ray(
     items: Iterable[Item], make_worker: MakeWorker[Item, Result], workers: Workers
 ) -> Iterator[Outcome[Item, Result]]:
-    """Outcomes from tasks on the cluster at the workers' address, or on a Ray started for this run."""
+    """Yield outcomes of tasks on the cluster at the workers' address, or on a Ray started for this run."""
     try:
         import ray
         import ray.exceptions
@@ -61,10 +61,10 @@ def process_on_ray(
 
 
 class _Tasks:
-    """The tasks under way, and how often Ray has failed each item.
+    """The running tasks, and how often Ray failed each item.
 
-    An item whose worker died is to blame for it. Where Ray itself failed (a raylet, an agent, a node), the
-    item is handed over again, and once that does not help the run stops: what is left can be done later.
+    If a worker dies, its item fails. If Ray itself fails (a raylet, an agent, a node), the item is submitted
+    again; if that does not help, the run stops, and can be resumed later.
     """
 
     def __init__(self, ray: Any, workers: Workers, start: Callable[[Any], Any]) -> None:
@@ -85,7 +85,7 @@ class _Tasks:
                 yield outcome_of(item, reply)
 
     def _reply(self, reference: Any, item: Any, failures: int) -> Reply | None:
-        """The reply, or None where the item is tried again."""
+        """Fetch the reply; None if the item is tried again."""
         errors = self.ray.exceptions
         try:
             reply: Reply = self.ray.get(reference)
@@ -99,7 +99,7 @@ class _Tasks:
             return None
 
     def cancel(self) -> None:
-        """Give up what is under way; a Ray that is gone has nothing to cancel."""
+        """Cancel running tasks, if Ray still runs."""
         for reference in self.running:
             with suppress(Exception):
                 self.ray.cancel(reference, force=True)
@@ -114,13 +114,11 @@ class _Tasks:
 
 def _stopped(error: BaseException) -> StopError:
     reason = " ".join(str(error).split())[:200]
-    return StopError(
-        f"Ray stopped working ({reason}); start it again and repeat the command: what is done is kept."
-    )
+    return StopError(f"Ray stopped working ({reason}); restart it and repeat the command to continue.")
 
 
 def _places(ray: Any, workers: Workers) -> int:
-    """Tasks to hand over at a time: twice what runs at once, as the cluster is now."""
+    """Count the tasks to submit at a time: twice what the cluster can run now."""
     if workers.workers:
         return workers.workers if workers.address else QUEUED * workers.workers
     have = ray.cluster_resources()
@@ -142,10 +140,10 @@ def _connected(ray: Any, workers: Workers) -> Iterator[None]:
     try:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        where = workers.address or "a local Ray"
+        address = workers.address or "a local Ray"
         token = "; if the cluster asks for a token, set RAY_AUTH_MODE=token" if workers.address else ""
         why = " ".join(str(error).split())[:300]
-        raise InputError(f"{where}: no connection to Ray ({why}){token}.") from None
+        raise InputError(f"{address}: no connection to Ray ({why}){token}.") from None
     try:
         yield
     finally:
@@ -153,26 +151,26 @@ def _connected(ray: Any, workers: Workers) -> Iterator[None]:
 
 
 def _run(pickled: bytes, item: Any, driver: Driver) -> Reply:
-    """One item in a worker process, with the worker of the items before it."""
+    """Work on one item in a worker process, with the worker of earlier items."""
     from ray import cloudpickle
 
     leave_with(driver)
     try:
         if pickled not in _lines:
-            _lines.clear()  # a worker of another run holds a model: let it go
+            _lines.clear()  # frees the model of another run
             _lines[pickled] = make_line(cloudpickle.loads(pickled))
     except StopError as error:
         return Reply(error=str(error), stop=True)
     return _lines[pickled].run(item, [])
 
 
-INTERVAL = 0.5  # seconds between looks
+INTERVAL = 0.5  # seconds between checks of the driver
 
 _watched: set[Driver] = set()
 
 
 class Driver(NamedTuple):
-    """A process by its machine, number and start, since numbers are used again."""
+    """A process by machine, number and start time, since numbers are reused."""
 
     host: str
     pid: int
@@ -184,7 +182,7 @@ def this_process() -> Driver:
 
 
 def leave_with(driver: Driver) -> None:
-    """End this process once the driver has ended; nothing is known of drivers on other machines."""
+    """End this process once the driver has ended, if the driver is on this machine."""
     if driver in _watched or driver.host != _machine() or not driver.begun:
         return
     _watched.add(driver)
@@ -207,7 +205,7 @@ def _watch(driver: Driver) -> None:
 
 
 def _machine() -> str:
-    """The machine, and within it the space of process numbers."""
+    """Identify the machine and its namespace of process numbers."""
     try:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -215,7 +213,7 @@ def _machine() -> str:
 
 
 def _begun(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty where it is gone, a zombie, or nobody can tell."""
+    """Read a process's start in kernel ticks; empty if it has ended, is a zombie, or is unknown."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (OSError, ValueError):

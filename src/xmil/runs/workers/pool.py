@@ -1,6 +1,6 @@
 """A function over many items: in this process, in worker processes, or as tasks of a Ray cluster.
 
-All kinds of workers give the same outcomes, in the order in which items finish. What an item raises becomes
+All kinds of workers yield the same outcomes, in the order in which items finish. An item's exception becomes
 the text of its outcome. A worker that dies is replaced and its item tried again. `StopError` ends the run.
 """
 
@@ -34,10 +34,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Workers:
-    """Where and how wide to run.
+    """How many workers to run, and where.
 
     `workers` is the number of worker processes; one local worker is this process itself. For Ray, 0 means as
-    many as the cluster has room for. `gpus` are what one worker takes; a fraction lets several share one.
+    many as the cluster has room for. `gpus` is the number per worker; a fraction lets several share one.
     `retries` counts how often an item is tried again when its worker dies.
     """
 
@@ -60,13 +60,13 @@ class Workers:
 
     @property
     def in_process(self) -> bool:
-        """Whether the work is done here, with what is in memory."""
+        """Whether the work runs in this process."""
         return self.kind == "local" and self.workers == 1
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[Item, Result]):
-    """An item with its result, or with the reason it has none."""
+    """An item with its result or its error."""
 
     item: Item
     result: Result | None = None
@@ -75,10 +75,10 @@ class Outcome(Generic[Item, Result]):
 
 @dataclass(frozen=True)
 class Stages(Generic[Item, Result]):
-    """A worker in stages: `read` runs ahead in a thread for the item that comes next, then `work`.
+    """A worker in stages: `read` runs ahead in a thread for the next item, then `work`.
 
-    Where there is a `write`, it takes what `work` gives and makes the result of it, in a thread of its own
-    while the next items are worked on; a few may wait for the disk at once.
+    `write`, if set, turns the return value of `work` into the result, in a thread of its own
+    while `work` goes on with the next items; a few may wait for the disk at once.
     """
 
     read: Callable[[Item], Any]
@@ -93,7 +93,7 @@ MakeWorker = Callable[[], Worker[Item, Result]]
 def process(
     items: Iterable[Item], make_worker: MakeWorker[Item, Result], workers: Workers | None = None
 ) -> Iterator[Outcome[Item, Result]]:
-    """Run a worker over the items and give the outcomes in order of completion.
+    """Run a worker over the items and yield the outcomes in order of completion.
 
     `make_worker` is called once in each worker process and returns the function from item to result, or
     `Stages`. It must be picklable: a `functools.partial` of a function of a module.
@@ -131,7 +131,7 @@ def _process_here(
 
 
 def with_next(items: Iterable[Item]) -> Iterator[tuple[Item, list[Item]]]:
-    """Each item with a list of the one after it, empty at the end.
+    """Pair each item with a list of the next one, empty at the end.
 
     >>> list(with_next("ab"))
     [('a', ['b']), ('b', [])]
@@ -147,7 +147,7 @@ def with_next(items: Iterable[Item]) -> Iterator[tuple[Item, list[Item]]]:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a worker sends back for an item; `stop` says that the run must end."""
+    """A worker's reply for an item; `stop` means that the run must end."""
 
     result: Any = None
     error: str | None = None
@@ -155,7 +155,7 @@ class Reply:
 
 
 def outcome_of(item: Item, reply: Reply) -> Outcome[Item, Any]:
-    """The outcome of a reply; a reply that stops the run is raised."""
+    """Convert a reply to an outcome, or raise if it stops the run."""
     if reply.stop:
         raise StopError(reply.error or "The worker stopped the run.")
     return Outcome(item, reply.result, reply.error)
@@ -165,7 +165,7 @@ logger = logging.getLogger(__name__)
 
 
 class Line(AbstractContextManager["Line"]):
-    """A worker with a thread that reads ahead; whatever an item raises becomes its reply's text."""
+    """A worker with a thread that reads ahead; an item's exception becomes its reply's text."""
 
     def __init__(self, worker: Worker[Any, Any]) -> None:
         self._worker = worker
@@ -178,11 +178,11 @@ class Line(AbstractContextManager["Line"]):
         self._writer.shutdown(wait=True)
 
     def run(self, item: Any, upcoming: list[Any]) -> Reply:
-        """The reply for an item, while the upcoming one is read."""
+        """Work on an item while the upcoming one is read."""
         return self.begin(item, upcoming).result()
 
     def begin(self, item: Any, upcoming: list[Any]) -> Future[Reply]:
-        """The reply to come for an item that is worked on; what is left is to write its result."""
+        """Work on an item, and return the future of its reply, which waits for writing."""
         write = self._worker.write if isinstance(self._worker, Stages) else None
         reply = self._guarded(item, lambda: self._run(item, upcoming))
         if write is None or reply.error is not None:
@@ -194,7 +194,7 @@ class Line(AbstractContextManager["Line"]):
     def _guarded(self, item: Any, work: Callable[[], Any]) -> Reply:
         try:
             return Reply(work())
-        except Exception as error:  # an item must not end the run, whatever is wrong with it
+        except Exception as error:  # no fault of one item may end the run
             if (stop := stop_of(error)) is not None:
                 return Reply(error=str(stop), stop=True)
             logger.debug("%r", item, exc_info=True)
@@ -214,20 +214,20 @@ class Line(AbstractContextManager["Line"]):
 
 
 def stop_of(error: Exception) -> StopError | None:
-    """What ends the run instead of failing one item: every other item would meet it too."""
+    """Convert an error that every other item would meet, too, into one that ends the run."""
     if isinstance(error, StopError):
         return error
     if isinstance(error, WriteError):
-        return StopError(f"{error} Finished slides are kept; run the same command to continue.")
-    words = error_line(error)
-    if not any(os.strerror(number) in words for number in OPEN_FILES):
+        return StopError(f"{error} Repeat the command to continue; finished slides stay.")
+    sentence = error_line(error)
+    if not any(os.strerror(number) in sentence for number in OPEN_FILES):
         return None
-    way = "raise the limit (`ulimit -n`) or use fewer workers=, and run the same command to continue"
-    return StopError(f"Too many files are open at once; {way}.")
+    advice = "raise the limit (`ulimit -n`) or use fewer workers=, and repeat the command to continue"
+    return StopError(f"Too many files are open at once; {advice}.")
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line; with its type where it is not one of ours."""
+    """Format an error in one line, with its type unless it is one of xmil's."""
     words = " ".join(str(error).split())
     if isinstance(error, XmilError) and words:
         return words
@@ -237,7 +237,7 @@ def error_line(error: BaseException) -> str:
 
 
 def make_line(make_worker: MakeWorker[Any, Any]) -> Line:
-    """The line of a new worker; what keeps a worker from being made ends the run."""
+    """Make a worker and its line; failure to make one ends the run."""
     try:
         return Line(make_worker())
     except Exception as error:
@@ -251,7 +251,7 @@ _make: MakeWorker[Any, Any] | None = None
 def process_in_processes(
     items: Iterable[Item], make_worker: MakeWorker[Item, Result], workers: Workers
 ) -> Iterator[Outcome[Item, Result]]:
-    """Outcomes from worker processes; those under way are ended when the caller leaves early."""
+    """Yield outcomes from worker processes, which end if the caller stops early."""
     source = iter(items)
     desks = [_Desk(number, make_worker, workers) for number in range(workers.workers)]
     try:
@@ -260,7 +260,7 @@ def process_in_processes(
         while busy := {desk.future: desk for desk in desks if desk.future is not None}:
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 yield from busy[future].finish(source)
-    except BaseException:  # KeyboardInterrupt, StopError, and a caller that stops asking
+    except BaseException:  # KeyboardInterrupt, StopError, and GeneratorExit
         for desk in desks:
             desk.abort()
         raise
@@ -270,7 +270,7 @@ def process_in_processes(
 
 @dataclass
 class _Desk:
-    """A process pool of one, so that a death has one culprit: its item, and the one it reads meanwhile."""
+    """A process pool of one, so that a death is due to its item or the one it reads ahead."""
 
     number: int
     make_worker: MakeWorker[Any, Any]
@@ -291,7 +291,7 @@ class _Desk:
             self._submit()
 
     def finish(self, source: Iterator[Any]) -> Iterator[Outcome[Any, Any]]:
-        """The outcome of the item, unless it is tried again; then on with the next."""
+        """Yield the outcome of the item, unless it is tried again, and start the next."""
         assert self.future is not None  # noqa: S101  # narrows the type for mypy
         try:
             reply = self.future.result()
@@ -315,7 +315,7 @@ class _Desk:
         self.pool = self.stop = None
 
     def abort(self) -> None:
-        """End the worker process now, whatever it does."""
+        """End the worker process now."""
         if self.stop is not None:
             self.stop.close()  # the worker watches the other end
             self.stop = None
@@ -335,7 +335,7 @@ class _Desk:
 
 
 def died(times: int) -> str:
-    """The reason of an item whose workers died."""
+    """Write the error of an item whose workers died."""
     return (
         f"The worker process died {times} times without an error message, as happens when memory runs out; "
         "use fewer workers= or a lower memory=."
@@ -343,7 +343,7 @@ def died(times: int) -> str:
 
 
 def visible_gpus(number: int, gpus: float) -> str | None:
-    """The GPUs of a worker as CUDA_VISIBLE_DEVICES has them, None where it asks for none.
+    """Choose a worker's GPUs, in the format of CUDA_VISIBLE_DEVICES; None if it uses none.
 
     >>> [visible_gpus(number, 0.5) for number in range(4)], visible_gpus(1, 2)
     (['0', '0', '1', '1'], '2,3')
@@ -351,14 +351,14 @@ def visible_gpus(number: int, gpus: float) -> str | None:
     if gpus <= 0:
         return None
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    wanted = range(int(number * gpus), max(int(number * gpus) + 1, int((number + 1) * gpus)))
-    return ",".join(visible[i % len(visible)] if visible else str(i) for i in wanted)
+    numbers = range(int(number * gpus), max(int(number * gpus) + 1, int((number + 1) * gpus)))
+    return ",".join(visible[i % len(visible)] if visible else str(i) for i in numbers)
 
 
 def _begin(make: MakeWorker[Any, Any], threads: int, gpus: str | None, watched: Connection) -> None:
     global _make
     _make = make
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interruptions
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
@@ -368,7 +368,7 @@ def _begin(make: MakeWorker[Any, Any], threads: int, gpus: str | None, watched: 
 
 
 def _leave_with_parent(watched: Connection) -> None:
-    """A parent that was killed cannot end its workers: they end themselves."""
+    """End this process after its parent, which cannot end its workers if it is killed."""
     parent = parent_process()
     wait_for([watched] if parent is None else [watched, parent.sentinel])
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Reading studies: pathologists read cases with and without evidence, blinded; nothing here imports torch."""
+"""Reading studies: pathologists read cases with and without evidence, blinded; without torch."""
 
 from xmil.viewer.study.plan import Arm, Plan, Question, read_plan, sample_size
 from xmil.viewer.study.readings import Reading, Study, make_study, open_study

@@ -1,7 +1,7 @@
-"""What a reading study found: accuracy, agreement, over-reliance, regions against evidence, time, and tests.
+"""Analyse a reading study: accuracy, agreement, over-reliance, regions against evidence, time, and tests.
 
-Intervals and tests are over patients, drawn and flipped with all their cases. Practice does not count, and
-repeats only for the agreement of readers with themselves.
+Intervals and tests are over patients, drawn and flipped with all their cases. Practice does not count;
+repeats count only for the agreement of readers with themselves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from xmil.viewer.study.readings import CASE, PRACTICE, REPEAT, Case, Study, find
 
 DRAWS, DRAWS_OF_CHANCE, SEED = 2000, 5000, 0
 ALL = "all readers"
-LAST = "last"  # the stage after which nothing more is shown
+LAST = "last"  # the last stage of an arm
 ATTENTION = "attention"
 SHARE = 0.5  # of a patch that a region must cover to mark it
 POINTING = "pointing"
@@ -53,9 +53,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure with its interval over patients: of a reader or all of them, in an arm and a stage.
+    """A measure with its interval over patients: of one reader or all, in an arm and a stage.
 
-    `n` readings of `patients` patients are what it is a share or a mean of.
+    It is a share or a mean over `n` readings of `patients` patients.
     """
 
     measure: str
@@ -69,7 +69,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Test:
-    """A comparison with patients as the unit: the mean difference, and a test of it."""
+    """A comparison with patients as the unit: the mean difference and its test."""
 
     measure: str
     first: str
@@ -83,7 +83,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a study found, and the tables it was found in."""
+    """All results of a study, and the tables behind them."""
 
     study: Study
     readings: list[Row]
@@ -92,7 +92,7 @@ class Findings:
     tests: list[Test]
 
     def find(self, measure: str, arm: str, stage: str, reader: str = ALL) -> Estimate | None:
-        """An estimate by its name."""
+        """Find an estimate by its name."""
         key = (measure, arm, stage, reader)
         return next((e for e in self.estimates if (e.measure, e.arm, e.stage, e.reader) == key), None)
 
@@ -114,7 +114,7 @@ def analyse(study: Study) -> Findings:
 
 
 def list_readings(study: Study) -> Iterator[Row]:
-    """A row for each committed stage of each reading of each reader, those for practice among them."""
+    """Yield a row for each committed stage of every reading, including practice."""
     for reader in study.readers:
         stored = study.stored(reader)
         for reading, stages in zip(study.worklist(stored), stored["readings"], strict=False):
@@ -148,22 +148,22 @@ def list_readings(study: Study) -> Iterator[Row]:
 
 
 def _cells(study: Study, rows: Sequence[Row]) -> Iterator[tuple[Arm, str, str, list[Row]]]:
-    """The rows of each arm, stage and reader, and of all readers; those without any are left out."""
+    """Group rows by arm, stage and reader, and over all readers; skip empty groups."""
     for arm in study.plan.arms:
         for stage in arm.stages:
-            here = [row for row in rows if (row["arm"], row["stage"]) == (arm.name, stage)]
+            in_stage = [row for row in rows if (row["arm"], row["stage"]) == (arm.name, stage)]
             for reader in (ALL, *study.readers):
-                if own := [row for row in here if reader in (ALL, row["reader"])]:
-                    yield arm, stage, reader, own
+                if group := [row for row in in_stage if reader in (ALL, row["reader"])]:
+                    yield arm, stage, reader, group
 
 
 def _column(rows: Iterable[Row], name: str) -> Floats:
-    """A column as numbers; nan where there is none."""
+    """Convert a column to numbers, with nan for missing values."""
     return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
 
 
 class Measure(NamedTuple):
-    """A statistic, the rows (n,) that it is of, and whether it is a share."""
+    """A statistic, the rows (n,) it uses, and whether it is a share."""
 
     statistic: Statistic
     chosen: Floats
@@ -173,14 +173,14 @@ class Measure(NamedTuple):
 def _estimates(
     arm: str, stage: str, reader: str, units: Sequence[str], measures: dict[str, Measure]
 ) -> Iterator[Estimate]:
-    """Measures over rows of these patients with their intervals, each with the rows that it is of."""
+    """Estimate measures with their intervals over patients; skip measures without rows."""
     measures = {name: measure for name, measure in measures.items() if measure.chosen.any()}
     if not measures:
         return
     statistics = {name: measure.statistic for name, measure in measures.items()}
     for name, value in bootstrap(statistics, units=units, draws=DRAWS, seed=SEED).items():
         chosen = measures[name].chosen
-        patients = len({unit for unit, own in zip(units, chosen, strict=True) if own})
+        patients = len({unit for unit, is_used in zip(units, chosen, strict=True) if is_used})
         value = _claimed(value, patients, is_share=measures[name].is_share)
         yield Estimate(name, arm, stage, reader, value, int(chosen.sum()), patients)
 
@@ -190,9 +190,9 @@ def _patients(rows: Iterable[Row]) -> list[str]:
 
 
 def _claimed(value: Interval, patients: int, *, is_share: bool = False) -> Interval:
-    """The interval that so many patients allow: few have none.
+    """Restrict an interval to what the number of patients allows: few patients get none.
 
-    Patients who are all alike vary in no draw: a share then has the exact interval, another measure none.
+    If all patients are alike, draws do not vary: a share gets the exact interval, other measures none.
     """
     if patients >= FEWEST and (value.low < value.high or not value.exists):
         return value
@@ -202,50 +202,50 @@ def _claimed(value: Interval, patients: int, *, is_share: bool = False) -> Inter
 
 
 def _mean(values: Floats, *, is_share: bool = True) -> Measure:
-    """The mean of the values (n,) of all rows."""
+    """Make the measure of the mean of the values (n,) of all rows."""
     return Measure(partial(mean, values=values), np.ones(len(values)), is_share)
 
 
 def _among(chosen: Floats, values: Floats) -> Measure:
-    """The share of the rows that are chosen (n,)."""
+    """Make the measure of the share of the chosen rows (n,)."""
     return Measure(lambda weights: mean(weights * chosen, values), chosen)
 
 
 def _performance(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
-    """Accuracy, and for each positive class sensitivity and specificity."""
-    for arm, stage, reader, own in _cells(study, rows):
-        right = _column(own, "right")
+    """Estimate accuracy, and sensitivity and specificity for each positive class."""
+    for arm, stage, reader, group in _cells(study, rows):
+        right = _column(group, "right")
         measures = {"accuracy": _mean(right)}
         for name in study.plan.positive:
-            ill = np.array([row["label"] == name for row in own], dtype=np.float64)
-            called = np.array([row[DIAGNOSIS] == name for row in own], dtype=np.float64)
+            ill = np.array([row["label"] == name for row in group], dtype=np.float64)
+            called = np.array([row[DIAGNOSIS] == name for row in group], dtype=np.float64)
             measures[f"sensitivity {name}"] = _among(ill, called)
             measures[f"specificity {name}"] = _among(1 - ill, 1 - called)
-        yield from _estimates(arm.name, stage, reader, _patients(own), measures)
+        yield from _estimates(arm.name, stage, reader, _patients(group), measures)
 
 
 def _right_before(rows: Sequence[Row], after: Sequence[Row]) -> Floats:
-    """Whether the first answers to the readings of these second ones were right."""
+    """Look up whether the first answers were right, for rows of second answers."""
     right = {(row["reader"], row["position"]): row["right"] for row in rows if row["stage"] == BEFORE}
     return np.array([right[row["reader"], row["position"]] for row in after], dtype=np.float64)
 
 
 def _reliance(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
-    """How often a wrong model pulls a right reader over, and a right model corrects a wrong reader.
+    """Estimate how often a wrong model misleads a right reader, and a right model corrects a wrong one.
 
-    Only an arm that shows the model's answer can do either.
+    Only arms that show the model's answer count.
     """
-    for arm, stage, reader, own in _cells(study, rows):
+    for arm, stage, reader, group in _cells(study, rows):
         if arm.prediction and stage == AFTER:
-            first, model = _right_before(rows, own), _column(own, "model_right")
-            follows = np.array([row[DIAGNOSIS] == row["predicted"] for row in own], dtype=np.float64)
+            first, model = _right_before(rows, group), _column(group, "model_right")
+            follows = np.array([row[DIAGNOSIS] == row["predicted"] for row in group], dtype=np.float64)
             led, wrong = first * (1 - model), (1 - first) * model
             measures = {"over-reliance": _among(led, follows), "correction": _among(wrong, follows)}
-            yield from _estimates(arm.name, stage, reader, _patients(own), measures)
+            yield from _estimates(arm.name, stage, reader, _patients(group), measures)
 
 
 def _agreement(study: Study, readings: Sequence[Row]) -> Iterator[Estimate]:
-    """Cohen's kappa of pairs of readers with its mean over pairs, and of readers with themselves."""
+    """Estimate Cohen's kappa of pairs of readers with its mean, and of readers with themselves."""
     code = {name: i for i, name in enumerate(study.plan.diagnoses)}
     counted = [row for row in readings if row["kind"] == CASE]
     for arm in study.plan.arms:
@@ -277,19 +277,19 @@ def _kappas(
     stage: str,
     pairs: dict[str, tuple[dict[str, int], dict[str, int]]],
 ) -> Iterator[Estimate]:
-    """The kappa of each pair of answers by slide, and their mean; the same patients are drawn for all."""
+    """Estimate the kappa of each pair of answers by slide, and their mean, over the same draws."""
     measures = {}
-    for name, (one, other) in pairs.items():
-        both = np.array([case.slide in one and case.slide in other for case in cases], dtype=np.float64)
-        codes = np.array([[own.get(case.slide, 0) for case in cases] for own in (one, other)])
+    for name, (first, second) in pairs.items():
+        both = np.array([case.slide in first and case.slide in second for case in cases], dtype=np.float64)
+        codes = np.array([[answers.get(case.slide, 0) for case in cases] for answers in (first, second)])
         if both.any():
             statistic = partial(_kappa_among, both=both, codes=codes)
             measures[name] = Measure(statistic, both, is_share=False)
-    every = list(measures.values())
-    if len(every) > 1:
+    kappas = list(measures.values())
+    if len(kappas) > 1:
         measures[ALL] = Measure(
-            lambda weights: nan_mean([one.statistic(weights) for one in every]),
-            np.sum([one.chosen for one in every], axis=0),
+            lambda weights: nan_mean([each.statistic(weights) for each in kappas]),
+            np.sum([each.chosen for each in kappas], axis=0),
             is_share=False,
         )
     patients = [case.patient for case in cases]
@@ -302,10 +302,10 @@ def _kappa_among(weights: Floats, *, both: Floats, codes: Ints) -> Floats:
 
 
 def measure_regions(study: Study, rows: Sequence[Row]) -> Iterator[Row]:
-    """Regions drawn before any evidence was seen, against the scores of every method of the study.
+    """Measure regions, drawn before any evidence was shown, against the scores of every method.
 
-    Attention of the same runs is measured, too, whether or not an arm shows it. A region says what decides
-    for the reader's diagnosis: it counts only against evidence for that class.
+    Attention of the same runs is also measured, even if no arm shows it. A region marks what supports
+    the reader's diagnosis, so it counts only against evidence for that class.
     """
     for case in study.cases:
         drawn = [r for r in rows if r["slide"] == case.slide and r["stage"] == BEFORE and r["drawn"]]
@@ -341,7 +341,7 @@ def _measure_region(
 
 
 def _evidence(study: Study, case: Case) -> Iterator[tuple[str, Evidence, dict[str, int]]]:
-    """The evidence of each run of the arms, with the column of each method to compare."""
+    """Yield the evidence of each run of the arms, with the columns of the methods to compare."""
     for run in dict.fromkeys(study.run_of(arm) for arm in study.plan.arms if arm.method is not None):
         evidence = study.evidence(case, run)
         arms = [arm for arm in study.plan.arms if arm.method is not None and study.run_of(arm) == run]
@@ -361,7 +361,7 @@ def _evidence(study: Study, case: Case) -> Iterator[tuple[str, Evidence, dict[st
 
 
 def _by_method(regions: Sequence[Row]) -> dict[str, list[Row]]:
-    """The measured regions of each method that count; of several runs, each has its name."""
+    """Group the regions that count by method, or by run and method if there are several runs."""
     several = len({row["run"] for row in regions}) > 1
     methods: dict[str, list[Row]] = {}
     for row in regions:
@@ -382,19 +382,19 @@ def _region_means(regions: Sequence[Row]) -> Iterator[Estimate]:
 
 
 def _times(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
-    for arm, stage, reader, own in _cells(study, rows):
-        middle = partial(median, values=_column(own, "seconds"))
-        seconds = Measure(middle, np.ones(len(own)), is_share=False)
-        yield from _estimates(arm.name, stage, reader, _patients(own), {"seconds": seconds})
+    for arm, stage, reader, group in _cells(study, rows):
+        middle = partial(median, values=_column(group, "seconds"))
+        seconds = Measure(middle, np.ones(len(group)), is_share=False)
+        yield from _estimates(arm.name, stage, reader, _patients(group), {"seconds": seconds})
 
 
 def _answers(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
-    """The mean of each scale, and the share of yes."""
+    """Estimate the mean of each scale, and the share of yes."""
     for question in study.plan.questions:
         if question.kind not in ("scale", "yes-no"):
             continue
-        for arm, stage, reader, own in _cells(study, rows):
-            answered = [row for row in own if row[question.id] is not None]
+        for arm, stage, reader, group in _cells(study, rows):
+            answered = [row for row in group if row[question.id] is not None]
             if not answered:
                 continue
             values = np.array([row[question.id] == "yes" for row in answered], dtype=np.float64)
@@ -405,63 +405,63 @@ def _answers(study: Study, rows: Sequence[Row]) -> Iterator[Estimate]:
 
 
 def _tests(study: Study, rows: Sequence[Row], regions: Sequence[Row]) -> list[Test]:
-    """Stages of an arm, arms, and methods against chance and attention; Holm's correction over each kind."""
+    """Test stages, arms, and methods against chance and attention, with Holm's correction in each family."""
     tests = []
     for family in (_stage_tests(study, rows), _arm_tests(study, rows), _region_tests(regions)):
-        own = list(family)
-        corrected = holm([test.p for test in own]).tolist()
-        tests += [replace(test, p_holm=p) for test, p in zip(own, corrected, strict=True)]
+        tests_of_family = list(family)
+        corrected = holm([test.p for test in tests_of_family]).tolist()
+        tests += [replace(test, p_holm=p) for test, p in zip(tests_of_family, corrected, strict=True)]
     return tests
 
 
 def _stage_tests(study: Study, rows: Sequence[Row]) -> Iterator[Test]:
-    for arm, stage, reader, own in _cells(study, rows):
+    for arm, stage, reader, group in _cells(study, rows):
         if stage == AFTER and reader == ALL:
-            gain = _column(own, "right") - _right_before(rows, own)
+            gain = _column(group, "right") - _right_before(rows, group)
             after, before = f"{arm.name}, after", f"{arm.name}, before"
-            yield from _paired("accuracy", after, before, gain, _patients(own))
+            yield from _paired("accuracy", after, before, gain, _patients(group))
 
 
 def _arm_tests(study: Study, rows: Sequence[Row]) -> Iterator[Test]:
-    """Arms against each other, paired where every case is read under each; seconds are of all stages."""
-    last = _whole_times(rows)
+    """Test arms against each other, paired if every case is read in each; seconds are of all stages."""
+    last = _total_times(rows)
     for measure, name in (("accuracy", "right"), ("seconds", "seconds")):
         values = _case_means(study, last, name)
-        for one, other in combinations(values, 2):
+        for first, second in combinations(values, 2):
             if study.plan.design == "split":
-                yield from _unpaired(study, measure, other, one, last, name)
+                yield from _unpaired(study, measure, second, first, last, name)
                 continue
-            gap = values[other] - values[one]
+            gap = values[second] - values[first]
             both = np.isfinite(gap)
-            patients = [case.patient for case, own in zip(study.cases, both, strict=True) if own]
-            yield from _paired(measure, other, one, gap[both], patients)
+            patients = [case.patient for case, in_both in zip(study.cases, both, strict=True) if in_both]
+            yield from _paired(measure, second, first, gap[both], patients)
 
 
 def _region_tests(regions: Sequence[Row]) -> Iterator[Test]:
     methods = _by_method(regions)
-    for name, own in methods.items():
-        yield from _paired("region auroc", name, CHANCE, _column(own, "auroc") - 0.5, _patients(own))
+    for name, group in methods.items():
+        yield from _paired("region auroc", name, CHANCE, _column(group, "auroc") - 0.5, _patients(group))
         for measure in REGION_MEASURES[1:]:
-            yield _against_chance(measure, name, own)
-    for name, own in methods.items():
+            yield _against_chance(measure, name, group)
+    for name, group in methods.items():
         run, _, method = name.rpartition(": ")
         rival = f"{run}: {ATTENTION}" if run else ATTENTION
         if method == ATTENTION or rival not in methods:
             continue
         key = {(row["reader"], row["slide"], row["arm"]): row for row in methods[rival]}
-        both = [(row, key[k]) for row in own if (k := (row["reader"], row["slide"], row["arm"])) in key]
+        both = [(row, key[k]) for row in group if (k := (row["reader"], row["slide"], row["arm"])) in key]
         for measure in REGION_MEASURES:
             gap = np.array([row[measure] - other[measure] for row, other in both])
             yield from _paired(f"region {measure}", name, rival, gap, _patients(row for row, _ in both))
 
 
 def _paired(measure: str, first: str, second: str, gap: Floats, patients: list[str]) -> Iterator[Test]:
-    """The test of paired differences (n,), where there are any: a sign flip of whole patients."""
+    """Test paired differences (n,), if there are any, by sign flips of whole patients."""
     if not len(gap):
         return
     n = len(set(patients))
     difference = _claimed(bootstrap_mean(gap, units=patients, draws=DRAWS, seed=SEED), n)
-    p = float("nan")  # fewer than two patients cannot differ
+    p = float("nan")  # one patient allows no test
     if n > 1:
         alike = not unit_means(gap, patients).any()
         p = 1.0 if alike else sign_flip_p(gap, units=patients, rng=np.random.default_rng(SEED))
@@ -471,51 +471,51 @@ def _paired(measure: str, first: str, second: str, gap: Floats, patients: list[s
 def _unpaired(
     study: Study, measure: str, first: str, second: str, rows: Sequence[Row], name: str
 ) -> Iterator[Test]:
-    """The test of two arms that share out the cases: deal whole cases to the arms again, as the study did.
+    """Test two arms with separate cases by dealing whole cases to the arms again, as the study did.
 
-    Cases of a label, and right or wrong, exchange their places with all their readings.
+    Cases of the same stratum exchange their arms, with all their readings.
     """
-    own = [row for row in rows if row["arm"] in (first, second)]
-    patients = [set(_patients(row for row in own if row["arm"] == arm)) for arm in (first, second)]
+    group = [row for row in rows if row["arm"] in (first, second)]
+    patients = [set(_patients(row for row in group if row["arm"] == arm)) for arm in (first, second)]
     if not all(patients):
         return
     values = _column(rows, name)
 
     def gap(arms: Any, weights: Floats) -> Floats:
-        one, other = (mean(weights * (arms == arm), values) for arm in (first, second))
-        return one - other
+        means = [mean(weights * (arms == arm), values) for arm in (first, second)]
+        return means[0] - means[1]
 
     null = [gap(arms, np.ones((1, len(rows)))) for arms in _deal_again(study, rows)]
-    drawn = np.abs(np.concatenate(null))
+    gaps = np.abs(np.concatenate(null))
     read = np.array([row["arm"] for row in rows])
     interval = bootstrap({name: partial(gap, read)}, units=_patients(rows), draws=DRAWS, seed=SEED)[name]
-    p = permutation_share(abs(interval.estimate), drawn[np.isfinite(drawn)])
+    p = permutation_share(abs(interval.estimate), gaps[np.isfinite(gaps)])
     interval, n = _claimed(interval, min(map(len, patients))), len(patients[0] | patients[1])
-    yield Test(measure, first, second, interval, p, p, len(own), n)
+    yield Test(measure, first, second, interval, p, p, len(group), n)
 
 
 def _deal_again(study: Study, rows: Sequence[Row]) -> Iterator[Any]:
-    """The names of the arms of the readings (draws, n), where cases of a stratum exchange their places."""
+    """Yield the arms of the readings (draws, n), with cases of a stratum permuted over the arms."""
     names = np.array([arm.name for arm in study.plan.arms])
     slides = list(dict.fromkeys(row["slide"] for row in rows))
     case = np.array([slides.index(row["slide"]) for row in rows])
     turn = np.array([study.readers.index(row["reader"]) for row in rows])
-    places = np.zeros(len(slides), dtype=np.int64)  # of each case: its arm for the first reader
-    places[case] = ([names.tolist().index(row["arm"]) for row in rows] - turn) % len(names)
-    strata = {each.slide: study.stratum(each) for each in study.cases}
+    first_arms = np.zeros(len(slides), dtype=np.int64)  # each case's arm for the first reader
+    first_arms[case] = ([names.tolist().index(row["arm"]) for row in rows] - turn) % len(names)
+    strata = {other.slide: study.stratum(other) for other in study.cases}
     rng = np.random.default_rng(SEED)
-    for some in draw_blocks(DRAWS_OF_CHANCE, len(rows)):
-        dealt = np.tile(places, (some, 1))
+    for draws in draw_blocks(DRAWS_OF_CHANCE, len(rows)):
+        dealt = np.tile(first_arms, (draws, 1))
         for stratum in sorted(set(strata.values())):
-            here = np.array([strata[slide] == stratum for slide in slides])
-            dealt[:, here] = rng.permuted(dealt[:, here], axis=1)
+            members = np.array([strata[slide] == stratum for slide in slides])
+            dealt[:, members] = rng.permuted(dealt[:, members], axis=1)
         yield names[(dealt[:, case] + turn) % len(names)]
 
 
 def _against_chance(measure: str, method: str, rows: Sequence[Row]) -> Test:
-    """The test of hits, or of Dice, against the share of the slide that was marked.
+    """Test hits, or Dice, against the share of the slide that was marked.
 
-    These lie on one side of their chance far more often than on the other, so a sign flip would be wrong.
+    A sign flip would be wrong, because these lie far more often on one side of chance than on the other.
     """
     values, chance, patients = _column(rows, measure), _column(rows, CHANCE), _patients(rows)
     n, expected = len(set(patients)), float(chance.mean())
@@ -527,26 +527,26 @@ def _against_chance(measure: str, method: str, rows: Sequence[Row]) -> Test:
 
 
 def _chance_p(values: Floats, chance: Floats, patients: list[str]) -> float:
-    """Test: how often chance alone gives a mean over patients as far out, twice the smaller side.
+    """Compute how often chance alone gives a mean over patients as extreme, twice the smaller side.
 
-    All regions of a patient are hit or missed together, each by its chance: a sum of unequal coins. No
-    measure from 0 to 1 with these means spreads wider, so it is a careful test of Dice, too.
+    All regions of a patient are hit or missed together, each with its own probability. No
+    measure from 0 to 1 with these means has a wider spread, so the test is conservative for Dice.
     """
     codes = unit_codes(patients, len(values))
     weights = 1 / (np.bincount(codes)[codes] * (codes.max() + 1))
     rng = np.random.default_rng(SEED)
     null = np.concatenate(
         [
-            (rng.random((some, codes.max() + 1))[:, codes] < chance) @ weights
-            for some in draw_blocks(DRAWS_OF_CHANCE, len(values))
+            (rng.random((draws, codes.max() + 1))[:, codes] < chance) @ weights
+            for draws in draw_blocks(DRAWS_OF_CHANCE, len(values))
         ]
     )
     observed = float(values @ weights)
     return min(1.0, 2 * min(permutation_share(observed, null), permutation_share(-observed, -null)))
 
 
-def _whole_times(rows: Sequence[Row]) -> list[Row]:
-    """The readings with the time of all their stages."""
+def _total_times(rows: Sequence[Row]) -> list[Row]:
+    """Sum the seconds of each reading over its stages."""
     total: dict[tuple[str, int], float] = {}
     for row in rows:
         key = (row["reader"], row["position"])
@@ -555,7 +555,7 @@ def _whole_times(rows: Sequence[Row]) -> list[Row]:
 
 
 def _case_means(study: Study, rows: Sequence[Row], name: str) -> dict[str, Floats]:
-    """For each arm a value for each case, the mean over its readers; nan where nobody read it."""
+    """Average each case over its readers, by arm; nan for cases without readings."""
     read: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         read.setdefault((row["arm"], row["slide"]), []).append(float(row[name]))
@@ -566,7 +566,7 @@ def _case_means(study: Study, rows: Sequence[Row], name: str) -> dict[str, Float
 
 
 def progress(study: Study, readings: Sequence[Row]) -> list[tuple[str, int, int]]:
-    """Each reader with the readings that are finished and those of the worklist, practice aside."""
+    """Count finished readings and all readings for each reader, without practice."""
     lines = []
     for reader in study.readers:
         worklist = study.worklist(study.stored(reader))

@@ -1,4 +1,4 @@
-"""The plan of a reading study: a TOML file, checked, and the number of cases that its question needs."""
+"""The plan of a reading study: a TOML file, its checks, and the number of cases that its question needs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from xmil.evaluate.statistics import PairedDesign, UnpairedDesign
 
 NAME = re.compile(r"[\w-]{1,40}")  # letters of any script are letters
 DIAGNOSIS, CONFIDENCE = "diagnosis", "confidence"
-BEFORE, AFTER = "before", "after"  # the stages of a reading: tissue alone, then with what the arm shows
+BEFORE, AFTER = "before", "after"  # stages of a reading: tissue alone, then with what the arm shows
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
 
 
 class Section(BaseModel):
-    """A table of the plan; keys it does not know are an error."""
+    """A table of the plan; unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Arm(Section):
-    """What a reader is shown once the first answer is committed.
+    """What a reader sees after committing the first answer.
 
-    Without a method and without the prediction, an arm is the tissue alone and has one stage. `run` names one
+    Without a method and prediction, an arm shows only the tissue and has one stage. `run` names one
     of the runs by its folder, the first by default. `target` is a class, or "predicted".
     """
 
@@ -42,15 +42,15 @@ class Arm(Section):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a reading: one where there is nothing to see after the first answer."""
+        """The stages of a reading: only one if the arm shows nothing after the first answer."""
         return (BEFORE, AFTER) if self.method is not None or self.prediction else (BEFORE,)
 
 
 class Question(Section):
-    """A question of the form; a scale runs from 1 to its number of options, which are the names of its ends.
+    """A question of the form; a scale runs from 1 to `steps`, and its options name the ends.
 
-    `when` is the stage that asks it: what the first one asks must not tell the arm. `about` "evidence" asks
-    it only where evidence was shown.
+    `when` is the stage that asks it; questions of the first stage must not reveal the arm. `about`
+    "evidence" asks it only if evidence was shown.
     """
 
     id: str
@@ -66,7 +66,7 @@ class Question(Section):
     @classmethod
     def _check_id(cls, value: str) -> str:
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", value):
-            raise ValueError("must be small letters, digits and '_', as it names a column of the tables")
+            raise ValueError("must be lower-case letters, digits and '_', because it names a table column")
         return value
 
     @model_validator(mode="after")
@@ -78,18 +78,18 @@ class Question(Section):
         return self
 
     def is_asked(self, stage: str, arm: Arm) -> bool:
-        """Whether a stage of an arm asks it."""
+        """Whether a stage of an arm asks this question."""
         if self.about == "evidence" and (stage == BEFORE or arm.method is None):
             return False
         return self.when in ("both", stage)
 
     def check(self, answer: Any) -> str | int | None:
-        """The answer as it is stored; None where there is none, an error where it is none of the possible."""
+        """Convert an answer to the stored value; None without an answer, an error for an invalid one."""
         if answer is None or answer == "":
             return None
         if self.kind == "text":
             if not isinstance(answer, str) or len(answer) > 2000 or not is_utf8(answer):
-                raise InputError(f"The answer to {self.id!r} must be a text of at most 2000 letters.")
+                raise InputError(f"The answer to {self.id!r} must be a text of at most 2000 characters.")
             return answer
         choices: dict[str, Sequence[Any]] = {"choice": self.options, "yes-no": ("yes", "no")}
         possible = choices.get(self.kind, range(1, self.steps + 1))
@@ -116,7 +116,7 @@ ARMS = (Arm(name="tissue"), Arm(name="lrp", method="lrp", prediction=True))
 
 
 class Assumptions(Section):
-    """What the sample size rests on: accuracy without and the gain with evidence, and two correlations."""
+    """Assumptions of the sample size: accuracy without evidence, the gain with it, two correlations."""
 
     accuracy: Share = 0.8
     gain: float = 0.1
@@ -126,17 +126,17 @@ class Assumptions(Section):
     alpha: Share = 0.05
 
 
-MOST_READERS = 1000  # of one study; a plan with more has been mistyped
+MOST_READERS = 1000  # more must be a typing error
 
 
 class Plan(Section):
-    """A reading study, as its TOML file says it.
+    """The plan of a reading study, from its TOML file.
 
-    `cases` and `practice` are numbers, drawn evenly from the labels, or names of slides; 0 cases are all that
-    are left. `crossover`: every case under every arm, in as many periods as there are arms, `washout_days`
-    apart; `split`: every case once, the arms dealt evenly. `repeats` are cases of the first period that come
-    again in it, under the same arm. `reveal` says when the label is shown after the last answer. Who knows
-    the `seed` could work out orders, labels and arms: without one, a secret one is drawn.
+    `cases` and `practice` are numbers, drawn evenly from the labels, or names of slides; 0 cases are all
+    remaining ones. `crossover`: every case in every arm, in as many periods as there are arms, `washout_days`
+    apart; `split`: every case once, with arms dealt evenly. `repeats` are cases of the first period that
+    return in it, in the same arm. `reveal` says when to show the label after the last answer. The `seed`
+    reveals orders, labels and arms to those who know it: by default, it is random and secret.
     """
 
     title: str = "Reading study"
@@ -171,7 +171,7 @@ class Plan(Section):
     @model_validator(mode="after")
     def _check(self) -> Plan:
         if not self.readers:
-            raise ValueError("readers: name at least one, or give their number")
+            raise ValueError("readers: name at least one, or set their number")
         for name in self.readers:
             if not NAME.fullmatch(name):
                 raise ValueError(f"readers: {name!r} must be 1 to 40 letters, digits, '-' or '_'")
@@ -184,7 +184,7 @@ class Plan(Section):
         }.items():
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
-                raise ValueError(f"{what}: {twice[0]!r} is there twice")
+                raise ValueError(f"{what}: {twice[0]!r} appears twice")
         own = [q for q in self.questions if q.id == DIAGNOSIS]
         if not own or own[0].kind != "choice" or own[0].when != "both" or not own[0].required:
             raise ValueError(
@@ -194,7 +194,7 @@ class Plan(Section):
 
     @property
     def periods(self) -> int:
-        """How often each case is read, repeats aside."""
+        """How often each case is read, without repeats."""
         return len(self.arms) if self.design == "crossover" else 1
 
     @property
@@ -203,11 +203,11 @@ class Plan(Section):
         return next(question.options for question in self.questions if question.id == DIAGNOSIS)
 
     def asked(self, stage: str, arm: Arm) -> list[Question]:
-        """The questions of a stage."""
+        """List the questions of a stage."""
         return [question for question in self.questions if question.is_asked(stage, arm)]
 
     def with_classes(self, names: Sequence[str]) -> Plan:
-        """The plan with the classes as diagnoses, unless it names its own; they must be among the classes."""
+        """Set the classes as diagnoses unless the plan names its own, which must be among the classes."""
         options = self.diagnoses or tuple(names)
         if unknown := [option for option in options if option not in names]:
             shown = ", ".join(names)
@@ -223,12 +223,12 @@ class Plan(Section):
 
 
 def read_plan(path: str | PathLike[str]) -> Plan:
-    """Read the plan in a TOML file; the first fault is told in one line."""
+    """Read the plan in a TOML file; the error names the first fault."""
     return make_plan(read_toml(path, way="docs/howto/study.md has a plan"), source=str(path))
 
 
 def make_plan(content: Any, *, source: str = "The plan") -> Plan:
-    """Check what a plan says.
+    """Make a plan from the content of its file, and check it.
 
     >>> make_plan({"readers": ["anna", "ben"]}).periods
     2
@@ -241,8 +241,8 @@ def make_plan(content: Any, *, source: str = "The plan") -> Plan:
         where, message = ".".join(parts), fault["msg"].removeprefix("Value error, ").rstrip(".")
         sections: dict[str, type[Section]] = {"arms": Arm, "questions": Question, "assumptions": Assumptions}
         section = sections.get(parts[0], Plan) if len(parts) > 1 else Plan
-        known = f"those it has: {', '.join(section.model_fields)}"
-        kinds = {"missing": "is missing", "extra_forbidden": f"is not a key of a plan; {known}"}
+        keys = ", ".join(section.model_fields)
+        kinds = {"missing": "is missing", "extra_forbidden": f"is not a key of a plan; valid keys: {keys}"}
         if fault["type"] in kinds:
             raise InputError(f"{source}: {where} {kinds[fault['type']]}.") from None
         got = f". Got {fault['input']!r} instead" if fault["type"] != "value_error" else ""
@@ -250,19 +250,19 @@ def make_plan(content: Any, *, source: str = "The plan") -> Plan:
 
 
 def sample_size(plan: Plan, cases: int) -> str:
-    """Say how many cases the plan's question needs with its readers, and what its own cases can show."""
+    """Write how many cases the plan's question needs, and the power of its own number of cases."""
     about, readers = plan.assumptions, len(plan.readers)
     shares = (about.accuracy, about.accuracy + about.gain)
     arms, between = 1, f"correlation {about.correlation:g} between a reader's two answers, "
     design = PairedDesign(shares, about.correlation, readers, about.alike, about.alpha)
     if plan.design == "split":
-        arms, between = len(plan.arms), "arms on cases of their own; correlation "
+        arms, between = len(plan.arms), "arms with separate cases; correlation "
         design = UnpairedDesign(shares, 0.0, readers, about.alike, about.alpha)
-    needed, found = arms * design.cases(power=about.power), design.power(cases / arms)
+    needed, power = arms * design.cases(power=about.power), design.power(cases / arms)
     without, with_it = (f"{100 * share:.0f} %" for share in shares)
     return (
         f"To tell an accuracy of {without} from {with_it} with {counted(readers, 'reader')} at a power of "
         f"{100 * about.power:.0f} % (two-sided, alpha {about.alpha:g}; {between}{about.alike:g} "
         "between readers), a study needs "
-        f"{counted(needed, 'case')}. This one has {cases}: a power of {100 * found:.0f} %."
+        f"{counted(needed, 'case')}. This one has {cases}: a power of {100 * power:.0f} %."
     )

@@ -1,10 +1,10 @@
-"""The folder of a reading study: its cases, sealed until the report, and what each reader has answered.
+"""The folder of a reading study: its cases, sealed until the report, and each reader's answers.
 
 study.json                        the plan, and the cases with label and predictions
-evidence/<run>/<slide>.parquet    what the runs said when the study was made
-readers/<name>.json               a reader's worklist and answers: written whole with every change
-readers.csv                       the code of each reader, to hand out
-run.json, manifest.jsonl          by which `xmil verify` knows the folder
+evidence/<run>/<slide>.parquet    explanations of the runs, copied when the study was made
+readers/<name>.json               a reader's worklist and answers, rewritten with every change
+readers.csv                       the code of each reader, to give to them
+run.json, manifest.jsonl          for `xmil verify`
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ from xmil.viewer.study.plan import AFTER, BEFORE, Arm, Plan, make_plan
 
 STUDY, READERS, EVIDENCE, CODES = "study.json", "readers", "evidence", "readers.csv"
 LAYOUT = 1
-LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # of codes: none that looks like another
+LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # of codes, without letters that look alike
 CODE = 10
 PRACTICE, CASE, REPEAT = "practice", "case", "repeat"
 MOST = 10_000  # regions of a reading
 Stored = dict[str, Any]
-DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what a wrong value raises
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # raised by wrong values
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run's model says of a case."""
+    """The answer of a run's model for a case."""
 
     predicted: str
     probability: float | None
 
     def is_right(self, label: str) -> bool:
-        """Whether it is the label."""
+        """Whether it agrees with the label."""
         return self.predicted == label
 
 
 @dataclass(frozen=True)
 class Case:
-    """A slide to read: whose it is, what is known of it, and what each run's model says."""
+    """A slide to read: its patient, its label, and the answer of each run's model."""
 
     slide: str
     patient: str
@@ -81,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Reading:
-    """A line of a reader's worklist: a case under an arm; `repeats` is the reading that it repeats."""
+    """A line of a reader's worklist: a case in an arm; `repeats` is the reading that it repeats."""
 
     number: int
     case: int
@@ -92,26 +92,26 @@ class Reading:
 
 
 class BlindedError(XmilError):
-    """A question that the study does not answer: not yet, or not to this reader."""
+    """A request that blinding forbids: too early, or from the wrong reader."""
 
 
 class StaleError(XmilError):
-    """Another window has written for this reader since; `stored` is where the reader is now."""
+    """Another window has changed this reader's answers; `stored` is the current state."""
 
     def __init__(self, stored: Stored) -> None:
-        super().__init__("This reader went on in another window.")
+        super().__init__("This reader continued in another window.")
         self.stored = stored
 
 
 class Study:
-    """A study's folder. Whatever is asked of it is asked for one reader, by code, and answered blinded."""
+    """A study's folder. Readers identify by code, and see only what blinding allows."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], datetime] | None = None) -> None:
         self.folder, self._clock = folder, clock or (lambda: datetime.now(UTC))
         stored = read_json(folder / STUDY)
         try:
             if stored["layout"] != LAYOUT:
-                raise FileError(f"{folder / STUDY}: of layout {stored['layout']}; update xmil.")
+                raise FileError(f"{folder / STUDY}: has layout {stored['layout']}; update xmil.")
             self.plan = make_plan(stored["plan"], source=str(folder / STUDY))
             self._seed = int(stored["plan"]["seed"])
             self.classes = tuple(map(str, stored["classes"]))
@@ -128,18 +128,18 @@ class Study:
         except FileError:
             raise
         except DAMAGED as error:
-            raise FileError(f"{folder / STUDY}: damaged ({error!r}); put back a copy of it.") from None
+            raise FileError(f"{folder / STUDY}: damaged ({error!r}); restore a copy of it.") from None
         rows = read_rows(folder / CODES, "reader")
         self.readers = self.plan.readers
         self.codes = {reader: row.get("code", "") for reader, row in rows.items() if reader in self.readers}
         self._locks = {reader: Lock() for reader in self.readers}
 
     def reader(self, code: str) -> str:
-        """The reader who has a code."""
+        """Find the reader with a code."""
         for name, own in self.codes.items():
             if secrets.compare_digest(own.encode(), code.encode()):
                 return name
-        raise BlindedError("No reader has this code; ask whoever runs the study.")
+        raise BlindedError("No reader has this code; ask the study's organiser.")
 
     def case(self, reading: Reading) -> Case:
         """The case of a reading."""
@@ -154,22 +154,22 @@ class Study:
         return arm.run or self.runs[0]
 
     def evidence(self, case: Case, run: str) -> Evidence:
-        """What a run said of a case when the study was made."""
+        """Read the evidence of a run for a case, copied when the study was made."""
         return read_evidence(self.folder / EVIDENCE / run / f"{case.slide}.parquet").at(case.mpp)
 
     def shown(self, case: Case, arm: Arm) -> tuple[Evidence, int]:
-        """The evidence that an arm shows of a case, and the number of its column of scores."""
+        """Read the evidence that an arm shows for a case, and the number of its column of scores."""
         run = self.run_of(arm)
         evidence = self.evidence(case, run)
         return evidence, find_column(evidence, arm, case.answers[run].predicted, case.slide)
 
     def stratum(self, case: Case) -> tuple[str, bool]:
-        """The cases among which the arms are dealt evenly: of a label, and right or wrong."""
+        """The stratum of a case, by label and correctness, within which arms are dealt evenly."""
         return case.label, case.answers[self.runs[0]].is_right(case.label)
 
     @cached_property
     def _groups(self) -> list[int]:
-        """The group of each case: those of a label, and right or wrong, are dealt evenly."""
+        """The group of each case, dealt evenly within each stratum."""
         rng = np.random.default_rng([self._seed, 1])
         strata: dict[tuple[str, bool], list[int]] = {}
         for i, case in enumerate(self.cases):
@@ -181,7 +181,7 @@ class Study:
         return groups
 
     def deal(self, reader: str) -> list[Reading]:
-        """The worklist of a reader: practice, then each period's cases in an order of the reader's own."""
+        """Make a reader's worklist: practice, then each period's cases, in a random order per reader."""
         plan, arms = self.plan, len(self.plan.arms)
         offset, drawn = plan.readers.index(reader), int(sha256(reader.encode()).hexdigest()[:15], 16)
         lines: list[tuple[int, int, int, str]] = [
@@ -203,36 +203,36 @@ class Study:
         ]
 
     def stored(self, reader: str) -> Stored:
-        """What is kept of a reader; a fresh worklist where nothing is yet."""
+        """Read a reader's state; a new worklist if there is none."""
         path = self.folder / READERS / f"{reader}.json"
         if not path.is_file() or path.is_symlink():
             worklist = [asdict(reading) for reading in self.deal(reader)]
             about = {"layout": LAYOUT, "reader": reader, "revision": 0}
             return {**about, "worklist": worklist, "readings": [], "draft": None}
         stored = read_json(path)
-        try:  # it must lead to a place in the worklist
+        try:  # it must fit the plan
             here = self.place(stored)
             if here is not None:
                 self.case(here[0]), self.arm(here[0])
             if not isinstance(stored["revision"], int) or not isinstance(stored["draft"], dict | None):
                 raise TypeError("revision or draft")
         except DAMAGED as error:
-            raise FileError(f"{path}: damaged ({error!r}); put back a copy of it.") from None
+            raise FileError(f"{path}: damaged ({error!r}); restore a copy of it.") from None
         return stored
 
     def worklist(self, stored: Stored) -> list[Reading]:
-        """The readings of a reader, in their order."""
+        """List the readings of a reader in order."""
         return [Reading(**line) for line in stored["worklist"]]
 
     def place(self, stored: Stored) -> tuple[Reading, str] | None:
-        """The reading and stage at which a reader is; None at the end."""
+        """Find a reader's current reading and stage; None at the end."""
         worklist, done = self.worklist(stored), stored["readings"]
         if done and self.arm(worklist[len(done) - 1]).stages[-1] not in done[-1]:
             return worklist[len(done) - 1], AFTER
         return (worklist[len(done)], BEFORE) if len(done) < len(worklist) else None
 
     def opens(self, stored: Stored) -> datetime | None:
-        """When the reader may go on: after the washout, where a new period begins; None for now."""
+        """When a new period opens, after the washout; None if the reader may continue now."""
         here, done = self.place(stored), stored["readings"]
         if here is None or not done or here[1] == AFTER:
             return None
@@ -244,7 +244,7 @@ class Study:
         return opens if self._clock() < opens else None
 
     def current(self, reader: str, number: int | None = None) -> tuple[Stored, Reading, str]:
-        """The reading that is open to a reader now; others are refused: nobody looks ahead or back."""
+        """Find the reading that is open to a reader; refuse others, so that nobody looks ahead or back."""
         stored = self.stored(reader)
         here, opens = self.place(stored), self.opens(stored)
         if here is None:
@@ -256,14 +256,14 @@ class Study:
         return stored, *here
 
     def reading_in_sight(self, reader: str, number: int) -> Reading:
-        """The reading whose tissue is sent: the open one, or the last, whose tiles may still be asked for."""
+        """Find the reading whose tissue may be sent: the open one or the last, whose tiles may still load."""
         stored = self.stored(reader)
         if number == len(stored["readings"]) - 1:
             return self.worklist(stored)[number]
         return self.current(reader, number)[1]
 
     def answer(self, reader: str, body: Any) -> Stored:
-        """Keep a reader's answers to the open stage, as a draft or for good; give what is stored then."""
+        """Store a reader's answers to the open stage, as a draft or final; return the new state."""
         if not isinstance(body, dict):
             raise InputError(
                 'The body must be {"revision": 0, "number": 0, "stage": "before", "answers": {}}.'
@@ -289,12 +289,12 @@ class Study:
         return stored
 
     def _check(self, reading: Reading, stage: str, body: Stored, *, is_final: bool) -> Stored:
-        """The answers, regions and time of a stage, as they are stored; final ones must be complete."""
+        """Convert the answers, regions and time of a stage to stored values; final ones must be complete."""
         answers, seconds, regions = body.get("answers"), body.get("seconds"), body.get("regions", [])
         if not isinstance(answers, dict) or not isinstance(regions, list):
             raise InputError("answers must be an object and regions a list of GeoJSON features.")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e7:
-            raise InputError("seconds must be the time spent on this stage.")
+            raise InputError("seconds must be a number: the time spent on this stage.")
         if len(regions) > (0 if self.plan.regions == "off" else MOST):
             raise InputError(f"regions must be at most {MOST:,} GeoJSON polygons.")
         regions = [_region(feature) for feature in regions]
@@ -308,17 +308,17 @@ class Study:
         if is_final and missing:
             raise InputError(f"Answer first: {missing[0].text}")
         if is_final and stage == BEFORE and self.plan.regions == "required" and not regions:
-            raise InputError("Mark the region that decides before you commit.")
+            raise InputError("Mark the deciding region before you commit.")
         return {"answers": filled, "regions": regions, "seconds": round(float(seconds), 1)}
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep other servers of the study out; what killed ones left half written is removed."""
+        """Lock out other servers of the study, and remove partial files of killed ones."""
         make_folder(self.folder / READERS)
-        return alone(self.folder / READERS, "Answers cannot be kept in the study's folder")
+        return alone(self.folder / READERS, "Answers cannot be stored in the study's folder")
 
 
 def _region(feature: Any) -> Stored:
-    """A region as it is stored: its outline in level-0 pixels, and nothing else."""
+    """Convert a region to the stored value: only its outline in level-0 pixels."""
     try:
         geometry = feature["geometry"]
         if geometry["type"] not in ("Polygon", "MultiPolygon") or not parse_polygons([geometry]):
@@ -331,34 +331,36 @@ def _region(feature: Any) -> Stored:
 
 
 def find_column(evidence: Evidence, arm: Arm, predicted: str, slide: str) -> int:
-    """The column of an arm's method: the one for its target, or the only one."""
-    own = [i for i, c in enumerate(evidence.columns) if c["method"] == arm.method and c["kind"] == "scores"]
-    if not own:
+    """Find the column of an arm's method: the one for its target, or the only one."""
+    columns = [
+        i for i, c in enumerate(evidence.columns) if c["method"] == arm.method and c["kind"] == "scores"
+    ]
+    if not columns:
         methods = sorted({column["method"] for column in evidence.columns})
         raise InputError(
             f"arm {arm.name!r}: the run has no {arm.method!r} of {slide!r}; it has {', '.join(methods)}."
         )
-    wanted = predicted if arm.target == "predicted" else arm.target
-    named = [i for i in own if evidence.columns[i]["target"] == wanted]
-    if not named and not (arm.target == "predicted" and len(own) == 1):
-        targets = ", ".join(evidence.columns[i]["target"] for i in own)
+    target = predicted if arm.target == "predicted" else arm.target
+    matching = [i for i in columns if evidence.columns[i]["target"] == target]
+    if not matching and not (arm.target == "predicted" and len(columns) == 1):
+        targets = ", ".join(evidence.columns[i]["target"] for i in columns)
         raise InputError(
-            f"arm {arm.name!r}: {arm.method!r} of {slide!r} explains {targets}, not {wanted}; "
+            f"arm {arm.name!r}: {arm.method!r} of {slide!r} explains {targets}, not {target}; "
             "explain it with target='all', or name another target in the plan."
         )
-    return (named or own)[0]
+    return (matching or columns)[0]
 
 
 def open_study(folder: str | PathLike[str]) -> Study:
     """Open the folder that `xmil study init` made."""
-    place = Path(folder)
-    if not (place / STUDY).is_file():
+    path = Path(folder)
+    if not (path / STUDY).is_file():
         raise InputError(
-            f"{place}: not a study (no {STUDY}); give the folder of `xmil study init`."
-            if place.is_dir()
-            else absent(place, "folder")
+            f"{path}: not a study (no {STUDY}); name a folder of `xmil study init`."
+            if path.is_dir()
+            else absent(path, "folder")
         )
-    return Study(place)
+    return Study(path)
 
 
 def make_study(
@@ -369,30 +371,30 @@ def make_study(
     out: str | PathLike[str],
     say: Callable[[str], None] = lambda _: None,
 ) -> Study:
-    """Choose cases, keep what the runs say of them, and give each reader a code, into the folder `out`."""
+    """Choose cases, copy their evidence, and make a code for each reader, in the folder `out`."""
     folder, pictures = Path(out), Path(slides)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: exists already; a study is never overwritten, so choose another out=.")
+        raise InputError(f"{folder}: exists already; choose another out=, as studies are never overwritten.")
     if not pictures.is_dir():
         raise InputError(absent(pictures, "folder"))
     explained = {Path(run).resolve().name: explained_run(run) for run in runs}
     if len(explained) < len(runs):
-        raise InputError("Two runs have the same name; the arms could not tell them apart. Rename a folder.")
+        raise InputError("Two runs have the same name, so arms cannot refer to them; rename a folder.")
     for arm in plan.arms:
         if arm.run is not None and arm.run not in explained:
             raise unknown_name(f"run of the arm {arm.name!r}", arm.run, explained)
     first = next(iter(explained.values()))
     labels = sorted({row["label"] for row in first.rows.values() if row.get("label")})
-    classes = first.class_names or labels  # a model without names has those of the labels
+    classes = first.class_names or labels  # labels name the classes of a model without names
     if not labels:
-        raise InputError(f"{first.path}: no slide has a label; explain with cohort=, a table of labels.")
+        raise InputError(f"{first.path}: no slide has a label; explain with cohort=, a table with labels.")
     plan = plan.with_classes(classes)
     if plan.seed is None:
         plan = plan.model_copy(update={"seed": secrets.randbits(53)})
-    known = _known_cases(explained, classes, Pictures(pictures), say)
-    practice, cases = _choose(plan, known)
+    readable = _readable_cases(explained, classes, Pictures(pictures), say)
+    practice, cases = _choose(plan, readable)
     if plan.repeats > len(cases) // 2:
-        raise InputError(f"repeats = {plan.repeats}: at most half of the {len(cases)} cases can come twice.")
+        raise InputError(f"repeats = {plan.repeats}: at most half of the {len(cases)} cases can be repeated.")
     _check_arms(plan, explained, [*practice, *cases])
     codes = {reader: "".join(secrets.choice(LETTERS) for _ in range(CODE)) for reader in plan.readers}
     content = {
@@ -417,7 +419,7 @@ def make_study(
         write_json(aside / STUDY, content)
         write_run(aside, "study", {})
         seal_folder(aside)
-        for name in (CODES, STUDY):  # labels and codes are for whoever runs the study
+        for name in (CODES, STUDY):  # labels and codes are only for the organiser
             (aside / name).chmod(0o600)
         aside.chmod(0o700)
 
@@ -426,14 +428,14 @@ def make_study(
     return Study(folder)
 
 
-def _known_cases(
+def _readable_cases(
     runs: Mapping[str, Run], classes: Sequence[str], pictures: Pictures, say: Callable[[str], None]
 ) -> dict[str, Case]:
-    """The slides that can be read: with a label, a picture, and an explanation in every run."""
+    """Find the slides for the study: with a label, a picture, and an explanation in every run."""
     tables = {name: run.rows for name, run in runs.items()}
     first = next(iter(tables.values()))
     files = [set(run.files) for run in runs.values()]
-    known: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     without: dict[str, list[str]] = {"label": [], "picture": [], "explanation": []}
     for slide, row in first.items():
         label = name_class(row.get("label"), classes)
@@ -441,56 +443,54 @@ def _known_cases(
             without["label"].append(slide)
         elif not is_plain(slide) or (picture := pictures.describe(slide)[0]) is None:
             without["picture"].append(slide)
-        elif not all(slide in own for own in files) or not all(slide in table for table in tables.values()):
+        elif not all(slide in slides for slides in (*files, *tables.values())):
             without["explanation"].append(slide)
         else:
             answers = {}
             for name, table in tables.items():
                 predicted = name_class(table[slide].get("predicted"), classes) or ""
                 answers[name] = Answer(predicted, probability_in(table[slide], predicted))
-            known[slide] = Case(slide, row.get("case_id") or slide, label, answers, picture["mpp"])
+            cases[slide] = Case(slide, row.get("case_id") or slide, label, answers, picture["mpp"])
     pictures.close()
-    for what, names in without.items():
+    for noun, names in without.items():
         if names:
-            say(f"{counted(len(names), 'slide')} left out without a {what}: {shorten(names, 3)}.")
-    return known
+            say(f"{counted(len(names), 'slide')} left out without a {noun}: {shorten(names, 3)}.")
+    return cases
 
 
-def _choose(plan: Plan, known: Mapping[str, Case]) -> tuple[list[Case], list[Case]]:
-    """The practice cases and the cases: those that are named, or drawn evenly from the labels."""
+def _choose(plan: Plan, cases: Mapping[str, Case]) -> tuple[list[Case], list[Case]]:
+    """Choose practice cases and cases: those that the plan names, or drawn evenly from the labels."""
     rng = np.random.default_rng([plan.seed or 0, 0])
-    left = dict(known)
+    remaining = dict(cases)
     chosen: dict[str, list[Case]] = {}
-    wanted = {"practice": plan.practice, "cases": plan.cases}
-    for kind, names in wanted.items():  # those that are named are not drawn
+    requests = {"practice": plan.practice, "cases": plan.cases}
+    for kind, names in requests.items():  # named cases are not drawn
         if not isinstance(names, int):
             for name in names:
-                if name not in known:
+                if name not in cases:
                     raise InputError(
                         f"{kind}: the slide {name!r} cannot be read; it has no label, picture or explanation."
                     )
-                if name not in left:
+                if name not in remaining:
                     raise InputError(
-                        f"{kind}: the slide {name!r} is named twice; practice cases are not read again."
+                        f"{kind}: the slide {name!r} is named twice; practice cases cannot be cases."
                     )
-                chosen.setdefault(kind, []).append(left.pop(name))
-    for kind, number in wanted.items():
+                chosen.setdefault(kind, []).append(remaining.pop(name))
+    for kind, number in requests.items():
         if isinstance(number, int):
-            drawn = list(_draw(rng, left.values()))
+            drawn = list(_draw(rng, remaining.values()))
             take = len(drawn) if kind == "cases" and not number else number
             if take > len(drawn):
                 raise InputError(f"{kind} = {take}: only {counted(len(drawn), 'slide')} can be read.")
             chosen[kind] = drawn[:take]
-            left = {name: case for name, case in left.items() if case not in chosen[kind]}
+            remaining = {name: case for name, case in remaining.items() if case not in chosen[kind]}
     if not chosen.get("cases"):
-        raise InputError(
-            "No case is left to read: slides need a label, a picture and an explanation in every run."
-        )
+        raise InputError("No case remains: slides need a label, a picture and an explanation in every run.")
     return chosen.get("practice", []), chosen["cases"]
 
 
 def _draw(rng: np.random.Generator, cases: Iterable[Case]) -> Iterator[Case]:
-    """All cases in random order, one of each label in turn."""
+    """Yield all cases in random order, one of each label in turn."""
     strata: dict[str, list[Case]] = {}
     for case in cases:
         strata.setdefault(case.label, []).append(case)
@@ -502,7 +502,7 @@ def _draw(rng: np.random.Generator, cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def _check_arms(plan: Plan, runs: Mapping[str, Run], cases: Sequence[Case]) -> None:
-    """Refuse an arm whose scores a case does not have."""
+    """Refuse an arm if a case lacks its scores."""
     for arm in plan.arms:
         if arm.target not in ("predicted", *plan.diagnoses):
             raise InputError(f"arm {arm.name!r}: the target {arm.target!r} is not a class of the run.")

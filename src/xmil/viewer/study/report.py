@@ -40,12 +40,12 @@ td:not(:first-child) { white-space: nowrap; }
 
 
 def write_report(study: Study, out: str | PathLike[str] | None = None) -> Path:
-    """Measure a study and write report.html and its tables; give the folder."""
+    """Analyse a study, and write report.html and its tables; return the folder."""
     findings = analyse(study)
     if not findings.readings:
-        raise InputError(f"{study.folder}: nobody has committed an answer yet; there is nothing to report.")
+        raise InputError(f"{study.folder}: there is nothing to report, because no answer is committed yet.")
     folder = Path(out) if out is not None else study.folder / REPORT
-    marks = (PAGE,) if out is None else ()  # by which the reports of earlier versions are known
+    marks = (PAGE,) if out is None else ()  # identify reports of earlier versions
     with RunFolder(folder, "study report", {"study": str(study.folder.resolve())}, marks, mixed=True).open(
         {}
     ):
@@ -67,12 +67,12 @@ def _write_rows(path: Path, names: Sequence[str], rows: Iterable[Mapping[str, An
 
 
 def _cell(value: object) -> object:
-    """A cell of a table; a number that is not known stays empty, which R reads as NA."""
+    """Convert to a cell of a table, empty for an unknown number, which R reads as NA."""
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def report_page(findings: Findings) -> str:
-    """The report as one page that stands alone."""
+    """Make the report as one self-contained page."""
     study = findings.study
     lines = progress(study, findings.readings)
     unfinished = [reader for reader, done, of in lines if done < of]
@@ -101,7 +101,7 @@ def report_page(findings: Findings) -> str:
 
 
 def _in_short(findings: Findings) -> Iterator[Html]:
-    """What a reader of the report takes home."""
+    """Write the main results."""
     for arm in findings.study.plan.arms:
         if AFTER in arm.stages:
             before, after = (findings.find("accuracy", arm.name, stage) for stage in (BEFORE, AFTER))
@@ -135,7 +135,7 @@ def _in_short(findings: Findings) -> Iterator[Html]:
 
 
 def _title(name: str) -> str:
-    """An arm or a method as readers know it: the run before it and the stage behind it stay."""
+    """Write the title of an arm or method, with its run and stage."""
     run, colon, rest = name.rpartition(": ")
     method, comma, stage = rest.partition(", ")
     return run + colon + card_of(method).title + comma + stage
@@ -151,7 +151,7 @@ def _judged(test: Test) -> str:
 
 
 def _beside_chance(test: Test) -> str:
-    """Which side of chance a measure lies on, where the test tells."""
+    """Write whether a measure is better or worse than chance, if the test shows it."""
     if not np.isfinite(test.p_holm):
         return "too few patients to test"
     side = "above chance" if test.difference.estimate > 0 else "below chance"
@@ -159,7 +159,7 @@ def _beside_chance(test: Test) -> str:
 
 
 def _in_words(estimate: Estimate, *, plain: bool = False) -> str:
-    """An estimate with its interval, or why there is none."""
+    """Write an estimate with its interval, or why there is none."""
     few = why_no_interval(estimate.patients, "patient") or "no interval: the patients are all alike"
     return _interval(estimate.value, plain=plain).replace("[no interval]", f"({few})")
 
@@ -168,10 +168,10 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
     study = findings.study
     yield tag("h2", "Right answers")
     yield small(
-        "Before: on the tissue alone; after: with what the arm shows. "
-        f"Intervals are 95 % and drawn over the patients of each figure. Fewer than {FEWEST} patients get "
-        "none, and neither do patients who are all alike, except for shares, which get the exact interval. "
-        "Lines below an arm are its readers."
+        "Before: tissue alone; after: with what the arm shows. "
+        f"Intervals are 95 %, from draws of the patients of each figure. Fewer than {FEWEST} patients get "
+        "none. If all patients are alike, shares get the exact interval and other measures none. "
+        "Rows below an arm are its readers."
     )
     yield _plot(study, [e for e in findings.estimates if e.measure == "accuracy" and e.reader == ALL])
     measures = ["accuracy"]
@@ -189,12 +189,12 @@ def _accuracy(findings: Findings) -> Iterator[Html]:
 
 
 def _row_name(name: str, reader: str) -> str:
-    """The name of a row: that of the arm or method, in the rows below it the reader's."""
+    """Name a row: the arm or method, or a reader in the rows below it."""
     return name if reader == ALL else tag("span", reader, kind="small")
 
 
 def _plot(study: Study, estimates: Sequence[Estimate]) -> Html:
-    """Accuracies with their intervals, a line each; hollow before, filled after."""
+    """Plot accuracies with their intervals, a line each; hollow before, filled after."""
     names = [_place(study, e.arm, e.stage) for e in estimates]
     height, left, width = 30 * len(estimates) + 34, 24 + 7 * max(map(len, names), default=0), 300
 
@@ -232,17 +232,17 @@ def _reliance(findings: Findings) -> Iterator[Html]:
     yield small(
         "Over-reliance: the model was wrong, the reader right before seeing it, and changed to the model's "
         "answer. Correction: the model was right, the reader wrong before, and changed to it. Arms that do "
-        "not show the model's answer have neither."
+        "not show the model's answer allow neither."
     )
     head = ["arm", "model wrong, reader right", "over-reliance", "model right, reader wrong", "correction"]
     yield table(rows, head=head) if rows else tag("p", "No arm shows the model's answer.")
 
 
 def _agreement(findings: Findings) -> Iterator[Html]:
-    yield tag("h2", "Agreement between readers, and with oneself")
-    yield small("Cohen's kappa: 0 is what chance gives, 1 is perfect agreement.")
+    yield tag("h2", "Agreement between and within readers")
+    yield small("Cohen's kappa: 0 is agreement by chance, 1 is perfect agreement.")
     rows = []
-    for e in findings.estimates:  # those of readers with themselves come last
+    for e in findings.estimates:  # within readers last
         if e.measure in ("kappa", "kappa with oneself"):
             twice = e.measure != "kappa"
             place = "the same case twice" if twice else _place(findings.study, e.arm, e.stage)
@@ -265,13 +265,13 @@ def _regions(findings: Findings) -> Iterator[Html]:
         return
     yield tag("h2", "Readers' regions against the evidence")
     yield small(
-        "Regions drawn before anything was shown, against the scores of their patches. AUROC: 0.5 is chance. "
-        "Dice compares the region with as many of the highest-scored patches, pointing asks whether the "
-        "highest one lies in it; by chance both are the share of the slide that was marked."
+        "Regions drawn before any evidence, against the scores of their patches. AUROC: 0.5 is chance. "
+        "Dice compares the region with the same number of highest-scored patches; pointing asks whether the "
+        "highest one lies in it. By chance, both equal the share of the slide that was marked."
     )
     if left_out:
         yield small(
-            f"Regions of {counted(len(left_out), 'reading')} are left out where the reader's diagnosis was "
+            f"Regions of {counted(len(left_out), 'reading')} are left out: the reader's diagnosis was "
             "not the class that the evidence is for (counted = 0 in regions.csv)."
         )
     if rows:
@@ -299,15 +299,15 @@ def _time(findings: Findings) -> Iterator[Html]:
 
 
 def _tests(findings: Findings) -> Iterator[Html]:
-    split = "Arms have cases of their own: they are compared unpaired, by dealing whole cases again. "
+    split = "Arms have separate cases, so they are compared unpaired, by dealing whole cases again. "
     split = split if findings.study.plan.design == "split" else ""
     yield tag("h2", "Tests")
     yield small(
-        "Paired, with patients as the unit: each counts once, with the mean of its readings. p is of a "
+        "Paired, with patients as the unit: each counts once, with the mean of its readings. p is from a "
         "sign-flip test, corrected by Holm over the tests of the same kind. "
-        f"{split}Seconds are the mean of all stages of a reading together. Dice and pointing are set "
-        "against chance by drawing: all regions of a patient are hit or missed together, each by the share "
-        "of its slide that was marked."
+        f"{split}Seconds are the mean over readings of all stages together. Dice and pointing are tested "
+        "against chance by simulation: all regions of a patient are hit or missed together, with the share "
+        "of the slide that was marked as probability."
     )
     rows = []
     for t in findings.tests:
@@ -344,8 +344,8 @@ def _made(findings: Findings, lines: Sequence[tuple[str, int, int]]) -> Iterator
 
 
 def _place(study: Study, arm: str, stage: str) -> str:
-    """An arm, and which of its stages where it has two."""
-    has_two = any(each.name == arm and AFTER in each.stages for each in study.plan.arms)
+    """Write an arm, with its stage if it has two."""
+    has_two = any(other.name == arm and AFTER in other.stages for other in study.plan.arms)
     return f"{_title(arm)}, {stage}" if has_two else _title(arm)
 
 
@@ -354,7 +354,7 @@ def _percent(share: float) -> str:
 
 
 def _interval(value: Interval, *, plain: bool = False) -> str:
-    """An estimate with its bounds, in percent unless plain."""
+    """Write an estimate with its bounds, in percent unless plain."""
     if not np.isfinite(value.estimate):
         return NO_VALUE
     return value.text(".2f") if plain else value.text(".0f", scale=100, unit=" %")

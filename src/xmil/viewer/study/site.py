@@ -1,7 +1,7 @@
-"""The study in the browser: what a reader may know now, and nothing else, is sent.
+"""The study in the browser, which sends a reader only what blinding allows now.
 
-The code in a cookie says who asks. All routes are about the one case that is open to that reader: what was
-committed is closed, what comes later is not open yet. Before the first answer is committed nothing of the
+A code in a cookie identifies the reader. All routes concern the one case that is open to that reader:
+committed cases are closed, later ones not open yet. Before the first answer is committed, nothing about the
 arm, prediction, label, evidence or the slide's name leaves the server.
 """
 
@@ -30,30 +30,30 @@ from xmil.viewer.study.plan import AFTER, BEFORE
 from xmil.viewer.study.readings import PRACTICE, BlindedError, Reading, StaleError, Stored, Study
 
 COOKIE = "xmil-study"
-METHOD = "evidence"  # what every method is called on the page
-UNTOLD = "the model's answer"  # the target of evidence for a prediction that the arm does not show
-ASKED = {"id", "text", "kind", "options", "steps", "required"}  # what of a question the page needs
+METHOD = "evidence"  # the name of every method on the page
+HIDDEN = "the model's answer"  # target name of evidence for a prediction that the arm does not show
+FIELDS = {"id", "text", "kind", "options", "steps", "required"}  # of a question, for the page
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class SealedError(XmilError):
-    """Something is wrong with a case, told without the names of files, arms and slides."""
+    """A fault of a case, without the names of files, arms and slides."""
 
 
 def _sealed(work: Callable[P, T]) -> Callable[P, T]:
-    """Keep from readers what an error would tell; whoever runs the study finds it in the log."""
+    """Hide an error's details from readers, and log them for the organiser."""
 
     @wraps(work)
-    def sealed(*given: P.args, **named: P.kwargs) -> T:
+    def sealed(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return work(*given, **named)
+            return work(*args, **kwargs)
         except (BlindedError, StaleError, WriteError, SealedError):
             raise
         except XmilError as error:
             logger.error("%s", error)
-            raise SealedError("This case cannot be shown now; tell whoever runs the study.") from None
+            raise SealedError("This case cannot be shown now; tell the study's organiser.") from None
 
     return sealed
 
@@ -78,7 +78,7 @@ class StudySite(PageSite):
         ]
 
     def arguments(self, request: Request) -> list[Any]:
-        """The reader whose code the cookie holds, if any, then the numbers in the address."""
+        """The reader of the cookie's code, if any, then the numbers in the address."""
         try:
             reader = self.study.reader(request.cookies.get(COOKIE, ""))
         except BlindedError:
@@ -86,7 +86,7 @@ class StudySite(PageSite):
         return [reader, *super().arguments(request)]
 
     async def enter(self, request: Request) -> Response:
-        """Keep a reader's code in a cookie, which no script can read; an empty one forgets the reader."""
+        """Store a reader's code in a cookie that scripts cannot read; an empty code logs out."""
         codes: list[str] = []
 
         def check(_: str | None, body: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class StudySite(PageSite):
         return response
 
     async def store(self, request: Request) -> Response:
-        """Keep a reader's answers, as a draft or for good; tell where the reader is then."""
+        """Store a reader's answers, as a draft or final; return the reader's new state."""
         return await self.answer(request, self._store, self._reading)
 
     def _store(self, reader: str | None, body: Any) -> dict[str, Any]:
@@ -123,14 +123,14 @@ class StudySite(PageSite):
         return self.study.place(self.study.stored(reader))
 
     def _label(self, reading: Reading, stage: str) -> str | None:
-        """The label, once the last stage of a case is over, where the plan shows it."""
+        """The label after the last stage of a case, if the plan reveals it."""
         is_last, reveal = stage == self.study.arm(reading).stages[-1], self.study.plan.reveal
         shown = reveal == "always" or (reveal == "practice" and reading.kind == PRACTICE)
         return self.study.case(reading).label if is_last and shown else None
 
     @_sealed
     def state(self, reader: str | None) -> dict[str, Any]:
-        """Where a reader is: the worklist with its progress, and the case that is open."""
+        """Describe a reader's state: the worklist with its progress, and the open case."""
         about: dict[str, Any] = {"title": self.study.plan.title, "version": __version__, "reader": reader}
         if reader is None:
             return about
@@ -159,7 +159,7 @@ class StudySite(PageSite):
         }
 
     def _case(self, stored: Stored, reading: Reading, stage: str) -> dict[str, Any]:
-        """The open case, as far as the reader may know it."""
+        """Describe the open case, as far as blinding allows."""
         study, case, arm = self.study, self.study.case(reading), self.study.arm(reading)
         picture, fault = self.pictures.describe(case.slide)
         draft = stored["draft"] or {}
@@ -175,7 +175,7 @@ class StudySite(PageSite):
             "number": reading.number,
             "stage": stage,
             "practice": reading.kind == PRACTICE,
-            "questions": [question.model_dump(include=ASKED) for question in study.plan.asked(stage, arm)],
+            "questions": [question.model_dump(include=FIELDS) for question in study.plan.asked(stage, arm)],
             "regions": study.plan.regions,
             "answers": draft.get("answers", {}),
             "drawn": draft.get("regions", before["regions"] if before else []),
@@ -193,11 +193,11 @@ class StudySite(PageSite):
         }
 
     def _set(self, reading: Reading) -> dict[str, Any]:
-        """The scores that the arm shows, without what would name their method."""
+        """Describe the scores that the arm shows, without their method's name."""
         arm, task = self.study.arm(reading), TASKS["classification"]
         evidence, number = self.study.shown(self.study.case(reading), arm)
         column = evidence.columns[number]
-        target = column["target"] if arm.prediction or arm.target != "predicted" else UNTOLD
+        target = column["target"] if arm.prediction or arm.target != "predicted" else HIDDEN
         shown = {
             "name": METHOD,
             "beside": None,
@@ -232,17 +232,17 @@ class StudySite(PageSite):
 
     @_sealed
     def evidence(self, reader: str | None, number: int) -> bytes:
-        """The scores of the open case, once its first answer is committed; as the viewer sends them."""
+        """Send the scores of the open case, after its first answer is committed."""
         _, reading, stage = self.study.current(_known(reader), number)
         case, arm = self.study.case(reading), self.study.arm(reading)
         if stage != AFTER or arm.method is None:
-            raise BlindedError("There is no evidence to show now.")
+            raise BlindedError("This case shows no evidence now.")
         evidence, column = self.study.shown(case, arm)
         return evidence.as_bytes(column)
 
     @_sealed
     def tile(self, reader: str | None, number: int, level: int, column: int, row: int) -> bytes:
-        """A Deep Zoom tile of the open case, or of the one just answered."""
+        """Draw a Deep Zoom tile of the open case, or of the last one."""
         reading = self.study.reading_in_sight(_known(reader), number)
         return self.pictures.tile(self.study.case(reading).slide, level, column, row)
 
@@ -256,9 +256,9 @@ def _known(reader: str | None) -> str:
 def create_study_app(
     study: Study, *, slides: Path | None = None, rules: Rules | None = None, follow_links: bool = False
 ) -> ASGIApp:
-    """The study behind the viewer's guard; `slides` is where they are now, if not where they were."""
+    """Make the study's application behind the viewer's guard; `slides` is their folder, if it has moved."""
     site = StudySite(study, slides, follow_links=follow_links)
-    with suppress(XmilError), study.alone():  # sweeps after a killed server; a study may also be read-only
+    with suppress(XmilError), study.alone():  # cleans up after a killed server, unless it is read-only
         pass
 
     @asynccontextmanager
