@@ -99,7 +99,7 @@ def test_pairs_deciding_patches_and_maps_inside_lie_on_their_patches(browser: An
         )
         wait_until_quiet(page)
         assert (
-            "Inside the patch (tokens, tiny): 0 % of the score has a place, 100 % is constant"
+            "Inside the patch (tokens, tiny): 0 % of the score has a position, 100 % is constant"
             in page.locator(".panel .inside").inner_text()
         )
         near = pixels(page)
@@ -123,7 +123,7 @@ def test_one_concepts_part_stands_in_place_of_the_scores(browser: Any, fresh: Ma
         page.locator("input[name=layer-concepts]").check()
         for concept in (0, 1):
             page.locator(f"[data-concept='{concept}']").click()
-            page.locator(".pane-note", has_text=f"Only what goes through Concept {concept}").wait_for()
+            page.locator(".pane-note", has_text=f"Only the part through Concept {concept}").wait_for()
             assert page.locator(f"[data-concept='{concept}'] canvas").count() == 1  # its strongest patch
             shown = page.evaluate("() => [...window.xmil.view.panes[0].evidence.values]")  # what all follow
             np.testing.assert_allclose(shown, maps.values[:, concept], rtol=1e-6)
@@ -143,7 +143,7 @@ def test_one_concepts_part_stands_in_place_of_the_scores(browser: Any, fresh: Ma
         page.reload()
         page.locator(".pane-note", has_text="dark nuclei").wait_for()
         page.locator("select[name=target]").select_option("benign")
-        expect_text(page.locator(".layers"), "The concepts are those of LRP for tumour.")
+        expect_text(page.locator(".layers"), "LRP for tumour.")
         assert page.locator(".pane-note").inner_text() == ""
 
 

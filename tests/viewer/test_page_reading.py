@@ -301,7 +301,7 @@ def test_pairs_state_what_is_cut_and_what_colours_mean(browser: Any, tmp_path: P
         page.locator("select[name=target]").select_option("tumour")
         page.locator("input[name=layer-pairs]").check()
         expect_text(page.locator(".layers"), "strongest 60 of 70 pairs")
-        expect_text(page.locator(".layers"), "Red: the two patches together say more for tumour")
+        expect_text(page.locator(".layers"), "Red: the two patches together support tumour")
 
 
 def test_flip_curves_have_both_axes(browser: Any, url: str) -> None:

@@ -266,7 +266,7 @@ LOOKING = 16  # threads that read headers: they wait for the disk
 
 @dataclass(frozen=True)
 class Missing:
-    """What a cohort names, but the features lack.
+    """Gaps of a cohort.
 
     Slides without features; the missing slides of incomplete cases; slides without a case.
     """
