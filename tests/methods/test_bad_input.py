@@ -101,7 +101,7 @@ def test_forms_of_a_bag_agree() -> None:
         ({"target": "d"}, UnknownNameError, "Known: a, b, c"),
         ({"target": xmil.Target(1, against=1)}, InputError, "itself"),
         ({"method": "lpr"}, UnknownNameError, "Did you mean 'lrp'"),
-        ({"method": "logits"}, UnsupportedError, "Those that can: attention, combined"),
+        ({"method": "logits"}, UnsupportedError, "'logits' cannot explain .*: attention, combined"),
         ({"preset": "papers"}, UnknownNameError, "Did you mean 'paper'"),
         ({"presets": "paper"}, UnknownNameError, "parameter of lrp 'presets'. Did you mean 'preset'"),
         ({"output": "logits"}, UnknownNameError, "Did you mean 'logit'"),
@@ -162,9 +162,7 @@ def test_scores_that_are_not_finite_are_an_error() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.abs().sqrt().mean(dim=1)[:, :2]
 
-    with pytest.raises(
-        UnsupportedError, match=r"'gxi' gave scores that are not finite for bag 's1'.*patch 0"
-    ):
+    with pytest.raises(UnsupportedError, match=r"'gxi' .*not finite for bag 's1'.*patch 0"):
         xmil.explain(Root(), xmil.Bag(np.zeros((3, 8)), slide_id="s1"), method="gxi", target=0)
 
 

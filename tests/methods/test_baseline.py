@@ -141,8 +141,8 @@ def test_a_layer_can_be_the_place(bag):
     [
         ({"baseline": "median"}, "baseline"),
         ({"baseline": np.zeros(D + 1)}, "must have the width"),
-        ({"baseline": np.full(D, np.nan)}, "not finite"),
-        ({"baseline": np.zeros((0, D))}, "not finite"),
+        ({"baseline": np.full(D, np.nan)}, "finite"),
+        ({"baseline": np.zeros((0, D))}, "finite"),
         ({"baseline": object()}, "baseline"),
         ({"baseline": "bag", "strength": 1.5}, "strength"),
         ({"baseline": None, "strength": 0.5}, "baseline="),

@@ -118,7 +118,7 @@ def test_mean_and_standard_error_are_the_formula(name: str, method: str) -> None
     assert e.output == pytest.approx(float(model(bag[None])[0, 1].detach()), abs=1e-6)
     (said,) = (line for line in e.warnings if "sub-bags of" in line)
     assert "means over 8 sub-bags of 5 patches" in said
-    assert "compare the order" in said
+    assert "compare the ranking" in said
     assert ("their sum is about 2.2 times audit.instances" in said) == (method != "gxi")
     if method == "gxi":
         assert e.audit is None

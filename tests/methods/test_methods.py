@@ -257,5 +257,5 @@ def test_positions_as_a_constant() -> None:
         patch.setattr(ppeg, "forward", detached)
         by_hand = xmil.explain(model, x, method="lrp", target=1)
     np.testing.assert_allclose(e.scores, by_hand.scores, rtol=1e-5, atol=1e-7)
-    with pytest.raises(xmil.XmilError, match="detach_pe is for TransMIL with PPEG"):
+    with pytest.raises(xmil.XmilError, match=r"detach_pe .* PPEG"):
         xmil.explain(double_model("attnmil"), x, detach_pe=True)

@@ -221,7 +221,7 @@ def test_a_mask_of_padding_hides_nothing() -> None:
         ),
         (MaybeCoords, r"depends on 'coords', which is optional.*forward=lambda net, x, \*, coords: net"),
         (PerInstance, "PerInstance returned a number for each patch"),
-        (WantsLabel, r"WantsLabel.forward asks for 'label' beside the features.*net\(x, label=\.\.\.\)"),
+        (WantsLabel, r"WantsLabel.forward asks for 'label' .*net\(x, label=\.\.\.\)"),
         (Nothing, r"returned a dict without a tensor of logits.*forward=lambda net, x: net\(x\)\['logits'\]"),
         (
             Broken,

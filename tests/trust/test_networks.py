@@ -49,7 +49,7 @@ def test_item_11_bare_scores_of_several_readings_are_refused() -> None:
 def test_item_11_an_explanation_is_not_measured_for_another_target() -> None:
     model = xmil.create_model("meanpool", in_dim=D, n_classes=2, dim=8, seed=0)
     e = xmil.explain(model, features(), target=1)
-    with pytest.raises(InputError, match="explanation is of the target 1, but 0"):
+    with pytest.raises(InputError, match=r"explanation is for the target 1, .* 0"):
         xmil.flip(model, features(), e, target=0)
     flipped = xmil.flip(model, features(), e.scores, target=0)  # asked for in so many words
     assert flipped.target == 0
@@ -365,7 +365,7 @@ def test_item_08_errors_say_what_was_found_out(net: nn.Module, n: int, words: st
 
 
 def test_item_08_sub_bags_that_are_too_small_are_named() -> None:
-    with pytest.raises(UnsupportedError, match="needs at least 4 patches, and here it was to run on 1"):
+    with pytest.raises(UnsupportedError, match=r"needs at least 4 patches, .* 1;"):
         xmil.explain(TopInstances(), features(), method="single", target=1)
     with pytest.raises(UnsupportedError, match="mode='mask'"):
         xmil.flip(TopInstances(), features(), np.arange(12), target=1, steps="each")

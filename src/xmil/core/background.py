@@ -1,4 +1,4 @@
-"""A background: ordinary patches, against which evidence is measured."""
+"""A background: ordinary patches with which evidence is compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECKPOINT, USER = "checkpoint", "user"
 class Background:
     """The mean (d,) of `n` patches, and a few of them, `patches` (k, d).
 
-    `source` says whose it is: the "checkpoint" it goes with, or the "user" of a run who named it.
+    `source` is its origin: "checkpoint" if it is stored with a model, "user" if the user named it.
 
     >>> background_of([np.zeros((3, 2)), np.ones((1, 2))], keep=2)
     Background(4 patches x 2 features, 2 kept)
@@ -53,16 +53,16 @@ class Background:
 
     @property
     def digest(self) -> str:
-        """A name by the content."""
+        """A digest of the content."""
         return sha256(self.mean.tobytes() + self.patches.tobytes()).hexdigest()[:16]
 
     @property
     def title(self) -> str:
-        """What its mean is called beside scores."""
+        """The name of its mean, to show with scores."""
         return f"mean of {self.n} patches"
 
     def save(self, path: Path) -> None:
-        """Write it to a file, whole or not at all."""
+        """Write the background to a file, whole or not at all."""
 
         def write(part: str) -> None:
             with open(part, "wb") as stream:
@@ -72,7 +72,7 @@ class Background:
 
     @classmethod
     def load(cls, path: Path) -> Background | None:
-        """The background that a run keeps for its user, None if there is none; a damaged one is refused."""
+        """Read the background that a user named for a run; None if there is none."""
         try:
             stored = read_arrays(path)
             return cls(stored["mean"], stored["patches"], int(stored["n"]), USER)
@@ -81,18 +81,20 @@ class Background:
         except FileError:
             raise
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-            why = " ".join(str(error).split())[:200]
-            raise FileError(f"{path}: not a readable background ({why}); explain the cohort again.") from None
+            reason = " ".join(str(error).split())[:200]
+            raise FileError(
+                f"{path}: not a readable background ({reason}); explain the cohort again."
+            ) from None
 
     def __repr__(self) -> str:
         return f"Background({self.n} patches x {self.dim} features, {len(self.patches)} kept)"
 
 
 def background_of(bags: Iterable[Any], *, keep: int = KEPT, seed: int = 0) -> Background:
-    """The background of arrays (n, d) or bags, in which each bag counts alike, however many patches it has.
+    """Make the background of arrays (n, d) or bags; each bag counts the same, whatever its size.
 
-    Its mean is that of the bags' means, and `keep` patches are drawn as evenly from the bags as they last.
-    The same bags in the same order give the same background.
+    Its mean is the mean of the bags' means, and `keep` patches are drawn from the bags as evenly as possible.
+    The same bags in the same order make the same background.
     """
     check_count("keep", keep, owner="background")
     rng = np.random.default_rng(seed)
@@ -102,7 +104,7 @@ def background_of(bags: Iterable[Any], *, keep: int = KEPT, seed: int = 0) -> Ba
         features = as_features(getattr(bag, "features", bag), name="the background")
         if drawn and features.shape[1] != len(total):
             raise InputError(
-                f"Bags of one background share a width; got {len(total)} and {features.shape[1]}."
+                f"Bags of one background must share a width. Got {len(total)} and {features.shape[1]}."
             )
         if not len(features):
             continue
@@ -115,6 +117,6 @@ def background_of(bags: Iterable[Any], *, keep: int = KEPT, seed: int = 0) -> Ba
         keys.append(key[first])
         turns.append(np.arange(len(first)))
     if n == 0:
-        raise InputError("A background needs at least one patch; the bags given have none.")
-    chosen = np.lexsort([np.concatenate(keys), np.concatenate(turns)])[:keep]  # one of each bag, turn by turn
+        raise InputError("A background needs at least one patch, but the bags have none.")
+    chosen = np.lexsort([np.concatenate(keys), np.concatenate(turns)])[:keep]  # from each bag in turn
     return Background((total / len(drawn)).astype(np.float32), np.concatenate(drawn)[chosen], n)

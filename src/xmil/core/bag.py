@@ -1,4 +1,4 @@
-"""A bag: the instances of one slide, and their patches: level-0 boxes as far as they are known."""
+"""A bag: the instances of one slide, and their patches, with level-0 boxes if these are known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xmil.core.text import counted, small_number
 
 FloatArray = npt.NDArray[np.float32]
 LEVEL0 = ("level0_width", "level0_height")  # of the slide, in `extra`
-_LARGEST = 2**63  # as pixels are counted
+_LARGEST = 2**63  # limit of int64
 IntArray = npt.NDArray[np.int64]
 Unit = Literal["px", "um", "px-centre", "px-read", "unknown"]
 
@@ -35,7 +35,7 @@ _WAY_OUT: dict[str, str] = {
     "px-read": "the reading resolution is not stored; pass patch_size= (the patch edge in level-0 pixels)",
     "unknown": "the unit of the stored coordinates is unknown; write the bag again with level-0 coordinates",
 }
-_FAR = 2.0**40  # no slide has more pixels on an edge; beyond lie damaged files
+_FAR = 2.0**40  # no slide has more pixels on an edge; larger values mean a damaged file
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Patches:
     """The patches of one slide: level-0 corners (n, 2) and edge, microns per pixel, level 0's size.
 
     Coordinates in another unit (microns, tile centres) stay in `raw_coords` with their `unit` and edge;
-    `coords` is None until the slide's mpp is known. `notes` say what was worked out on the way.
+    `coords` is None until the slide's mpp is known. `notes` lists inferred values.
 
     >>> stored = Patches.stored([[256, 0]], "um", edge=256)
     >>> stored.coords is None, stored.placed(mpp=0.5).boxes().tolist()
@@ -69,7 +69,7 @@ class Patches:
         mpp: float | None = None,
         patch_size: int | None = None,
     ) -> Patches:
-        """From coordinates in a unit; `edge` is in microns, or in the unit's own pixels.
+        """Make patches from coordinates in a unit; `edge` is in microns, or in the unit's own pixels.
 
         >>> Patches.stored([[256, 256]], "px-centre", edge=128, mpp=0.25).coords.tolist()
         [[0, 0]]
@@ -80,7 +80,7 @@ class Patches:
             raise InputError("Coordinates must be numbers.") from None
         if raw.ndim != 2 or raw.shape[1] != 2:
             raise InputError(f"Coordinates must have shape (patches, 2). Got {raw.shape} instead.")
-        if not np.all(np.abs(raw) < _FAR):  # false for NaN as well
+        if not np.all(np.abs(raw) < _FAR):  # also false for NaN
             raise InputError(
                 "Coordinates must be finite and within 2^40. The file is damaged or of another layout."
             )
@@ -106,7 +106,7 @@ class Patches:
         return cls(coords, size, mpp, raw, unit, edge, notes=tuple(notes))
 
     def placed(self, mpp: float | None = None, *, patch_size: int | None = None) -> Patches:
-        """Level-0 coordinates from `raw_coords` and the slide's mpp or the patch edge; new notes alone."""
+        """Compute level-0 coordinates from `raw_coords` and the slide's mpp or patch edge; only new notes."""
         mpp = self.mpp if mpp is None else mpp
         if self.raw_coords is None or self.unit is None:
             size = self.patch_size if patch_size is None else patch_size
@@ -119,12 +119,12 @@ class Patches:
         )
 
     def take(self, rows: Any) -> Patches:
-        """The patches of some rows, in their order: indices, booleans or a slice."""
+        """Select rows by indices, booleans or a slice."""
         names = ("coords", "raw_coords")
         return replace(self, **{k: v[rows] for k in names if (v := getattr(self, k)) is not None})
 
     def boxes(self, name: str = "The bag") -> IntArray:
-        """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
+        """Compute level-0 boxes (n, 4) as x0, y0, x1, y1; if they are unknown, say why in the error."""
         if self.coords is None or self.patch_size is None:
             raise InputError(f"{name} cannot be drawn: {self.missing}.")
         return np.concatenate([self.coords, self.coords + self.patch_size], axis=1)
@@ -133,15 +133,15 @@ class Patches:
     def missing(self) -> str | None:
         """Why boxes are unknown and the way out, or None."""
         if self.coords is None:
-            nowhere = (
+            way_out = (
                 "it has no coordinates; explaining and evaluating work without, and slides/ has its scores"
             )
-            return _WAY_OUT.get(self.unit or "", nowhere)
+            return _WAY_OUT.get(self.unit or "", way_out)
         return _WAY_OUT["px"] if self.patch_size is None else None
 
     @classmethod
     def joined(cls, parts: Sequence[Patches]) -> Patches:
-        """The patches of several slides one after another; what they do not share is left out."""
+        """Concatenate the patches of several slides; leave out values that differ."""
         names = ("patch_size", "mpp", "unit", "raw_edge")
         shared: dict[str, Any] = {name: shared_value(parts, name) for name in names}
         for name in ("coords", "raw_coords"):
@@ -151,7 +151,7 @@ class Patches:
 
 
 class Places(TypedDict, total=False):
-    """The attributes of patches by which what holds them can be made."""
+    """The attributes of patches that bags and explanations take by name."""
 
     patch_size: int | None
     mpp: float | None
@@ -162,7 +162,7 @@ class Places(TypedDict, total=False):
 
 
 def merged(patches: Patches | None, coords: Any | EllipsisType, places: Places) -> Patches:
-    """Patches with what was given by name on top; coords of `...` were not given."""
+    """Override attributes of patches by those passed by name; coords of `...` were not passed."""
     changes: dict[str, Any] = {**places} if coords is ... else {"coords": coords, **places}
     base = Patches() if patches is None else patches
     return replace(base, **changes) if changes else base
@@ -173,38 +173,37 @@ def _of_patches(name: str, doc: str) -> Any:
 
 
 class Placed:
-    """What holds patches has their attributes."""
+    """Gives an object with `patches` their attributes."""
 
     patches: Patches
     coords: IntArray | None = _of_patches("coords", "Top-left corners (n, 2) in level-0 pixels, or None.")
     patch_size: int | None = _of_patches("patch_size", "The patch edge in level-0 pixels.")
     mpp: float | None = _of_patches("mpp", "Microns per level-0 pixel.")
     raw_coords: npt.NDArray[np.float64] | None = _of_patches(
-        "raw_coords", "Coordinates (n, 2) as they were stored, where their unit is not level-0 pixels."
+        "raw_coords", "Coordinates (n, 2) as stored, if their unit is not level-0 pixels."
     )
     unit: str | None = _of_patches("unit", "The unit of `raw_coords`.")
-    raw_edge: float | None = _of_patches("raw_edge", "The patch edge as it was stored.")
+    raw_edge: float | None = _of_patches("raw_edge", "The patch edge as stored.")
     slide_size: tuple[int, int] | None = _of_patches(
-        "slide_size", "Width and height of the slide's level 0, where the file stores them."
+        "slide_size", "Width and height of the slide's level 0, if the file stores them."
     )
 
 
 def shared_value(parts: Sequence[Any], name: str) -> Any:
-    """The attribute that all parts have in common, else None."""
+    """Return an attribute if all parts have the same value, else None."""
     values = {getattr(part, name) for part in parts}
     return values.pop() if len(values) == 1 else None
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Bag(Placed):
-    """Instances of one slide: features (n, d), and level-0 boxes where they are known.
+    """Instances of one slide: features (n, d), and level-0 boxes if they are known.
 
-    `patches` say where they lie; its attributes are the bag's too, and can be given by name: `coords` are the
-    top-left corners in level-0 pixels, `patch_size` is the level-0 edge. `inferred` lists, in sentences,
-    whatever was worked out rather than read.
-    `columns` holds further values per instance, such as annotations. `extras` are what a network needs beside
-    the features: arrays with a row per instance, and n x n matrices that join instances, which are sparse
-    (SciPy) or go by a name that starts with "adj".
+    `patches` has their places; its attributes are also the bag's, and can be passed by name: `coords` are the
+    top-left corners in level-0 pixels, `patch_size` is the level-0 edge. `inferred` lists, as sentences, the
+    values that were inferred, not read. `columns` has other values per instance, such as annotations.
+    `extras` has other inputs of a network: arrays with a row per instance, and n x n matrices that join
+    instances, which are sparse (SciPy) or have a name that starts with "adj".
 
     >>> bag = Bag(np.zeros((3, 8)), coords=[[0, 0], [256, 0], [0, 256]], patch_size=256, slide_id="s1")
     >>> bag
@@ -242,25 +241,25 @@ class Bag(Placed):
     ) -> None:
         name = called(slide_id, source)
         values = as_features(features, name=name)
-        where = merged(patches, coords, places)
-        edge, mpp = where.patch_size, where.mpp
+        own = merged(patches, coords, places)
+        edge, mpp = own.patch_size, own.mpp
         if edge is not None and not (0 < edge < _LARGEST and float(edge).is_integer()):
             raise bad_parameter("patch_size", name, "an int in the range [1, inf)", edge)
         if mpp is not None and not 0 < mpp < np.inf:
             raise bad_parameter("mpp", name, "a float in the range (0, inf)", mpp)
-        where = replace(where, coords=_as_coords(where.coords, n=len(values), name=name), notes=())
-        if extra is None or "slide_size" in places:  # else `extra` says what the file stores of it
-            extra = {**(extra or {}), **dict(zip(LEVEL0, where.slide_size or (), strict=False))}
+        own = replace(own, coords=_as_coords(own.coords, n=len(values), name=name), notes=())
+        if extra is None or "slide_size" in places:  # otherwise `extra` has the size that the file stores
+            extra = {**(extra or {}), **dict(zip(LEVEL0, own.slide_size or (), strict=False))}
         width, height = (small_number(str(extra.get(key))) for key in LEVEL0)
-        where = replace(where, slide_size=(width, height) if width and height else None)
-        for key, column in {"raw_coords": where.raw_coords, **(columns or {})}.items():
+        own = replace(own, slide_size=(width, height) if width and height else None)
+        for key, column in {"raw_coords": own.raw_coords, **(columns or {})}.items():
             if column is not None and len(column) != len(values):
                 raise InputError(
                     f"The column {key!r} of {name} must have {len(values)} rows. Got {len(column)} instead."
                 )
         self.__dict__.update(  # the class is frozen
             features=values,
-            patches=where,
+            patches=own,
             slide_id=slide_id,
             encoder=encoder,
             source=source,
@@ -289,11 +288,11 @@ class Bag(Placed):
 
     @property
     def called(self) -> str:
-        """What a sentence calls the bag: its file, else its name."""
+        """The bag in a sentence: its file, else its name."""
         return called(self.slide_id, self.source)
 
     def select(self, rows: npt.ArrayLike) -> Bag:
-        """The bag of the given rows, in the given order."""
+        """Select rows, in the given order."""
         index = np.asarray(rows)
         return replace(
             self,
@@ -304,11 +303,11 @@ class Bag(Placed):
         )
 
     def boxes(self) -> IntArray:
-        """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
+        """Compute level-0 boxes (n, 4) as x0, y0, x1, y1; if they are unknown, say why in the error."""
         return self.patches.boxes(self.source or (f"Bag {self.slide_id!r}" if self.slide_id else "The bag"))
 
     def placed(self, *, mpp: float | None = None, patch_size: int | None = None) -> Bag:
-        """The bag with level-0 coordinates from `raw_coords` and the slide's mpp or the patch edge.
+        """Compute level-0 coordinates from `raw_coords` and the slide's mpp or the patch edge.
 
         >>> stamp = Bag(np.zeros((1, 4)), raw_coords=np.array([[256.0, 0.0]]), unit="um", raw_edge=256)
         >>> stamp.placed(mpp=0.5).boxes().tolist()
@@ -319,7 +318,7 @@ class Bag(Placed):
 
 
 def called(slide_id: str | None, source: str | None = None) -> str:
-    """A bag in a sentence.
+    """Name a bag in a sentence.
 
     >>> called("s1"), called("s1", "features/s1.h5"), called(None)
     ("bag 's1'", 'features/s1.h5', 'the bag')
@@ -328,15 +327,15 @@ def called(slide_id: str | None, source: str | None = None) -> str:
 
 
 def as_features(values: Any, *, name: str = "the bag") -> FloatArray:
-    """A contiguous float32 (n, d) array of real numbers; integers and half precision are widened."""
+    """Convert to a contiguous float32 (n, d) array of real numbers."""
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths, or several arrays
         array = np.empty(0, dtype=object)
     if array.dtype == object:
         raise InputError(
-            f"Features of {name} must be numbers, in one array (patches, width); coordinates go beside it, "
-            f"as Bag(features, coords=...). Got a {type(values).__name__} instead."
+            f"Features of {name} must be numbers, in one array (patches, width); pass coordinates apart, as "
+            f"Bag(features, coords=...). Got a {type(values).__name__} instead."
         )
     if array.dtype.kind not in "fiub":
         raise InputError(f"Features of {name} must be numbers. Got dtype {array.dtype} instead.")
@@ -348,12 +347,12 @@ def as_features(values: Any, *, name: str = "the bag") -> FloatArray:
 
 
 def joins_instances(name: str, values: Any) -> bool:
-    """Whether an extra is an n x n matrix between instances: a sparse one, or one called adj..."""
+    """Whether an extra is an n x n matrix between instances: sparse, or with a name that starts with adj."""
     return hasattr(values, "tocsr") or name.lower().startswith("adj")
 
 
 def _as_extras(extras: Mapping[str, Any], *, n: int, name: str) -> dict[str, Any]:
-    """Extras as arrays with a row per instance, or square matrices; sparse ones stay sparse."""
+    """Check extras: arrays with a row per instance, or square matrices, which may be sparse."""
     checked = {}
     for key, values in extras.items():
         array = values if hasattr(values, "tocsr") else np.asarray(values)
@@ -367,7 +366,7 @@ def _as_extras(extras: Mapping[str, Any], *, n: int, name: str) -> dict[str, Any
 
 
 def select_extras(extras: Mapping[str, Any], index: npt.NDArray[Any]) -> dict[str, Any]:
-    """The extras of some rows, in the given order; matrices lose rows and columns together."""
+    """Select rows of extras, in the given order; of matrices both rows and columns."""
     selected = {}
     for key, values in extras.items():
         rows = (values.tocsr() if hasattr(values, "tocsr") else values)[index]
@@ -388,9 +387,9 @@ def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:
 
 
 class StoredBag(Bag):
-    """A bag that keeps features in their stored type, as half precision; `features` widens them.
+    """A bag that keeps features in their stored type, such as half precision; `features` converts them.
 
-    Whoever computes can widen them where it is quick, as on a GPU.
+    Callers can convert `stored` where it is fast, such as on a GPU.
 
     >>> bag = StoredBag(np.ones((2, 3), dtype=np.float16))
     >>> bag.stored.dtype.name, bag.features.dtype.name, len(bag), bag.dim

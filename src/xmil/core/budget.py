@@ -1,8 +1,8 @@
-"""One allocation budget for every reader: a small file may not ask for gigabytes.
+"""One allocation budget for every reader: a small file must not allocate gigabytes.
 
-An input may take as much memory as its bytes on disk can sensibly give: `RATIO` times its size, `FLOOR` where
-that is more, and never more than is free. `XMIL_MEMORY` (bytes, or `4G`) raises the floor for a file that is
-rightly packed that well.
+An input may take memory in proportion to its bytes on disk: `RATIO` times its size, at least `FLOOR`, and
+never more than is free. `XMIL_MEMORY` (bytes, or `4G`) raises the floor for a sound file that compresses very
+well.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FLOOR = 1 << 28
-RATIO = 64  # features, scores and pictures pack a few times over; what packs a hundredfold is empty
+RATIO = (
+    64  # features, scores and pictures compress by small factors; only empty data compresses a hundredfold
+)
 OBJECT = 64  # bytes of a number or a short text as a Python object, with its place in a list
-LARGE = 1 << 22  # bytes of a table from which on several threads read its columns faster than one
+LARGE = 1 << 22  # bytes; several threads read larger tables faster than one
 VARIABLE = "XMIL_MEMORY"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _WIDTHS = {0: 1, 1: 4, 3: 12, 4: 4}  # BOOLEAN, INT32, INT96, FLOAT, by Parquet's numbers; others take 8
 _BYTE_ARRAY, _DELTA_BYTE_ARRAY = 6, 7  # a type and an encoding
 MAGIC = b"PAR1"
-_DEEP = 12  # levels of a sound footer are fewer
+_DEEP = 12  # a sound footer has fewer levels
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
 
 
 def allowance(stored: int) -> int:
-    """Bytes that an input of so many bytes on disk may take once read."""
+    """The bytes of memory that an input may take, by its bytes on disk."""
     floor = os.environ.get(VARIABLE)
     return max(FLOOR if floor is None else _bytes(floor), RATIO * stored)
 
 
 def check_budget(nbytes: int, name: str, path: StrPath, *, stored: int | None = None) -> None:
-    """Refuse an allocation beyond the budget of its file, or beyond what the machine has free."""
+    """Refuse an allocation beyond the budget of its file, or beyond the free memory."""
     stored = os.stat(path).st_size if stored is None else stored
     if nbytes > allowance(stored):
         raise FileError(
@@ -61,7 +63,7 @@ def check_budget(nbytes: int, name: str, path: StrPath, *, stored: int | None = 
 
 
 def check_regular(path: StrPath) -> None:
-    """Refuse pipes, sockets and devices, whose reading may never end; a missing file is the reader's."""
+    """Refuse pipes, sockets and devices, which may never end; missing files are left to the reader."""
     try:
         kind = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -71,7 +73,7 @@ def check_regular(path: StrPath) -> None:
 
 
 def check_archive(path: StrPath) -> int:
-    """The bytes in a zip once unpacked, refused where they are beyond the budget."""
+    """Count the bytes of an unpacked zip, and refuse those beyond the budget."""
     with zipfile.ZipFile(path) as archive:
         total = sum(member.file_size for member in archive.infolist())
     check_budget(total, "the archive", path)
@@ -80,11 +82,11 @@ def check_archive(path: StrPath) -> int:
 
 @contextmanager
 def open_picture(path: StrPath, *, width: int) -> Iterator[Any]:
-    """Open a picture by Pillow, once its pixels, of `width` bytes each, stay within the budget."""
+    """Open a picture with Pillow if its pixels, of `width` bytes each, are within the budget."""
     from PIL import Image
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of bombs and of cut-off files: their errors stay
+        warnings.simplefilter("ignore")  # bombs and truncated files still raise errors
         try:
             opened = Image.open(path)
         except Image.DecompressionBombError:
@@ -95,9 +97,9 @@ def open_picture(path: StrPath, *, width: int) -> Iterator[Any]:
 
 
 def read_arrays(path: StrPath, *, width: int = 0) -> dict[str, Any]:
-    """The arrays of a NumPy file by name, of a `.npy` under "", once their headers stay within the budget.
+    """Read the arrays of a NumPy file by name, that of a `.npy` under "", if they are within the budget.
 
-    `width` is what the reader makes of each number beside them, in bytes. ValueError for whatever is damaged.
+    `width` is how many more bytes the reader needs per number. Raise ValueError for damaged files.
     """
     import numpy as np
 
@@ -124,7 +126,7 @@ def read_arrays(path: StrPath, *, width: int = 0) -> dict[str, Any]:
 
 
 def _members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], int]]:
-    """The arrays in a NumPy file: a name, the bytes and how many they are."""
+    """Yield the arrays in a NumPy file: name, stream and number of bytes."""
     if stream.read(2) != b"PK":
         size = stream.seek(0, os.SEEK_END)
         stream.seek(0)
@@ -146,9 +148,9 @@ def _array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], Any]:
 
 
 def csv_rows(path: StrPath) -> list[dict[str, str]]:
-    """The rows of a CSV table by the names in its header; a cell that is missing is empty.
+    """Read the rows of a CSV table by the names in its header; missing cells are empty.
 
-    ValueError for whatever is damaged.
+    Raise ValueError for damaged files.
     """
     check_csv(path)
     with open(path, newline="", encoding="utf-8-sig") as stream, _csv_errors():
@@ -157,7 +159,7 @@ def csv_rows(path: StrPath) -> list[dict[str, str]]:
 
 
 def check_csv(path: StrPath) -> None:
-    """Refuse a CSV table that would take more than its budget once short rows are as wide as the header."""
+    """Refuse a CSV table that would exceed its budget if all rows were as wide as the header."""
     check_regular(path)
     with open(path, newline="", encoding="utf-8-sig") as stream, _csv_errors():
         width = len(next(csv.reader(stream), ()))
@@ -174,20 +176,20 @@ def _csv_errors() -> Iterator[None]:
 
 
 def parquet_rows(path: StrPath, columns: list[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a Parquet table in Python's types, once what those take stays within the budget."""
+    """Read the rows of a Parquet table as Python objects, if these are within the budget."""
     table = read_parquet(path, columns)
     check_objects(table, path)
     return table.to_pylist()  # type: ignore[no-any-return]
 
 
 def check_objects(table: pa.Table, path: StrPath) -> None:
-    """Refuse a table that would take more than its budget in Python's types."""
+    """Refuse a table that would exceed its budget as Python objects."""
     objects = sum(OBJECT * (len(column) + _inner(column)) for column in table.columns)
     check_budget(objects + table.nbytes, "the rows", path)
 
 
 def _inner(column: pa.ChunkedArray) -> int:
-    """How many values the lists of a column hold, at every level."""
+    """Count the values in the lists of a column, at every level."""
     total = 0
     for chunk in column.chunks:
         while hasattr(chunk, "values") and hasattr(chunk, "offsets"):
@@ -197,19 +199,19 @@ def _inner(column: pa.ChunkedArray) -> int:
 
 
 def read_parquet(path: StrPath, columns: list[str] | None = None, *, checksums: bool = False) -> pa.Table:
-    """A Parquet table, once its footer says that it stays within the budget.
+    """Read a Parquet table, if it is within the budget by its footer.
 
-    Text is read as a dictionary and only spread out when that fits: repeats cost nothing on disk.
+    Text is read as a dictionary and only expanded if that fits, because repeats cost nothing on disk.
     """
     import pyarrow.parquet as pq
 
     check_regular(path)
-    declared = 0  # bytes that the columns to be read take in memory, by the counts in the footer
+    declared = 0  # bytes of the columns in memory, by the counts in the footer
     for chunk in column_chunks(path):
         if not chunk.path:
-            raise ValueError("a column of it has no name")
+            raise ValueError("a column has no name")
         if columns is None or chunk.path[0] in columns:
-            # in lists and behind shared prefixes, each text may repeat all that is stored
+            # in lists and with shared prefixes, each text may repeat everything that is stored
             nested = len(chunk.path) > 1 and chunk.physical == _BYTE_ARRAY
             repeats = chunk.values if nested or _DELTA_BYTE_ARRAY in chunk.encodings else 1
             declared += chunk.values * _WIDTHS.get(chunk.physical, 8) + repeats * chunk.unpacked
@@ -231,7 +233,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _spread(table: pa.Table, path: StrPath) -> pa.Table:
-    """The table with its dictionaries as plain columns, where they fit."""
+    """Expand the dictionaries of a table to plain columns, if they fit."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -247,7 +249,7 @@ def _spread(table: pa.Table, path: StrPath) -> pa.Table:
 
 
 def available_memory() -> int | None:
-    """Bytes the machine can still give, where the system tells."""
+    """The free memory in bytes, or None if the system does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             free = next(line for line in lines if line.startswith("MemAvailable:"))
@@ -272,7 +274,7 @@ def _bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class ColumnChunk:
-    """One column of one group of rows, as the footer counts it."""
+    """One column of one row group, as the footer describes it."""
 
     physical: int  # Parquet's number of the type
     encodings: tuple[int, ...]
@@ -282,9 +284,9 @@ class ColumnChunk:
 
 
 def column_chunks(path: StrPath) -> list[ColumnChunk]:
-    """Every column chunk of a Parquet file; ValueError where the footer is damaged.
+    """List every column chunk of a Parquet file; raise ValueError if the footer is damaged.
 
-    Read without Arrow, whose process a damaged statistic can end. The footer is a Thrift structure in the
+    This does not use Arrow, which damaged statistics can crash. The footer is a Thrift structure in the
     compact protocol: fields by number, integers as variable bytes.
     """
     try:
@@ -298,7 +300,7 @@ def _chunk(fields: dict[int, Any]) -> ColumnChunk:
     names = tuple(name.decode("utf-8", "replace") for name in fields[3])
     counts = (fields[1], fields[5], fields[6], *fields[2])
     if not all(isinstance(count, int) for count in counts) or fields[5] < 0 or fields[6] < 0:
-        raise TypeError("a count is none")
+        raise TypeError("a count is not valid")
     return ColumnChunk(fields[1], tuple(fields[2]), names, fields[5], fields[6])
 
 
@@ -314,7 +316,7 @@ def _footer(path: StrPath) -> bytes:
 
 
 class _Compact:
-    """Reads structures of Thrift's compact protocol as dicts by the numbers of their fields."""
+    """Read structures of Thrift's compact protocol as dicts by the numbers of their fields."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.at = content, 0
@@ -344,7 +346,7 @@ class _Compact:
             return self._list(depth + 1)
         if kind == _STRUCT:
             return self.structure(depth + 1)
-        raise ValueError("the footer holds what Parquet does not use")
+        raise ValueError("the footer has a type that Parquet does not use")
 
     def _list(self, depth: int) -> list[Any]:
         if depth > _DEEP:
@@ -352,7 +354,7 @@ class _Compact:
         head = self._byte()
         count, kind = head >> 4, head & 15
         count = self._unsigned() if count == 15 else count
-        if count > len(self.content) - self.at:  # each takes a byte at least
+        if count > len(self.content) - self.at:  # each takes at least a byte
             raise ValueError("a list is longer than the footer")
         if kind in (_TRUE, _FALSE):
             return [self._byte() == _TRUE for _ in range(count)]

@@ -1,9 +1,9 @@
-"""Files that are whole or absent, also after a power loss, and digests that tell whether a file changed.
+"""Files that are whole or absent, even after a power loss, and digests that show whether a file changed.
 
-A file is written aside, synced and renamed, then its folder is synced.
+A file is written under a temporary name, synced and renamed; then its folder is synced.
 
-`XMIL_SYNC=0` leaves the syncing out, for disks where it is slow and results can be made again: a killed
-process still leaves whole files or none, a power loss may not.
+`XMIL_SYNC=0` turns syncing off, for slow disks and results that can be made again: a killed process still
+leaves whole files or none, but a power loss may not.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from xmil.core.journal import (
     syncs,
 )
 
-OPEN_FILES = (errno.EMFILE, errno.ENFILE)  # too many of them
-# What a disk says that takes no more.
+OPEN_FILES = (errno.EMFILE, errno.ENFILE)  # too many open files
+# Errors of a disk that accepts no more data.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-UNSYNCED = 64 << 20  # bytes after which the disk is asked to keep up
+UNSYNCED = 64 << 20  # bytes after which to sync a large file
 
 
 def write_atomically(path: StrPath, write: Callable[[str], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent.
 
-    A file in a run's folder is noted in the run's journal first.
+    A file in a run's folder is recorded in the run's journal first.
     """
     target = Path(path)
     run = owning_run(target)
@@ -59,14 +59,14 @@ def write_atomically(path: StrPath, write: Callable[[str], None]) -> None:
             sync_folder(target.parent)
             note_done(run, target)
         finally:
-            with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
+            with suppress(OSError):  # it stays on a disk that became read-only, but never counts as a result
                 Path(temporary).unlink(missing_ok=True)
 
 
 def write_folder(path: StrPath, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary folder beside `path`, then rename: stores such as Zarr's, whole or absent.
 
-    An older folder gives way only once the new one is complete.
+    An existing folder is only replaced once the new one is complete.
     """
     target = Path(path)
     run = owning_run(target)
@@ -112,10 +112,10 @@ def write_bytes(path: StrPath, content: bytes | memoryview) -> None:
 
 @contextmanager
 def create_hdf5(path: str) -> Iterator[tuple[Any, Callable[[], None]]]:
-    """Create an HDF5 file to be filled; the function beside it refuses what the disk has refused.
+    """Create an HDF5 file to fill, with a function that raises the first error of the disk.
 
-    HDF5 cannot end once a write of its own fails: the process crashes. So the file is written here, and a
-    full disk is an OSError when the file is closed, or whenever the function is called.
+    If HDF5 itself fails to write, the process crashes when the file is closed. So Python writes the file, and
+    a full disk is an OSError when the file is closed, or when the function is called.
     """
     import h5py
 
@@ -128,7 +128,7 @@ def create_hdf5(path: str) -> Iterator[tuple[Any, Callable[[], None]]]:
 
 
 class _Target(FileIO):
-    """A file whose first error is kept for `check`; what is written after it is let go."""
+    """A file that stores its first error for `check`, and ignores everything written after it."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "w+")
@@ -136,25 +136,25 @@ class _Target(FileIO):
         self.unsynced = 0
 
     def write(self, content: Any) -> int:
-        """Write all of the content, however many calls the system wants for it."""
+        """Write all of the content, in as many calls as the system needs."""
         view = memoryview(content).cast("B")
         done = 0
-        with self._kept():
+        with self._storing_error():
             while self.error is None and done < len(view):
                 done += super().write(view[done:])
             self.unsynced += done
-            if self.unsynced > UNSYNCED:  # so that the end of the file does not wait for all of it
+            if self.unsynced > UNSYNCED:  # so that closing the file does not sync all of it
                 sync_handle(self.fileno())
                 self.unsynced = 0
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        with self._kept():
+        with self._storing_error():
             super().truncate(size)
         return size or 0
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _storing_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -167,7 +167,7 @@ class _Target(FileIO):
 
 
 def remove_file(path: StrPath) -> None:
-    """Remove a file, where there is one; in a run's folder its journal says so."""
+    """Remove a file if it exists, and record that in the journal of its run."""
     target = Path(path)
     run = owning_run(target)
     if os.path.lexists(target):
@@ -177,7 +177,7 @@ def remove_file(path: StrPath) -> None:
 
 
 def note_as_it_is(path: StrPath) -> None:
-    """Note in the run's journal a file that another library writes under its final name."""
+    """Record a file that another library writes under its final name in the run's journal."""
     target = Path(path)
     run = owning_run(target)
     note_file(run, target, target)
@@ -185,7 +185,7 @@ def note_as_it_is(path: StrPath) -> None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path lies in a folder once links are followed."""
+    """Whether a path is in a folder after following links."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):  # links in a circle
@@ -193,7 +193,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last; nothing where the system cannot."""
+    """Sync the names in a folder, if the system can."""
     if syncs() and os.name == "posix":
         try:
             _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -211,21 +211,21 @@ def _sync(path: str | Path, flags: int) -> None:
 
 
 def _refusal(error: BaseException) -> OSError | None:
-    """What the system refused: the error itself, or one that a library has wrapped in its own."""
-    pending, known = [error], set[int]()
+    """Find the system's error: the error itself, or one that a library has wrapped in its own."""
+    pending, visited = [error], set[int]()
     while pending:
-        one = pending.pop()
-        if isinstance(one, OSError) and (one is error or one.errno in FULL):
-            return one
-        known.add(id(one))
-        inner = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
-        pending += [e for e in inner if isinstance(e, BaseException) and id(e) not in known]
+        current = pending.pop()
+        if isinstance(current, OSError) and (current is error or current.errno in FULL):
+            return current
+        visited.add(id(current))
+        inner = [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]
+        pending += [e for e in inner if isinstance(e, BaseException) and id(e) not in visited]
     return None
 
 
 @contextmanager
 def _naming(target: Path) -> Iterator[None]:
-    """Name the file in the error for what the system refuses within the block."""
+    """Name the file in errors of the system within the block."""
     try:
         yield
     except Exception as error:
@@ -239,10 +239,10 @@ def _naming(target: Path) -> Iterator[None]:
         raise WriteError(f"{target}: cannot be written ({reason}); {way}.") from None
 
 
-WHOLE = 1 << 20  # bytes up to which a file is read whole
-ENDS = 1 << 16  # bytes of its head and of its tail, of a longer one
-BLOCK, BLOCKS = 1 << 12, 64  # between them, spread evenly
-FILES = 64  # of a folder, whose bytes are looked at; of the others name and size
+WHOLE = 1 << 20  # bytes of the largest file that is read completely
+ENDS = 1 << 16  # bytes of head and tail of a longer file
+BLOCK, BLOCKS = 1 << 12, 64  # samples between them, spread evenly
+FILES = 64  # of a folder, to read; of the others only name and size count
 
 
 def file_digest(path: Path) -> str:
@@ -257,12 +257,11 @@ def file_digest(path: Path) -> str:
 
 
 def identity(path: StrPath, *, full: bool | None = None, times: bool = False) -> str:
-    """What a file or folder holds, in one word: its size, and a digest of head, tail and samples between.
+    """Identify the content of a file or folder by its size and a digest of head, tail and samples between.
 
-    A file up to 1 MiB is read whole. `full` reads every byte of every file, and says so in the word; by
-    default it is what the environment variable XMIL_FULL_DIGESTS says. `times`
-    counts the time of a file that is not read whole: a change between the samples is then seen, and a copy
-    is taken for another file.
+    A file up to 1 MiB is read completely. `full` reads every byte of every file, which the result states; its
+    default is the environment variable XMIL_FULL_DIGESTS. `times` adds the time of files that are not read
+    completely: this detects changes between the samples, but a copy counts as another file.
     """
     place = Path(path)
     full = reads_every_byte() if full is None else full
@@ -289,7 +288,7 @@ def identity(path: StrPath, *, full: bool | None = None, times: bool = False) ->
 
 
 def unchanged(path: StrPath, stored: object, *, full: bool | None = None, times: bool = False) -> bool:
-    """Whether a file holds what a stored word says; a sampled word does not do where a full one must."""
+    """Whether a file still has a stored identity; if a full one is required, a sampled one does not count."""
     if not isinstance(stored, str):
         return False
     full = reads_every_byte() if full is None else full
@@ -297,7 +296,7 @@ def unchanged(path: StrPath, stored: object, *, full: bool | None = None, times:
 
 
 def reads_every_byte() -> bool:
-    """Whether changed inputs are told from every byte, not from head, tail and samples."""
+    """Whether to detect changed inputs by every byte, not by head, tail and samples."""
     return os.environ.get("XMIL_FULL_DIGESTS", "") not in ("", "0")
 
 
@@ -309,14 +308,14 @@ def _files(path: Path) -> list[Path]:
 
 
 def add_file(digest: hashlib._Hash, file: Path) -> None:
-    """Take every byte of a file into a digest."""
+    """Add every byte of a file to a digest."""
     with file.open("rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
 
 
 def _parts(file: Path, size: int) -> Iterator[bytes]:
-    """The whole of a short file; head, samples and tail of a long one."""
+    """Read all of a short file; head, samples and tail of a long one."""
     with file.open("rb") as stream:
         if size <= WHOLE:
             yield stream.read()

@@ -1,6 +1,6 @@
 """Errors a user can act on: each message names the thing at fault and the way out.
 
-What stands where a file or folder was expected (nothing, a broken link, a pipe) is put into words here, too.
+Also descriptions of what is wrong with a path: nothing is there, a broken link, a pipe.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from os import PathLike
 from pathlib import Path
 
 StrPath = str | PathLike[str]
-LISTED = 10_000  # names of a folder among which a near one is looked for
+LISTED = 10_000  # names of a folder to search for a similar one
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 SPECIAL = "cannot be read (a pipe, socket or device, not a file)."
 _CHECK = "check its name, its rights and those of its folders."
 
 
 class XmilError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of the errors that this package raises."""
 
     def _render_traceback_(self) -> list[str]:
-        """What notebooks show: the sentence, which names the fault, without the way through our files."""
+        """Show only the message in notebooks, without a traceback through this package."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class InputError(XmilError, ValueError):
-    """A bag, target or parameter that cannot be used."""
+    """An unusable bag, target or parameter."""
 
 
 class UnknownNameError(XmilError, ValueError):
-    """A name that no registry entry, class or parameter has."""
+    """An unknown name of a registry entry, class or parameter."""
 
 
 class UnsupportedError(XmilError, ValueError):
@@ -47,19 +47,19 @@ class FileError(XmilError, ValueError):
 
 
 class StopError(XmilError):
-    """What makes going on with a run pointless: a full disk, a folder that cannot be written."""
+    """A reason to stop a run: a full disk, a folder without write access."""
 
 
 class WriteError(FileError):
-    """A file that the disk, the folder or the rights do not let be written, whatever is in it."""
+    """A file that cannot be written because of the disk, the folder or its permissions."""
 
 
 class CheckpointError(FileError):
-    """A checkpoint of an unknown family, or one whose keys do not fit its family."""
+    """A checkpoint of an unknown family, or with keys that do not fit its family."""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not among the known ones, with the nearest of them.
+    """Make the error for an unknown name, with the most similar known one.
 
     >>> print(unknown_name("method", "lpr", ["lrp", "ig"]))
     Unknown method 'lpr'. Did you mean 'lrp'? Known: ig, lrp.
@@ -71,7 +71,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
 
 def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names that are not among the known ones."""
+    """Refuse unknown names."""
     for name in names:
         if name not in known:
             raise unknown_name(kind, name, known)
@@ -81,7 +81,7 @@ LONGEST = 200  # characters of a value that an error quotes
 
 
 def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> InputError:
-    """The one sentence for a parameter out of its range.
+    """Make the error for a parameter out of its range.
 
     >>> print(bad_parameter("steps", "flip", "an int in the range [1, inf)", 0))
     The 'steps' parameter of flip must be an int in the range [1, inf). Got 0 instead.
@@ -100,13 +100,13 @@ def check_count(name: str, value: object, least: int = 1, most: int | None = Non
 
 
 def check_choice(name: str, value: object, choices: Iterable[object], *, owner: str) -> None:
-    """Refuse a parameter's value that is not one of the choices."""
+    """Refuse a value that is not one of the choices."""
     if value not in choices:
         raise bad_parameter(name, owner, f"one of {list(choices)}", value)
 
 
 def absent(path: StrPath, what: str = "file") -> str:
-    """Why a path is not the file, the folder or the "file or folder" that was asked for, and the way out.
+    """Say why a path is not a file, a folder or a "file or folder" (`what`), and the way out.
 
     >>> print(absent("nowhere.pt"))
     nowhere.pt: no such file.
@@ -129,7 +129,7 @@ def absent(path: StrPath, what: str = "file") -> str:
 
 
 def unreadable(path: StrPath, error: OSError | ValueError) -> str:
-    """Why a file could not be opened or read, and the way out.
+    """Say why a file could not be opened or read, and the way out.
 
     >>> print(unreadable(__file__, PermissionError(13, "Permission denied")).partition(": ")[2])
     cannot be read (Permission denied); check its rights, or copy it again.
@@ -141,15 +141,15 @@ def unreadable(path: StrPath, error: OSError | ValueError) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line; its type if it says nothing."""
+    """Write an error's message in one line, or its type if it has none."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @contextmanager
 def refuse_damage(fault: str, *, way: str = "", kinds: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Tell whatever a damaged file raises as one error: the fault, the reason in brackets, the way out.
+    """Convert any error from a damaged file to a FileError: the fault, the reason in brackets, the way out.
 
-    `kinds` are errors of the library that reads it, beside Python's own. Errors of this package pass.
+    `kinds` are errors of the library that reads it, in addition to Python's. Errors of this package pass.
 
     >>> with refuse_damage("a.csv: not numbers", way="write it again"):
     ...     float("b")
@@ -165,7 +165,7 @@ def refuse_damage(fault: str, *, way: str = "", kinds: tuple[type[Exception], ..
 
 
 def refused(error: OSError) -> str | None:
-    """What the system refused, by the file it names; None where it names none.
+    """Describe an error of the system with the file that it names; None if it names none.
 
     >>> refused(PermissionError(13, "Permission denied", "models/m.pt"))
     'models/m.pt: cannot be used (Permission denied); check its name, its rights and those of its folders.'
@@ -176,7 +176,7 @@ def refused(error: OSError) -> str | None:
 
 
 def not_made(folder: StrPath, error: OSError, option: str = "out=") -> str:
-    """Why a folder for results could not be made, and the way out.
+    """Say why a folder for results could not be made, and the way out.
 
     >>> print(not_made("/dev/null/run", NotADirectoryError(20, "Not a directory")))
     /dev/null/run: cannot be made (/dev/null is not a folder); choose another out=.

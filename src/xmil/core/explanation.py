@@ -21,16 +21,16 @@ from xmil.core.text import counted
 if TYPE_CHECKING:
     import pandas as pd
 
-JOINED = 0.01  # of a sample: what the mean variance of all counts for in that of each
+JOINED = 0.01  # weight, in samples, of the mean variance of all scores in that of each
 FEWEST_PAIRS = 32  # of orders and their reverse before sampled Shapley values may stop
-OTHER_FORMATS = (  # endings that would lie about a Parquet file
+OTHER_FORMATS = (  # suffixes of other formats than Parquet
     *(".csv", ".tsv", ".txt", ".json", ".jsonl", ".geojson", ".xls", ".xlsx"),
     *(".npz", ".npy", ".h5", ".hdf5", ".zarr", ".pkl", ".pickle", ".pt", ".safetensors"),
 )
-DRAWING, STORAGE = "xmil.heatmaps", "xmil.storage"  # higher layers: found by name when they are needed
+DRAWING, STORAGE = "xmil.heatmaps", "xmil.storage"  # higher layers, imported by name when needed
 
 
-PARTS = {  # of the explained output, as every page and picture names them
+PARTS = {  # of the explained output, with their names on pages and in pictures
     "instances": "Patches",
     "class_token": "Class token",
     "bias": "Bias",
@@ -43,12 +43,12 @@ PARTS = {  # of the explained output, as every page and picture names them
 
 @dataclass(frozen=True)
 class Audit:
-    """Where the explained output went: `output` is the sum of all the other shares.
+    """The shares that the explained `output` is the sum of.
 
     `class_token` reached parameters that are concatenated as tokens, `bias` reached added constants,
-    `epsilon` was swallowed by stabilisers, `baseline` is what a bag of baseline instances would get,
-    `cut` stopped at constants that depend on the input, `other` is what none of these explains: near zero,
-    or the explanation does not account for the output.
+    `epsilon` was absorbed by stabilisers, `baseline` is the share of a bag of baseline instances, `cut`
+    stopped at constants that depend on the input, and `other` is unexplained: if it is not close to zero, the
+    explanation does not account for the output.
 
     >>> Audit(output=2.0, instances=1.5, bias=0.5)
     Audit(output=2, instances=1.5, class_token=0, bias=0.5, epsilon=0, other=0, baseline=0, cut=0)
@@ -65,7 +65,7 @@ class Audit:
 
     @classmethod
     def close(cls, **shares: float) -> Audit:
-        """The audit whose `other` is what the given shares leave unexplained."""
+        """Make the audit of some shares; `other` is the rest of the output."""
         explained = sum(value for key, value in shares.items() if key != "output")
         return cls(**shares, other=shares["output"] - explained)
 
@@ -78,7 +78,7 @@ class Audit:
 
 
 def mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
-    """The mean of several audits, share by share; None if one of them is missing."""
+    """Average several audits, share by share; None if one of them is missing."""
     each = [audit.as_dict() for audit in audits if audit is not None]
     if len(each) < len(audits):
         return None
@@ -91,10 +91,10 @@ class Explanation(Placed):
 
     `output` is the explained number, `logits` are the model's. `signed` says whether the sign of a score
     means anything. `audit` is None for methods that do not conserve. `bag` is the slide's name.
-    `patches` are the bag's, with `coords`, `patch_size` and the like as attributes here. For an ensemble
+    `patches` are the bag's; their `coords`, `patch_size` and so on are also attributes here. For an ensemble
     `scores` are the mean over its models and `spread` (n,) their standard deviation. `stderr` (n,) is the
     standard error of sampled scores, `stable` (n,) says where the sign is sure, and `warnings` are sentences
-    that belong beside the scores wherever they are shown.
+    to show wherever the scores are shown.
     """
 
     scores: FloatArray
@@ -164,24 +164,24 @@ class Explanation(Placed):
         return f"Explanation({self.column}{where}, {len(self)} scores, output={self.output:.6g}{doubts})"
 
     def boxes(self) -> IntArray:
-        """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
+        """Compute level-0 boxes (n, 4) as x0, y0, x1, y1; if they are unknown, say why in the error."""
         return self.patches.boxes(f"The explanation of {self.bag!r}" if self.bag else "The explanation")
 
     def placed(self, *, mpp: float | None = None, patch_size: int | None = None) -> Explanation:
-        """The explanation with level-0 coordinates from `raw_coords` and the slide's mpp or patch edge."""
+        """Compute level-0 coordinates from `raw_coords` and the slide's mpp or patch edge."""
         return replace(self, patches=self.patches.placed(mpp, patch_size=patch_size))
 
     def take(self, rows: Any, patches: Patches | None = None) -> Explanation:
-        """The scores of some rows, with the account of the whole; `patches` where theirs are known better."""
+        """Select some rows, with the audit of all; `patches` replaces theirs if it is known better."""
         names = ("scores", "spread", "relevance", "stderr", "stable")
         own: dict[str, Any] = {k: v[rows] for k in names if (v := getattr(self, k)) is not None}
         return replace(self, patches=self.patches.take(rows) if patches is None else patches, **own)
 
     def interval(self, level: float = 0.95) -> tuple[FloatArray, FloatArray]:
-        """The lower and upper bound (n,) of each score's mean over all sub-bags or orders.
+        """Compute the lower and upper bound (n,) of each score's mean over all sub-bags or orders.
 
-        A little wider than `stderr` alone would say: a share of the mean variance of all patches joins that
-        of each, for those whose scores rare sub-bags decide.
+        The interval is a little wider than by `stderr` alone: the variance of each patch includes a share of
+        the mean variance of all, for patches whose scores depend on rare sub-bags.
 
         >>> e = Explanation(np.array([0.5, 0.0]), np.zeros(2), 0.0, "lrp", Target(1), True,
         ...                 stderr=np.array([0.1, 0.0]), params={"contexts": 24, "keep": 0.5})
@@ -196,7 +196,7 @@ class Explanation(Placed):
                 if self.params.get("contexts") is not None
                 else f"The scores of {self.method!r} have no standard errors; take contexts=24, or 'shapley'."
             )
-        if self.params.get("contexts") is not None:  # what each score is the mean of, at the least
+        if self.params.get("contexts") is not None:  # the least number of sub-bags per score
             keep = self.params.get("keep", 0.5)
             samples = int(self.params["contexts"] * (0.5 if keep is None else keep) + 1e-9)
         elif self.method == "one_added":
@@ -212,22 +212,22 @@ class Explanation(Placed):
         return f"{self.method}:{self.target}"
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write this explanation as a Parquet table; see `xmil.storage` for several in one."""
+        """Write this explanation as a Parquet table; see `xmil.storage` for several in one file."""
         if PurePath(path).suffix.lower() in OTHER_FORMATS:
             raise InputError(
                 f"{path}: an explanation is saved as Parquet, with its audit; end the name in .parquet, or "
-                "write its table alone with e.to_pandas().to_csv(...)."
+                "write only its table with e.to_pandas().to_csv(...)."
             )
         import_module(STORAGE).write_explanations([self], path)
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, method: str | None = None, target: Any = None) -> Explanation:
-        """Read one explanation; name the method and target where the file holds several."""
+        """Read one explanation; name the method and target if the file has several."""
         stored: Explanation = import_module(STORAGE).read_explanation(path, method=method, target=target)
         return stored
 
     def to_pandas(self) -> pd.DataFrame:
-        """A table of one row per patch: level-0 corner where it is known, score, and what goes with it.
+        """Make a table with one row per patch: level-0 corner if known, score, standard error and so on.
 
         >>> e = Explanation(np.array([0.5, -1.0]), np.zeros(2), 0.0, "lrp", Target(1), True)
         >>> e.to_pandas()["score"].tolist()
@@ -242,7 +242,7 @@ class Explanation(Placed):
         return pd.DataFrame({**corners, "score": self.scores, **extra}, index=index)
 
     def top(self, k: int = 20) -> pd.DataFrame:
-        """The k patches with the highest scores, the highest first; fewer where the bag is smaller.
+        """List the k patches with the highest scores, highest first; fewer if the bag is smaller.
 
         >>> e = Explanation(np.array([0.5, -1.0, 2.0]), np.zeros(2), 0.0, "lrp", Target(1), True)
         >>> e.top(2).index.tolist()
@@ -253,11 +253,11 @@ class Explanation(Placed):
         return self.to_pandas().sort_values("score", ascending=False, kind="stable").head(int(k))
 
     def to_anndata(self) -> Any:
-        """This explanation as AnnData, for scanpy and LazySlide: scores in X, places in obsm["spatial"]."""
+        """Convert to AnnData, for scanpy and LazySlide: scores in X, places in obsm["spatial"]."""
         return import_module(DRAWING).to_anndata([self])
 
     def plot(self, slide: Any = None, **look: Any) -> Any:
-        """Draw the scores: a heatmap where the patches have places, else by rank; see `xmil.heatmap`."""
+        """Draw the scores: a heatmap if the patches have places, else by rank; see `xmil.heatmap`."""
         return import_module(DRAWING).plot(self, slide, **look)
 
     def _repr_html_(self) -> str:
@@ -265,15 +265,15 @@ class Explanation(Placed):
 
 
 def half_interval(stderr: npt.ArrayLike, samples: int, *, level: float = 0.95) -> npt.NDArray[np.float64]:
-    """Half the width of the interval of each of many means, from their standard errors (n,).
+    """Compute half the width of the interval of each of many means, from their standard errors (n,).
 
-    Few samples of a skewed quantity often miss what makes it vary, and its variance seems to be next to
-    none. So a small share of the mean variance of all joins that of each; the quantile is Student's.
+    Few samples of a skewed quantity often miss its rare values and underestimate its variance. So the
+    variance of each includes a small share of the mean variance of all; the quantile is Student's.
 
     >>> half_interval([0.1, 0.0], 12).round(3).tolist()
     [0.22, 0.005]
     """
-    from scipy.stats import t as student  # not at the top: reading explanations does without scipy
+    from scipy.stats import t as student  # not at the top: reading explanations needs no scipy
 
     squares = np.square(np.asarray(stderr, dtype=np.float64))
     joined = ((samples - 1) * squares + JOINED * squares.mean()) / (samples - 1 + JOINED)
@@ -283,7 +283,7 @@ def half_interval(stderr: npt.ArrayLike, samples: int, *, level: float = 0.95) -
 
 @dataclass(frozen=True)
 class MethodCard:
-    """A method as readers know it: a title for pictures, and a short one for tables."""
+    """The titles of a method: one for pictures, and a short one for tables."""
 
     title: str
     short: str
@@ -308,33 +308,33 @@ CARDS = {
 
 
 def measured_against(method: str, params: Mapping[str, Any]) -> str:
-    """What scores are measured against, in words; empty if nothing is recorded of it.
+    """Describe what scores are measured against; empty if nothing is recorded.
 
     >>> measured_against("lrp", {"baseline": "mean of 90 patches", "background": "checkpoint 3fa2"})
     'compared with the mean of 90 patches of the checkpoint'
     >>> measured_against("lrp", {"baseline": None}), measured_against("one_added", {"company_from": "bag"})
     ('without a background', 'beside patches of the bag')
     """
-    whose = {"checkpoint": "the checkpoint", "user": "the background that was named", "bag": "the bag"}
+    sources = {"checkpoint": "the checkpoint", "user": "the background that was named", "bag": "the bag"}
     if method == "one_added":
-        source = whose.get(str(params.get("company_from")))
+        source = sources.get(str(params.get("company_from")))
         return f"beside patches of {source}" if source else ""
     if "baseline" not in params:
         return ""
     if params["baseline"] is None:
         return "without a background" if method == "lrp" else ""
-    name, source = str(params["baseline"]), whose.get(str(params.get("background", "")).partition(" ")[0])
+    name, source = str(params["baseline"]), sources.get(str(params.get("background", "")).partition(" ")[0])
     return f"compared with the {name}" + (f" of {source}" if source else "")
 
 
 def measured_columns(columns: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The same for the columns of a file, one line for each method that has it."""
+    """Describe it for the columns of a file, one line for each method that records it."""
     words = {c["method"]: measured_against(c["method"], c.get("params") or {}) for c in columns}
     return [f"{method} {text}" for method, text in words.items() if text]
 
 
 def card_of(method: str) -> MethodCard:
-    """The card of a method; one that is not ours goes by its name.
+    """Find the card of a method; the titles of an unknown one are its name.
 
     >>> card_of("ig").title, card_of("my_method").short
     ('Integrated gradients', 'my_method')

@@ -1,4 +1,4 @@
-"""What an explanation says inside single patches: one map per patch, with its audit."""
+"""Explanations of the inside of patches: one map per patch, with its audit."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ class Inside:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the maps as one compressed NumPy file, whole or not at all."""
-        about = {key: getattr(self, key) for key in ("method", "target", "encoder", "bag", "warnings")}
+        facts = {key: getattr(self, key) for key in ("method", "target", "encoder", "bag", "warnings")}
         arrays = {"maps": self.maps, "boxes": self.boxes, "patches": self.patches, **asdict(self.audit)}
-        import_module(STORAGE).save_arrays(path, arrays, {"layout": LAYOUT, **about})
+        import_module(STORAGE).save_arrays(path, arrays, {"layout": LAYOUT, **facts})
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Inside:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
 
-        def build(arrays: dict[str, Any], about: dict[str, Any]) -> Inside:
-            about.pop("layout")
+        def build(arrays: dict[str, Any], facts: dict[str, Any]) -> Inside:
+            facts.pop("layout")
             audit = InsideAudit(**{key: arrays.pop(key) for key in ("score", "spatial", "constant", "other")})
-            return cls(arrays["maps"], arrays["boxes"], arrays["patches"], audit, **about)
+            return cls(arrays["maps"], arrays["boxes"], arrays["patches"], audit, **facts)
 
-        what, way_out = "file of maps inside patches", "make it again"
-        stored: Inside = import_module(STORAGE).load_arrays(path, build, what, way_out)
+        kind, way_out = "file of maps inside patches", "make it again"
+        stored: Inside = import_module(STORAGE).load_arrays(path, build, kind, way_out)
         return stored
 
     def plot(self, slide: Any = None, **look: Any) -> Any:
-        """A sheet of the patches with their maps; over the tissue where the slide is given."""
+        """Draw a sheet of the patches with their maps, over the tissue if there is a slide."""
         return import_module(DRAWING).draw_inside(self, slide, **look)

@@ -1,4 +1,4 @@
-"""Interactions: which pairs of patches, or of groups of patches, act together."""
+"""Interactions: pairs of patches, or of groups of patches, that act together."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CORNERS = ("x0", "y0", "other_x0", "other_y0")
 class Interactions:
     """Pairs (k, 2) of instances by falling |value|, for one target of one bag.
 
-    `values` (k,) are Shapley interaction indices, positive where the two say more together than one by one,
-    with their standard errors; `alone` (k,) is what a pair adds to its members where nothing else is in the
-    bag. With groups, pairs index `names`, and `groups` (n,) says which group each instance is in. `output`
-    is the explained number of the full bag. `corners` (k, 4): level-0 x0, y0 of both patches.
+    `values` (k,) are Shapley interaction indices, positive if the two add more together than separately, with
+    their standard errors; `alone` (k,) is what a pair adds to its members if the bag has no other instances.
+    With groups, pairs index `names`, and `groups` (n,) is the group of each instance. `output` is the
+    explained number of the full bag. `corners` (k, 4) has level-0 x0, y0 of both patches.
     """
 
     pairs: IntArray
@@ -56,11 +56,11 @@ class Interactions:
 
     @property
     def sure(self) -> npt.NDArray[np.bool_]:
-        """Where the value is beyond three standard errors."""
+        """Whether each value is beyond three standard errors."""
         return np.asarray(np.abs(self.values) > 3 * self.stderr)
 
     def lines(self) -> Floats:
-        """Level-0 segments (k, 4) between the centres of each pair's patches, as x0, y0, x1, y1."""
+        """Compute level-0 segments (k, 4) between the centres of each pair's patches, as x0, y0, x1, y1."""
         if self.corners is None or self.patch_size is None:
             raise InputError(
                 "The interactions have no places: groups have none, and a bag needs coords and a patch edge."
@@ -68,7 +68,7 @@ class Interactions:
         return np.asarray(self.corners + 0.5 * self.patch_size, dtype=np.float64)
 
     def to_pandas(self) -> pd.DataFrame:
-        """A table of one row per pair: both instances or groups, value, standard error, the pair alone."""
+        """Make a table with a row per pair: its members, value, standard error, and the pair alone."""
         import pandas as pd
 
         members = self.pairs if self.names is None else np.array(self.names, dtype=object)[self.pairs]
@@ -83,6 +83,6 @@ class Interactions:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Interactions:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         stored: Interactions = import_module(STORAGE).read_interactions(path)
         return stored

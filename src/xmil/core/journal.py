@@ -1,11 +1,11 @@
-"""The journal of a run's files: path, size and digest of each, noted before the file gets its name.
+"""The journal of a run's files: path, size and digest of each, recorded before the file gets its name.
 
-A run's folder has a `manifest.jsonl`. Its first line says how many files the sorted list below it has, and
-the digest of that list; lines after the list are the journal, to which whoever writes a file in the folder
-appends: workers, other machines, the viewer. A line comes before the rename and one without a path after
-it, so that after a kill a file is as its last line says, or as the one before. `by` tells writers apart: only
-the last line of each may be of a file that did not get its name. `xmil.storage.manifest` reads the journal
-and folds it into the list.
+A run's folder has a `manifest.jsonl`. Its first line has the number of files in the sorted list below it, and
+the digest of that list; the lines after the list are the journal. Every writer of files in the folder appends
+to it: workers, other machines, the viewer. One line precedes the rename, and one without a path follows it,
+so that after a kill a file matches its last line, or the one before. `by` distinguishes writers: only the
+last line of each may name a file that did not get its name. `xmil.storage.manifest` reads the journal and
+folds it into the list.
 """
 
 from __future__ import annotations
@@ -26,58 +26,58 @@ from typing import Any
 from xmil.core.errors import WriteError, bad_parameter
 
 SYNC = "XMIL_SYNC"
-UNABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)  # file systems that sync nothing
+UNABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)  # errors of file systems without sync
 RUN, MANIFEST = "run.json", "manifest.jsonl"
-MARK = b'{"xmil": "manifest"'  # begins a manifest; a file of the user's under its name does not
-LEVELS = 8  # folders above a file in which its run is looked for
+MARK = b'{"xmil": "manifest"'  # start of a manifest; a user's file of the same name lacks it
+LEVELS = 8  # folders above a file to search for its run
 Entry = dict[str, Any]
 
 
 def owning_run(path: Path) -> Path | None:
-    """The run's folder that a path lies in, the innermost; refused where a link leads to it from there.
+    """Find the innermost run that a path is in; refuse paths that pass through a link inside the run.
 
-    Runs may come from anyone: a link in one would have results written, and files replaced, elsewhere.
+    Runs may come from anyone: through a link, results would be written, and files replaced, elsewhere.
     """
-    place, linked, innermost = Path(os.path.abspath(path)), None, None
+    place, link, innermost = Path(os.path.abspath(path)), None, None
     for folder in islice((place, *place.parents), LEVELS):
         owns = folder != place and is_run(folder)
-        if owns and linked is not None:
+        if owns and link is not None:
             raise WriteError(
-                f"{linked}: a link inside the run {folder}; results are not written through links. Remove "
+                f"{link}: a link inside the run {folder}; results are not written through links. Remove "
                 "it, or choose another out=."
             )
         innermost = innermost or (folder if owns else None)
         if os.path.islink(folder) and folder != place:
-            linked = folder
+            link = folder
     return innermost
 
 
 def note_file(run: Path | None, target: Path, written: Path) -> None:
-    """Note in the run's journal that the file, store or run `written` is about to be called `target`."""
+    """Record in the run's journal that the file, store or run `written` will be renamed to `target`."""
     _note(run, target, lambda: {"run": True} if is_run(written) else describe(written))
 
 
 def note_removal(run: Path | None, target: Path) -> None:
-    """Note in the run's journal that a file is about to be removed."""
+    """Record in the run's journal that a file is about to be removed."""
     _note(run, target, lambda: {"removed": True})
 
 
 def note_failure(run: Path | None, target: Path) -> None:
-    """Note that what this writer noted last, of `target`, did not take place."""
-    with suppress(OSError):  # a full disk: then the writer's last line stays in doubt
+    """Record that this writer's last change, of `target`, failed."""
+    with suppress(OSError):  # on a full disk the writer's last line stays uncertain
         _note(run, target, lambda: {"failed": True})
 
 
 def note_done(run: Path | None, target: Path) -> None:
-    """Note that what this writer noted last, of `target`, has taken place."""
+    """Record that this writer's last change, of `target`, is complete."""
     if run is not None and target.name != MANIFEST and is_manifest(run / MANIFEST):
         append(run, {}, lasting=False)
 
 
 def _note(run: Path | None, target: Path, entry: Callable[[], Entry]) -> None:
     if run is not None and target.name != MANIFEST and is_manifest(run / MANIFEST):
-        path, about = Path(os.path.abspath(target)).relative_to(run).as_posix(), entry()
-        append(run, {"run": path} if "run" in about else {"path": path, **about})
+        path, facts = Path(os.path.abspath(target)).relative_to(run).as_posix(), entry()
+        append(run, {"run": path} if "run" in facts else {"path": path, **facts})
 
 
 def is_run(folder: Path) -> bool:
@@ -86,7 +86,7 @@ def is_run(folder: Path) -> bool:
 
 
 def describe(path: Path) -> Entry:
-    """The size and SHA-256 of a file; of a store that is a folder those of its files, and their number."""
+    """Describe a file by size and SHA-256; a store in a folder by those of its files, and their number."""
     if not path.is_dir():
         return {"size": path.stat().st_size, "sha256": _digest(path)}
     files = store_files(path)
@@ -98,7 +98,7 @@ def describe(path: Path) -> Entry:
 
 
 def store_files(folder: Path) -> list[tuple[str, Path]]:
-    """The files of a store by their paths from it, hidden ones and links to folders too."""
+    """List the files of a store by relative path, including hidden ones and links to folders."""
     walk = ((Path(place), folders, names) for place, folders, names in os.walk(folder))
     inner = (
         place / name
@@ -114,7 +114,7 @@ def _digest(path: Path) -> str:
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether a file is a manifest of ours; a link, a pipe or a user's file of that name is not."""
+    """Whether a file is a manifest; a link, a pipe or a user's file of that name is not."""
     try:
         with opened(path, os.O_RDONLY) as handle:
             return os.read(handle, len(MARK)) == MARK
@@ -123,21 +123,21 @@ def is_manifest(path: Path) -> bool:
 
 
 def append(run: Path, line: Mapping[str, Any], *, lasting: bool = True) -> None:
-    """Append a line to the run's journal, whole, whoever else appends; synced where files are."""
+    """Append a whole line to the run's journal, safe with other writers; sync it if files are synced."""
     text = json.dumps({**line, "by": _writer(os.getpid(), threading.get_ident())}).encode() + b"\n"
-    with suppress(PermissionError):  # another user's run: what is added to it is not its own
+    with suppress(PermissionError):  # another user's run, which need not record this file
         while not _append(run / MANIFEST, text, lasting=lasting):
             pass
 
 
 def _append(path: Path, text: bytes, *, lasting: bool) -> bool:
-    """Append a line; False if the manifest was replaced while we waited for it."""
+    """Append a line; return False if the manifest was replaced while waiting for the lock."""
     with opened(path, os.O_RDWR | os.O_APPEND) as handle:
         lock(handle)
         if not os.path.samestat(os.fstat(handle), os.stat(path)):
             return False
         size = os.fstat(handle).st_size
-        if size and os.pread(handle, 1, size - 1) != b"\n":  # half a line, of a writer that died
+        if size and os.pread(handle, 1, size - 1) != b"\n":  # half a line from a writer that died
             text = b"\n" + text
         if os.write(handle, text) < len(text):
             os.ftruncate(handle, size)
@@ -148,8 +148,8 @@ def _append(path: Path, text: bytes, *, lasting: bool) -> bool:
 
 
 @cache
-def _writer(process: int, thread: int) -> str:  # noqa: ARG001 - what tells writers apart
-    """A name for this thread of this process, on whatever machine."""
+def _writer(process: int, thread: int) -> str:  # noqa: ARG001 - keys of the cache
+    """Make a name for this thread of this process, unique across machines."""
     return secrets.token_hex(4)
 
 
@@ -165,7 +165,7 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def lock(handle: int) -> None:
-    """Wait until no other has the open file locked, and lock it until it is closed, where systems can."""
+    """Wait for the lock on an open file, and hold it until the file is closed, if the system can."""
     with suppress(ImportError, OSError):
         import fcntl
 
@@ -181,7 +181,7 @@ def syncs() -> bool:
 
 
 def sync_handle(handle: int) -> None:
-    """Make the content of an open file last; nothing where it is not asked for or the system cannot."""
+    """Sync an open file, if syncing is on and the system can."""
     if syncs():
         try:
             os.fsync(handle)

@@ -1,7 +1,7 @@
-"""What a pickle would allocate, found out before it is loaded: a dry run in which nothing is made.
+"""Find out what a pickle would allocate before loading it, by a dry run that allocates nothing.
 
-Torch's restricted unpickler runs no foreign code, but it does call a few functions whose result can be far
-larger than the pickle: buffers by their length, codecs that double their input, tensors by their shape.
+Torch's restricted unpickler runs no foreign code, but it calls a few functions with results far larger than
+the pickle: buffers by their length, codecs that double their input, tensors by their shape.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import IO, Any, ClassVar
 from xmil.core.budget import allowance, check_archive, check_budget
 from xmil.core.errors import FileError
 
-DEEP = 16  # tuples within tuples; hashing one takes time that doubles with each level
-_LEGACY = 6  # pickles at the head of a file of torch's old layout
+DEEP = 16  # levels of nested tuples; the time to hash one doubles with each level
+_LEGACY = 6  # pickles at the start of a file in torch's old layout
 
 
 class PurePickle(pickle._Unpickler):
-    """Python's own unpickler in Python: its memo is a dictionary, not an array as long as the file says.
+    """Python's unpickler in pure Python: its memo is a dictionary, not an array of a length set by the file.
 
-    Tuples of tuples of tuples are refused: as keys of a dictionary they would be hashed for ever.
+    Deeply nested tuples are refused: as keys of a dictionary, they would take forever to hash.
     """
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
@@ -36,9 +36,9 @@ class PurePickle(pickle._Unpickler):
         new = self.stack[-1]  # type: ignore[attr-defined]
         depths = self.__dict__.setdefault("_depths", {})
         deepest = max((depths.get(id(item), (0,))[0] for item in new), default=0)
-        depths[id(new)] = (deepest + 1, new)  # held, so that the number stays its own
+        depths[id(new)] = (deepest + 1, new)  # kept alive, so that its id stays unique
         if deepest >= DEEP:
-            raise FileError("its pickle nests tuples too deeply; it is damaged or a trap.")
+            raise FileError("its pickle nests tuples too deeply; it is damaged or malicious.")
 
     for _code in (*pickle.TUPLE, *pickle.TUPLE1, *pickle.TUPLE2, *pickle.TUPLE3):
         dispatch[_code] = partial(lambda self, opcode: self._tuple(opcode), opcode=_code)
@@ -63,20 +63,20 @@ def check_torch_file(path: Path) -> None:
 
 
 def _dry_run(stream: IO[bytes], path: Path, *, pickles: int) -> None:
-    """Follow the pickle with stand-ins that only count; what is no pickle is left to the loader."""
-    ledger = _Count(path, allowance(path.stat().st_size))
+    """Run the pickle with stand-ins that only count; leave anything that is not a pickle to the loader."""
+    count = _Count(path, allowance(path.stat().st_size))
     for _ in range(pickles):
         try:
-            _DryRun(stream, ledger).load()
+            _DryRun(stream, count).load()
         except FileError as error:
-            why = str(error)
-            raise FileError(why if why.startswith(str(path)) else f"{path}: {why}") from None
+            text = str(error)
+            raise FileError(text if text.startswith(str(path)) else f"{path}: {text}") from None
         except Exception:
             return
 
 
 class _Count:
-    """Bytes that the calls of a pickle would make."""
+    """Count the bytes that the calls of a pickle would allocate."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path, self.limit, self.total = path, limit, 0
@@ -88,7 +88,7 @@ class _Count:
 
 
 class _DryRun(PurePickle):
-    """Calls become stand-ins; strings, numbers and containers are as small as the file."""
+    """Replace calls by stand-ins; strings, numbers and containers are only as large as the file."""
 
     def __init__(self, stream: IO[bytes], count: _Count) -> None:
         super().__init__(stream, encoding="utf-8")
@@ -96,14 +96,14 @@ class _DryRun(PurePickle):
 
     def find_class(self, module: str, name: str) -> Any:
         make = _SIZES.get((module, name), _tensor_size if name.endswith("Tensor") else lambda *_: 0)
-        return type(name or "Made", (_Made,), {"count": self._count, "size": staticmethod(make)})
+        return type(name or "StandIn", (_StandIn,), {"count": self._count, "size": staticmethod(make)})
 
     def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002 - a storage, whose bytes are in the file
         return None
 
 
-class _Made:
-    """Stands for what a call would give: it has a length, and takes any state."""
+class _StandIn:
+    """Replaces the result of a call: it has a length, and takes any state."""
 
     count: _Count
     size: Callable[..., int]
@@ -116,13 +116,13 @@ class _Made:
         return self.length
 
     def __setstate__(self, _: Any) -> None:
-        """Nothing is kept."""
+        """Ignore the state."""
 
     __setitem__ = append = extend = add = lambda *_: None
 
 
 def _encoded(text: Any, codec: Any = "utf-8", *_: Any) -> int:
-    """Latin-1 keeps the length, which is all that NumPy asks for; other codecs may double it."""
+    """Latin-1, which NumPy uses, keeps the length; other codecs may increase it."""
     return len(text) * (1 if codec in ("latin1", "latin-1") else 4)
 
 
@@ -136,8 +136,8 @@ def _tensor_size(*shape: Any) -> int:
 
 
 def _array_size(_kind: Any = None, shape: Any = (), code: Any = b"b", *_: Any) -> int:
-    """NumPy pickles an empty array of bytes and then its state; any other shape or type is made at once."""
-    single = code in (b"b", "b") or (isinstance(code, _Made) and len(code) == 1)  # of eight bytes at most
+    """NumPy pickles an empty array of bytes and then its state; other arrays are allocated at once."""
+    single = code in (b"b", "b") or (isinstance(code, _StandIn) and len(code) == 1)  # at most eight bytes
     return _tensor_size(shape) if single else 1 << 62
 
 

@@ -1,4 +1,4 @@
-"""Named things that others bring: entries of registries, and functions of the user's by `module:function`."""
+"""Named extensions: entries of registries, and users' functions by `module:function`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from xmil.core.errors import FileError, InputError, absent, unknown_name
 
 logger = logging.getLogger(__name__)
 SUFFIX = ".py"
-LOADING = threading.RLock()  # one for all registries: a plugin may look into another one
+LOADING = threading.RLock()  # one for all registries, because a plugin may use another registry
 T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names mapped to objects; the entry points of the group are loaded on the first look.
+    """Names mapped to objects; the entry points of the group are loaded on the first look-up.
 
     >>> verbs: Registry[object] = Registry("verb", group="xmil.verbs")
     >>> _ = verbs.add("greet", lambda: "hello")
@@ -41,14 +41,14 @@ class Registry(Generic[T]):
         self._plugins_loaded = False
 
     def add(self, name: str, entry: T, *, replace: bool = False) -> T:
-        """File an entry under a name; a name can be taken once, unless it is to be replaced."""
+        """Add an entry under a new name; with `replace`, the name may exist."""
         if name in self._entries and not replace:
             raise InputError(f"The {self.kind} {name!r} is registered already; choose another name.")
         self._entries[name] = entry
         return entry
 
     def register(self, name: str) -> Callable[[T], T]:
-        """`add` as a decorator."""
+        """Decorator that adds an entry."""
         return lambda entry: self.add(name, entry)
 
     def __getitem__(self, name: str) -> T:
@@ -65,13 +65,13 @@ class Registry(Generic[T]):
         return iter(sorted(self._entries))
 
     def _load_plugins(self) -> None:
-        """Import what installed packages name under the group; a broken plugin is logged, not fatal."""
+        """Import the entry points of the group; log broken plugins."""
         if self._plugins_loaded:
             return
-        with LOADING:  # other threads wait until all are there
+        with LOADING:  # other threads wait until all are loaded
             if self._plugins_loading or self._plugins_loaded:
                 return
-            self._plugins_loading = True  # a plugin that looks into its own registry sees what there is
+            self._plugins_loading = True  # a plugin may use its own registry while loading
             for point in entry_points(group=self.group):
                 try:
                     point.load()
@@ -83,9 +83,9 @@ class Registry(Generic[T]):
 
 
 def load_function(name: str, *, kind: str) -> Callable[..., Any]:
-    """The function that `module:function` or `file.py:function` names; `kind` says in errors what it is for.
+    """Load the function that `module:function` or `file.py:function` names; errors name its `kind`.
 
-    Modules are looked for in the current folder too, and those that a file imports beside it.
+    Modules may also be in the current folder, and modules that a file imports beside that file.
 
     >>> load_function("math:hypot", kind="method")(3, 4)
     5.0
@@ -101,7 +101,7 @@ def load_function(name: str, *, kind: str) -> Callable[..., Any]:
 
 
 def load_module(place: str, *, kind: str) -> ModuleType:
-    """A module by its name, or by its file where the name ends with `.py`."""
+    """Import a module by its name, or by its file if the name ends with `.py`."""
     path = Path(place)
     if path.suffix == SUFFIX and not path.is_file():
         raise FileError(absent(path))
@@ -116,13 +116,13 @@ def load_module(place: str, *, kind: str) -> ModuleType:
 
 
 def source_file(name: str) -> Path | None:
-    """The file that holds a named function, where its module has one."""
+    """Find the file of a named function, if its module has one."""
     file = getattr(load_module(name.rpartition(":")[0], kind="function"), "__file__", None)
     return None if file is None else Path(file)
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Runs the file as it is now; its name among the modules tells it from others of that name."""
+    """Run the current content of a file, under a module name that is unique to its path."""
     name = f"xmil_file_{path.stem}_{crc32(str(path).encode()):08x}"
     loader = _Uncached(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
@@ -137,7 +137,7 @@ def _run_file(path: Path) -> ModuleType:
 
 
 class _Uncached(SourceFileLoader):
-    """Compiles the file each time: cached bytecode goes by the second, in which a file may change."""
+    """Compile the file each time: cached bytecode is dated in seconds, and would miss quick changes."""
 
     def get_code(self, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
@@ -146,7 +146,7 @@ class _Uncached(SourceFileLoader):
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """The folder is on the path of imports within the block."""
+    """Put a folder on the import path within the block."""
     importlib.invalidate_caches()
     sys.path.insert(0, str(folder))
     try:
@@ -157,7 +157,7 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def is_function_name(text: str) -> bool:
-    """Whether a text reads as `module:function` or `file.py:function`, and is no file.
+    """Whether a text looks like `module:function` or `file.py:function`, and is not a file.
 
     >>> is_function_name("mine:build"), is_function_name("nets/mine.py:build"), is_function_name("model.pt")
     (True, True, False)
@@ -165,7 +165,7 @@ def is_function_name(text: str) -> bool:
     place, _, function = text.rpartition(":")
     if not place or not function.isidentifier():
         return False
-    with suppress(OSError):  # too long for the name of a file
+    with suppress(OSError):  # too long for a file name
         if Path(text).exists():
             return False
     return place.endswith(SUFFIX) or all(part.isidentifier() for part in place.split("."))

@@ -1,7 +1,7 @@
-"""Requests: what a command is asked to do, as one frozen object whose options are declared once.
+"""Requests: the options of a command, declared once, as one frozen object.
 
-A field carries its type, its default and its help. The Python function builds the request from its keywords,
-the command line from its options; run.json keeps it, and workers receive it as it is.
+A field has a type, a default and a help text. The Python function builds the request from its keywords, the
+command line from its options; run.json stores it, and workers receive it unchanged.
 """
 
 from __future__ import annotations
@@ -35,20 +35,18 @@ from typing import (
 from xmil.core.errors import InputError, bad_parameter
 
 KEY = "option"
-MOST_PASSES = (
-    100_000  # over a bag: sub-bags, orders, steps of a path or a curve; more are a slip of the finger
-)
-FOLDERS = ("output_dir", "output_folder", "outdir", "out_dir", "save_dir")  # what others call `out`
+MOST_PASSES = 100_000  # over a bag: sub-bags, orders, steps of a path or curve; more is a typing error
+FOLDERS = ("output_dir", "output_folder", "outdir", "out_dir", "save_dir")  # other common names of `out`
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a field says of itself beside its type and default.
+    """The properties of a field besides its type and default.
 
-    `panel` groups options in the help; `flag` is the spelling on the command line if it is not the field's
-    name; `argument` makes it positional there; `choices` are the only values; `parse` reads its text, whose
-    default is `text`; `least` and `most` are the smallest and the largest number. `decides` marks what
-    changes results: a run goes on only with the same values.
+    `panel` groups options in the help; `flag` is the flag on the command line if it differs from the field's
+    name; `argument` makes it positional there; `choices` lists the allowed values; `parse` reads its text,
+    whose default is `text`; `least` and `most` are the smallest and the largest number. `decides` marks
+    options that change results: a run only continues with the same values.
     """
 
     help: str
@@ -78,7 +76,7 @@ class Request:
 
     @classmethod
     def build(cls, **values: Any) -> Self:
-        """Make a request from a caller's values: names are checked, values brought to the fields' types.
+        """Make a request from a caller's values: check names, convert values to the fields' types.
 
         >>> @dataclass(frozen=True, kw_only=True)
         ... class Draw(Request):
@@ -101,24 +99,24 @@ class Request:
 
     @classmethod
     def _one_or_several(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Take `method` for `methods` and the other way round, whichever the request has."""
+        """Accept `method` for `methods` and vice versa, whichever the request has."""
         own = set(field_types(cls)) & {"method", "methods"}
         other = ({"method", "methods"} - own) & set(values)
         if len(own) != 1 or not other:
             return values
-        (mine,), (given,) = own, other
-        if mine in values:
-            raise InputError(f"{given}= and {mine}= are the same parameter; give one.")
-        value = values.pop(given)
-        if mine == "method" and not isinstance(value, str):
-            if len(several := list(value)) != 1:
-                raise InputError(f"{owner(cls)} takes one method. Got {several} instead.")
-            value = several[0]
-        return {**values, mine: value}
+        (name,), (alias,) = own, other
+        if name in values:
+            raise InputError(f"{alias}= and {name}= are the same parameter; pass one.")
+        value = values.pop(alias)
+        if name == "method" and not isinstance(value, str):
+            if len(methods := list(value)) != 1:
+                raise InputError(f"{owner(cls)} takes one method. Got {methods} instead.")
+            value = methods[0]
+        return {**values, name: value}
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Turn parameters of the version before into those of today; see `pop_old`."""
+        """Convert parameters of the previous version to current ones; see `pop_old`."""
         return values
 
     def __post_init__(self) -> None:
@@ -135,11 +133,11 @@ class Request:
                 raise bad_parameter(name, owner(type(self)), must, value)
 
     def as_dict(self) -> dict[str, Any]:
-        """The request in plain types, as run.json keeps it."""
+        """Convert the request to plain types for run.json."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     def words(self, *leave_out: str) -> list[str]:
-        """The options that are not at their defaults, as words of a command line.
+        """List the options that differ from their defaults, as words of a command line.
 
         >>> @dataclass(frozen=True, kw_only=True)
         ... class Draw(Request):
@@ -168,7 +166,7 @@ class Request:
         return words
 
     def settings(self) -> dict[str, Any]:
-        """The values that decide results."""
+        """The values of options that change results."""
         values = self.as_dict()
         return {name: values[name] for name, about in options(type(self)).items() if about.decides}
 
@@ -178,7 +176,7 @@ T = TypeVar("T")
 
 
 def options(request: type[Request]) -> dict[str, Option]:
-    """The options of a request by name: its own first, then those it shares with others."""
+    """List the options of a request by name: its own first, then inherited ones."""
     about = {f.name: f.metadata[KEY] for f in fields(request)}
     names = [name for kind in request.__mro__ for name in inspect.get_annotations(kind)]
     return {name: about[name] for name in dict.fromkeys(names) if name in about}
@@ -190,7 +188,7 @@ def field_types(request: type[Request]) -> dict[str, Any]:
 
 
 def pop_old(values: dict[str, Any], name: str, advice: str) -> Any:
-    """Take a parameter of the version before out of the values, with a warning; None if it is not there."""
+    """Remove a parameter of the previous version from the values, with a warning; None if it is missing."""
     if name not in values:
         return None
     _warn_caller(f"The parameter {name!r} will be removed in the next version: {advice}")
@@ -198,7 +196,7 @@ def pop_old(values: dict[str, Any], name: str, advice: str) -> Any:
 
 
 def _warn_caller(text: str) -> None:
-    """Warn at the line outside this package, where Python shows deprecations."""
+    """Warn at the calling line outside this package, where Python shows deprecations."""
     frame, level, package = inspect.currentframe(), 1, __name__.partition(".")[0]
     while frame is not None and frame.f_globals["__name__"].partition(".")[0] == package:
         frame, level = frame.f_back, level + 1
@@ -206,7 +204,7 @@ def _warn_caller(text: str) -> None:
 
 
 def owner(request: type[Request]) -> str:
-    """The name of what a request is for, in errors.
+    """Name the command of a request, for errors.
 
     >>> owner(type("ExplainRequest", (Request,), {}))
     'explain'
@@ -215,7 +213,7 @@ def owner(request: type[Request]) -> str:
 
 
 class Verb(Protocol[T]):
-    """A function of a request's options; `run` takes the request itself, as the command line builds it."""
+    """A function of a request's options; `run` takes the request itself, which the command line builds."""
 
     run: Callable[..., T]
 
@@ -225,8 +223,8 @@ class Verb(Protocol[T]):
 def takes(request: type[R], *positional: str) -> Callable[[Callable[Concatenate[R, ...], T]], Verb[T]]:
     """Turn a function of a request into one of its options: the first ones by position, the rest by name.
 
-    Its signature, as `help` shows it, is made from the request's fields. What the function takes beside the
-    request is passed on by name.
+    Its signature, for `help`, comes from the request's fields. Other parameters of the function are passed by
+    name.
     """
 
     def decorate(function: Callable[Concatenate[R, ...], T]) -> Verb[T]:
@@ -236,11 +234,11 @@ def takes(request: type[R], *positional: str) -> Callable[[Callable[Concatenate[
         def verb(*values: Any, **named: Any) -> T:
             if len(values) > len(positional):
                 raise InputError(f"{function.__name__} takes {len(positional)} values by position.")
-            beside = {name: named.pop(name) for name in others if name in named}
-            return function(request.build(**dict(zip(positional, values, strict=False)), **named), **beside)
+            extra = {name: named.pop(name) for name in others if name in named}
+            return function(request.build(**dict(zip(positional, values, strict=False)), **named), **extra)
 
-        labelled = cast(Any, verb)
-        labelled.run, labelled.__signature__ = function, _signature(request, positional)
+        with_attributes = cast(Any, verb)
+        with_attributes.run, with_attributes.__signature__ = function, _signature(request, positional)
         return cast(Verb[T], verb)
 
     return decorate
@@ -259,7 +257,7 @@ def _signature(request: type[Request], positional: tuple[str, ...]) -> inspect.S
 
 
 def _convert(wanted: Any, value: Any, name: str, request: type[Request]) -> Any:
-    """A value in the type of its field; what does not fit is refused by the parameter's name."""
+    """Convert a value to the type of its field, or refuse it by the parameter's name."""
     choices = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
     if value is None and NoneType in choices:
         return None
@@ -281,7 +279,7 @@ def _convert(wanted: Any, value: Any, name: str, request: type[Request]) -> Any:
 
 
 def _tuple(kind: Any, value: Any, name: str, request: type[Request]) -> tuple[Any, ...]:
-    """Several values from one or from a list; text with commas, as on the command line, warns."""
+    """Convert one value or a list to a tuple; warn of text with commas, as on the command line."""
     if isinstance(value, str) and kind is str and "," in value:
         text = f"{name}={value!r}: pass a list, such as {[part.strip() for part in value.split(',')]}."
         _warn_caller(text)

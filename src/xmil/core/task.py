@@ -1,8 +1,8 @@
-"""What is asked of a model (`Target`) and what its outputs mean (`Task`).
+"""The target of an explanation (`Target`) and the meaning of a model's outputs (`Task`).
 
-Outputs are classes, values, hazards or a log risk; a task knows their names, numbers, tables and words.
+Outputs are classes, values, hazards or a log risk; a task knows their names, numbers, tables and wording.
 
-A task is one object here; its explained outputs register beside it in `xmil.methods`, its loss in
+A task is one object here; its explained outputs are registered in `xmil.methods`, its loss in
 `xmil.training.fit`.
 """
 
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 Columns = dict[str, list[Any]]
 Truth = Literal["class", "labels", "values", "time"]
 RISK = "risk"
-LABEL_COLUMNS: dict[str, tuple[str, ...]] = {  # settings that name the columns with what is true
+LABEL_COLUMNS: dict[str, tuple[str, ...]] = {  # settings that name the columns of labels
     "class": ("label",),
     "labels": ("labels",),
     "values": ("value",),
@@ -35,7 +35,7 @@ LABEL_COLUMNS: dict[str, tuple[str, ...]] = {  # settings that name the columns 
 
 
 class Outputs(Protocol):
-    """What a model's spec says of its outputs."""
+    """The fields of a model's spec that describe its outputs."""
 
     @property
     def name(self) -> str: ...
@@ -53,12 +53,12 @@ class Outputs(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """The meaning of outputs (..., c); subclasses override what differs.
+    """The meaning of outputs (..., c); subclasses override the differences.
 
-    `truth` is what is known of a labelled bag, and decides how predictions are measured: "class" (an index),
-    "labels" (0 or 1 for each), "values" (numbers) or "time" (a time, and whether the event was seen). `noun`
-    names the number of a task without classes. `mean_of` says what an ensemble averages: its models'
-    "outputs", or the "numbers" that each of them gives.
+    `truth` is the kind of labels, which decides how predictions are measured: "class" (an index), "labels"
+    (0 or 1 for each), "values" (numbers) or "time" (a time, and whether the event was observed). `noun` names
+    the number of a task without classes. An ensemble averages `mean_of`: the "outputs" or the "numbers" of
+    its models.
 
     >>> TASKS["classification"].answer([[0.0, 0.0]]), TASKS["survival"].answer([[0.0, 0.0]])  # S = 1/2, 1/4
     (array([0.5, 0.5]), array([-0.75]))
@@ -73,8 +73,8 @@ class Task:
     link: Literal["softmax", "sigmoid"] | None = None  # from outputs to probabilities or hazards
     takes_reference: bool = False
     takes_bins: bool = False
-    only_output: str | None = None  # what the one output is, where there can be no more
-    compares: bool = False  # outputs say something only beside those of other bags
+    only_output: str | None = None  # the meaning of the output, if there is exactly one
+    compares: bool = False  # outputs only mean something in comparison with other bags
 
     @property
     def decides(self) -> bool:
@@ -82,7 +82,7 @@ class Task:
         return self.truth in ("class", "labels")
 
     def count_targets(self, n_outputs: int) -> int:
-        """How many targets can be asked for."""
+        """Count the possible targets."""
         return n_outputs
 
     def target_names(
@@ -91,7 +91,7 @@ class Task:
         class_names: Sequence[str] | None = None,
         time_bins: Sequence[float] | None = None,  # noqa: ARG002  # for those that have them
     ) -> tuple[str, ...] | None:
-        """Names of what can be explained, where they are known."""
+        """Names of the targets, if they are known."""
         names = None if class_names is None else tuple(class_names)
         return names if self.decides or n_outputs > 1 else names or (self.noun,)
 
@@ -101,36 +101,36 @@ class Task:
         class_names: Sequence[str] | None = None,
         time_bins: Sequence[float] | None = None,
     ) -> list[str]:
-        """Names of the classes, values or time bins of a table; numbers where they have none."""
+        """Names of the classes, values or time bins in a table, or their numbers."""
         n = self.count_targets(n_outputs) if self.decides else n_outputs
         names = self.target_names(n_outputs, class_names, time_bins) or ()
         fits = len(names) == self.count_targets(n_outputs)
         return [str(name) for name in names[:n]] if fits else [str(i) for i in range(n)]
 
     def numbers(self, outputs: npt.ArrayLike) -> Floats:
-        """What outputs (..., c) say (..., k): a probability for each class, the values, or the risk."""
+        """Convert outputs (..., c) to numbers (..., k): a probability per class, the values, or the risk."""
         return np.asarray(outputs, dtype=np.float64)
 
     def number_names(self, names: Sequence[str]) -> list[str]:
-        """What each of the numbers is called, for a table's names."""
+        """Name each of the numbers for a table."""
         return [self.noun] if self.truth == "time" else list(names)
 
     def answer(self, outputs: npt.ArrayLike) -> Floats:
-        """The numbers (..., k) of an ensemble from the outputs (..., m, c) of its m models."""
+        """Compute the numbers (..., k) of an ensemble from the outputs (..., m, c) of its m models."""
         if self.mean_of == "numbers":
             return np.asarray(self.numbers(outputs).mean(axis=-2))
         return self.numbers(np.asarray(outputs, dtype=np.float64).mean(axis=-2))
 
     def log_odds(self, outputs: npt.ArrayLike) -> Floats:  # noqa: ARG002  # nothing to rank
-        """Log odds (..., k) of classes: in the order of the probabilities, without their rounding."""
+        """Log odds (..., k) of classes, which rank like the probabilities without their rounding."""
         raise UnsupportedError(f"A {self.name} model has no classes, so there are no odds between them.")
 
     def predicted(self, outputs: npt.ArrayLike) -> int:
-        """The target that outputs (c,) predict: the likeliest class, or the one value or risk there is."""
+        """Find the target that outputs (c,) predict: the likeliest class, or the only value or risk."""
         return int(self.log_odds(outputs).argmax()) if self.decides else 0
 
     def decisions(self, outputs: npt.ArrayLike, target: int) -> npt.NDArray[np.int64]:
-        """What outputs (b, c) decide: the class, whether the label `target` is given, or nothing (0)."""
+        """Convert outputs (b, c) to decisions: the class, whether label `target` is predicted, or 0."""
         if not self.decides:
             return np.zeros(len(np.asarray(outputs)), dtype=np.int64)
         odds = self.log_odds(outputs)
@@ -138,7 +138,7 @@ class Task:
         return np.asarray(decided, dtype=np.int64)
 
     def spread(self, outputs: npt.ArrayLike) -> Floats:
-        """The standard deviation (n,) over the models of outputs (n, m, c), of the number that counts."""
+        """The standard deviation (n,) of the main number over the models of outputs (n, m, c)."""
         each = self.numbers(outputs)  # (n, m, k)
         if self.truth == "class":
             chosen = self.answer(outputs).argmax(axis=-1)
@@ -146,7 +146,7 @@ class Task:
         return np.asarray(each.std(axis=1, ddof=1).mean(axis=-1))
 
     def describe(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
-        """The columns of what was predicted from outputs (n, m, c): the class and its chances, or numbers."""
+        """Make the columns of predictions from outputs (n, m, c): class and probabilities, or numbers."""
         answers = self.answer(outputs)
         if not self.decides:
             return _one_or_more(self.noun, self.number_names(names), answers)
@@ -154,13 +154,13 @@ class Task:
         return {"predicted": words, **_numbered("p", names, answers)}
 
     def describe_outputs(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
-        """The columns of what lies behind it: the outputs of a model with classes."""
+        """Make the columns of the outputs of a model with classes."""
         mean = np.asarray(outputs, dtype=np.float64).mean(axis=1)
         short = mean.shape[1] == len(names) - 1  # the first class has no output of its own
         return _numbered("logit", names[1:] if short else names, mean) if self.decides else {}
 
     def describe_truth(self, labels: Sequence[Any], names: Sequence[str]) -> Columns:
-        """The columns of what is true, None where it is not known."""
+        """Make the columns of labels, None where they are unknown."""
         if self.truth == "time":
             pairs = [label if isinstance(label, tuple) else (None, None) for label in labels]
             event = [None if e is None else bool(e) for _, e in pairs]
@@ -171,17 +171,17 @@ class Task:
         return {"label": [self.label_text(label, names) for label in labels]}
 
     def correct(self, outputs: npt.ArrayLike, labels: Sequence[Any]) -> list[bool | None]:
-        """Whether the prediction from outputs (n, m, c) is the label; None where there is nothing to say."""
+        """Whether predictions from outputs (n, m, c) are correct; None without classes or a label."""
         if not self.decides:
             return [None] * len(labels)
-        picked = [self._chosen(row) for row in self.answer(outputs)]
+        predicted = [self._chosen(row) for row in self.answer(outputs)]
         return [
-            None if label is None else list(self._label_classes(label)) == chosen
-            for label, chosen in zip(labels, picked, strict=True)
+            None if label is None else list(self._label_classes(label)) == classes
+            for label, classes in zip(labels, predicted, strict=True)
         ]
 
     def label_text(self, label: Any, names: Sequence[str]) -> Any:
-        """What is true in one cell: names, a number, or a time with `+` where it is censored."""
+        """Write a label in one cell: names, a number, or a time with `+` if it is censored."""
         if label is None:
             return None
         if self.decides:
@@ -201,22 +201,22 @@ class Task:
         return [int(chances.argmax())]
 
     def subject(self, target: str) -> str:
-        """What is explained: the class by its name, or the value or risk."""
+        """Name what is explained: the class, the value or the risk."""
         return target if self.decides else f"the {self.noun}"
 
     def ends(self, target: str) -> tuple[str, str]:
-        """What the lowest and the highest score of a signed explanation mean."""
+        """Describe the lowest and the highest score of a signed explanation."""
         low, high = ("speaks against", "supports") if self.decides else ("lowers", "raises")
         return f"{low} {self.subject(target)}", f"{high} {self.subject(target)}"
 
     def short_ends(self, target: str) -> tuple[str, str]:
-        """The same where there is little room."""
+        """Describe both ends where there is little space."""
         low, high = ("against", "for") if self.decides else ("lowers", "raises")
         return f"{low} {target}", f"{high} {target}"
 
     @property
     def sides(self) -> tuple[str, str]:
-        """Buttons that show the scores of one sign only."""
+        """Labels of the buttons that only show scores of one sign."""
         return ("Against only", "For only") if self.decides else ("Lowering", "Raising")
 
     def check(self, spec: Outputs) -> None:
@@ -235,7 +235,7 @@ class Task:
             raise bad_parameter("relative", owner, "left out", spec.relative)
         if spec.reference is not None and not self.takes_reference:
             raise bad_parameter("reference", owner, "left out", spec.reference)
-        values = references(spec.reference, 1)  # not n times: n may be what a file claims
+        values = references(spec.reference, 1)  # not n times: n may come from a damaged file
         is_listed = isinstance(spec.reference, Sequence)
         if (is_listed and len(values) != n) or not all(map(math.isfinite, values)):
             must = "a finite number" + (f", or {n} of them" if n > 1 else "")
@@ -247,7 +247,7 @@ class Task:
             raise bad_parameter("time_bins", owner, "left out", bins)
         rising = all(a < b for a, b in pairwise((0.0, *bins)))
         if len(bins) != n - 1 or not rising or not all(map(math.isfinite, bins)):
-            must = f"{n - 1} rising times above 0 that part the {n} bins"
+            must = f"{n - 1} rising times above 0, between the {n} bins"
             raise bad_parameter("time_bins", spec.name, must, list(bins))
 
 
@@ -256,7 +256,7 @@ class Classification(Task):
     """One class per bag: the softmax of the outputs; a single output z stands for two classes, (0, z)."""
 
     def count_targets(self, n_outputs: int) -> int:
-        """The classes: two where there is one output."""
+        """Count the classes: two for a single output."""
         return 2 if n_outputs == 1 else n_outputs
 
     def numbers(self, outputs: npt.ArrayLike) -> Floats:
@@ -288,7 +288,7 @@ class Survival(Task):
     """Outputs are logits of the hazards of time bins; the risk is minus the sum of the survival function."""
 
     def count_targets(self, n_outputs: int) -> int:
-        """The bins, and the risk after them."""
+        """Count the bins, and the risk after them."""
         return n_outputs + 1
 
     def target_names(
@@ -297,7 +297,7 @@ class Survival(Task):
         class_names: Sequence[str] | None = None,
         time_bins: Sequence[float] | None = None,
     ) -> tuple[str, ...]:
-        """The bins by their times, then the risk."""
+        """Name the bins by their times, then the risk."""
         if class_names:
             return (*class_names, RISK)
         if time_bins is None or len(time_bins) != n_outputs - 1:
@@ -306,7 +306,7 @@ class Survival(Task):
         return (*(f"{a}-{b}" for a, b in pairwise(edges)), f"{edges[-1]}+", RISK)
 
     def alive(self, outputs: npt.ArrayLike) -> Floats:
-        """S(t) (..., c), the chance to get through the bins 0..t: the running product of 1 - hazard."""
+        """S(t) (..., c), the chance to survive the bins 0..t: the cumulative product of 1 - hazard."""
         return np.asarray(np.cumprod(sigmoid(-np.asarray(outputs, dtype=np.float64)), axis=-1))
 
     def numbers(self, outputs: npt.ArrayLike) -> Floats:
@@ -318,7 +318,7 @@ class Survival(Task):
         return int(np.asarray(outputs).shape[-1])
 
     def describe_outputs(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
-        """The survival function, of an ensemble the mean of its models', and the mean outputs."""
+        """Make the columns of the survival function, for an ensemble the mean, and of the mean outputs."""
         z = np.asarray(outputs, dtype=np.float64)
         alive = self.alive(z).mean(axis=1)
         return {**_numbered("S", names, alive), **_numbered("logit", names, z.mean(axis=1))}
@@ -336,14 +336,14 @@ for _task in (
 
 
 def references(reference: float | Sequence[float] | None, n_outputs: int) -> list[float]:
-    """The reference value of each output of a regression; zero where there is none."""
+    """List the reference value of each output of a regression, by default zero."""
     if isinstance(reference, Sequence):
         return [float(value) for value in reference]
     return [float(reference or 0.0)] * n_outputs
 
 
 def with_reference(outputs: Floats, spec: Mapping[str, Any]) -> Floats:
-    """Outputs (..., c) as values, where a regression's are deviations from its reference.
+    """Convert outputs (..., c) to values, if a regression's outputs are deviations from its reference.
 
     >>> with_reference(np.array([0.5]), {"relative": True, "reference": 2.0})
     array([2.5])
@@ -359,7 +359,7 @@ def sigmoid(z: npt.ArrayLike) -> Floats:
 
 
 def as_row(label: Any, width: int) -> list[float]:
-    """A label as so many numbers, nan where there is none."""
+    """Convert a label to `width` numbers, nan where there is none."""
     parts = label if isinstance(label, tuple) else (label,)
     if len(parts) != width:
         return [math.nan] * width
@@ -376,7 +376,7 @@ def _numbered(kind: str, names: Iterable[str], values: Floats) -> Columns:
 
 
 def _one_or_more(kind: str, names: Sequence[str], values: Floats) -> Columns:
-    """One column under the kind's own name, or one for each name; None where there is no number."""
+    """Make one column named by the kind, or one for each name; None where there is no number."""
     cells = [[None if math.isnan(v) else v for v in column] for column in values.T.tolist()]
     if len(cells) == 1:
         return {kind: cells[0]}
@@ -387,8 +387,8 @@ def _one_or_more(kind: str, names: Sequence[str], values: Floats) -> Columns:
 class Target:
     """The explained class, optionally against another one; a bare target equals its class.
 
-    `cls=None` stands for the class the model predicts; models with a single value (regression, risk) have
-    class 0 only. `name` and `against_name` are filled in when the model knows its class names.
+    `cls=None` is the class that the model predicts; models with a single value (regression, risk) only have
+    class 0. `name` and `against_name` are filled in if the model knows its class names.
 
     >>> Target(1) == 1, str(Target(1, against=0)), str(Target(1, name="HPV+"))
     (True, '1-vs-0', 'HPV+')
@@ -419,7 +419,7 @@ class Target:
 
     @classmethod
     def of(cls, value: Any) -> Target:
-        """A target from what users write: a class index, a class name, a Target, or None."""
+        """Make a target from a class index, a class name, a Target, or None."""
         if isinstance(value, Target):
             return value
         if value is None or isinstance(value, str):
@@ -427,7 +427,7 @@ class Target:
         return cls(_as_index(value))
 
     def resolve(self, *, n_classes: int, predicted: int, class_names: Sequence[str] | None = None) -> Target:
-        """The target with class indices in range and names where the model knows them."""
+        """Fill in the target's class indices, and names if the model knows them."""
         if class_names is not None and len(class_names) != n_classes:
             class_names = None
         first = predicted if self.cls is None else _find(self.cls, n_classes, class_names)

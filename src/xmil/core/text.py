@@ -1,4 +1,4 @@
-"""Texts: JSON, TOML and XML of others that may be traps, numbers, names of slides, lists, plain tables."""
+"""Texts: untrusted JSON, TOML and XML, numbers, names of slides, lists, plain tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 from xmil.core.budget import check_regular
 from xmil.core.errors import FileError, InputError, unreadable
 
-LONGEST_TOML = 1 << 20  # bytes of a file of settings; the longest written by hand has some thousands
-NAMED_SLIDES = 3  # that a line on several names
+LONGEST_TOML = 1 << 20  # bytes of a settings file; those written by hand have a few thousand
+NAMED_SLIDES = 3  # in a line about several
 SLIDE_SUFFIXES: tuple[str, ...] = (
     *(".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".vms", ".vmu", ".svslide", ".dcm"),
     *(".qptiff", ".png", ".jpg", ".jpeg", ".ome.tif", ".ome.tiff", ".czi", ".isyntax"),
@@ -24,7 +24,7 @@ SLIDE_SUFFIXES: tuple[str, ...] = (
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text says; ValueError for whatever is wrong with it.
+    """Parse a JSON text; raise ValueError if anything is wrong with it.
 
     >>> parse_json('{"a": [1, 2]}')
     {'a': [1, 2]}
@@ -36,7 +36,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a name can be written down; those of files may hold any bytes.
+    """Whether a name is valid UTF-8; file names may contain any bytes.
 
     >>> is_utf8("Ärzte"), is_utf8(b"s\\xff".decode(errors="surrogateescape"))
     (True, False)
@@ -45,7 +45,7 @@ def is_utf8(name: str) -> bool:
 
 
 def read_toml(path: str | PathLike[str], *, way: str) -> dict[str, Any]:
-    """What a file of settings says; the error for one that is not valid names the way out."""
+    """Read a settings file; the error for an invalid one names the way out."""
     try:
         check_regular(path)
         with open(path, "rb") as stream:
@@ -63,16 +63,16 @@ def read_toml(path: str | PathLike[str], *, way: str) -> dict[str, Any]:
 
 
 def parse_xml(text: str | bytes) -> ElementTree.Element:
-    """The root of an XML text in UTF-8; ValueError for whatever is wrong with it.
+    """Parse an XML text in UTF-8 and return its root; raise ValueError if anything is wrong with it.
 
-    A document type is refused: its entities could blow the text up. So are other encodings, in which one
-    could hide.
+    A document type is refused, because its entities could expand without limit. So are other encodings, which
+    could hide one.
 
     >>> parse_xml(b"<a><b/></a>").tag
     'a'
     """
     plain = text if isinstance(text, str) else text.decode("utf-8-sig")
-    if "\0" in plain:  # UTF-16, which the parser would know by itself
+    if "\0" in plain:  # UTF-16, which the parser would detect
         raise ValueError("it is not in UTF-8")
     if "<!DOCTYPE" in plain or "<!ENTITY" in plain:
         raise ValueError("it has a document type")
@@ -83,7 +83,7 @@ def parse_xml(text: str | bytes) -> ElementTree.Element:
 
 
 def small_number(text: str) -> int | None:
-    """The number that a short text of digits stands for, else None.
+    """Convert a short text of digits to a number, else None.
 
     >>> small_number("12"), small_number("-1"), small_number("9" * 5000), small_number("²")
     (12, None, None, None)
@@ -92,7 +92,7 @@ def small_number(text: str) -> int | None:
 
 
 def name_class(cell: str | None, names: Sequence[str]) -> str | None:
-    """A class by its name if a table has only its number; None for an empty cell.
+    """Name a class if a table only has its number; None for an empty cell.
 
     >>> name_class("1", ("neg", "pos")), name_class("pos", ("neg", "pos")), name_class("", ("neg", "pos"))
     ('pos', 'pos', None)
@@ -102,7 +102,7 @@ def name_class(cell: str | None, names: Sequence[str]) -> str | None:
 
 
 def read_truth(cell: object) -> bool | None:
-    """What a cell says of right or wrong; None if it says nothing.
+    """Read a cell that is true or false; None for anything else.
 
     >>> read_truth("True"), read_truth("0"), read_truth(None)
     (True, False, None)
@@ -111,7 +111,7 @@ def read_truth(cell: object) -> bool | None:
 
 
 def bare_name(slide_id: str) -> str:
-    """A slide's name without its image suffix; names that could leave a folder are refused.
+    """Remove the image suffix from a slide's name; refuse names that could leave a folder.
 
     >>> bare_name("a.b.svs"), bare_name("a.b")
     ('a.b', 'a.b')
@@ -128,7 +128,7 @@ def is_plain(name: str) -> bool:
 
 
 def counted(n: int, noun: str) -> str:
-    """A number of things.
+    """Write a number of things.
 
     >>> counted(1, "slide"), counted(0, "slide"), counted(1200, "patch")
     ('1 slide', '0 slides', '1,200 patches')
@@ -138,7 +138,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def listed(names: str | Iterable[str] | None) -> list[str]:
-    """The parts of a text between commas, or of a list, each once; "none" is no part.
+    """Split a text at commas, or a list, into different parts; "none" is an empty list.
 
     >>> listed("lrp, ig,lrp"), listed(("lrp", "ig")), listed("none"), listed(None)
     (['lrp', 'ig'], ['lrp', 'ig'], [], [])
@@ -150,7 +150,7 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
 
 
 def shorten(names: Sequence[str], most: int, *, comma: str = ",") -> str:
-    r"""The first of many names in a sentence, and how many more there are; always one line.
+    r"""Write the first of many names, and how many more there are, in one line.
 
     >>> shorten(["a", "b", "c"], 2), shorten(["a"], 2), shorten(["a, b", "c"], 1, comma=";")
     ('a, b and 1 more', 'a', 'a, b; and 1 more')
@@ -163,7 +163,7 @@ def shorten(names: Sequence[str], most: int, *, comma: str = ",") -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
-    r"""Rows of cells as lines of text, the columns two blanks apart.
+    r"""Write rows of cells as lines of text, with columns two spaces apart.
 
     >>> text_table([["method", "AUPC"], ["lrp", "0.2"]])
     'method  AUPC\nlrp     0.2'
@@ -176,7 +176,7 @@ def text_table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    r"""Rows of cells as a Markdown table.
+    r"""Write rows of cells as a Markdown table.
 
     >>> markdown_table(["method", "AUPC"], [["lrp", "0.2"]])
     '| method | AUPC |\n|---|---|\n| lrp | 0.2 |'
@@ -186,7 +186,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    r"""Rows of cells as CSV; None is an empty cell.
+    r"""Write rows of cells as CSV; None is an empty cell.
 
     >>> csv_text(["method", "AUPC"], [["lrp", 0.2]])
     'method,AUPC\nlrp,0.2\n'
@@ -204,6 +204,6 @@ def merge_notes(notes: Mapping[str, str]) -> list[str]:
     """
     by_note: dict[str, list[str]] = {}
     for name, note in notes.items():
-        own = rf"(?<!\w){re.escape(name)}(?!\w)"  # a name inside a word is not the name
-        by_note.setdefault(re.sub(own, "\0", note), []).append(name)
+        pattern = rf"(?<!\w){re.escape(name)}(?!\w)"  # not inside a longer word
+        by_note.setdefault(re.sub(pattern, "\0", note), []).append(name)
     return [f"{shorten(names, NAMED_SLIDES)}: {notes[names[0]]}" for names in by_note.values()]

@@ -1,4 +1,4 @@
-"""The verdict on the maps of a run, as run.json holds it."""
+"""The verdict on the maps of a run, as stored in run.json."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KINDS = ("better", "no better", "worse", "cannot tell")
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """Whether the maps of a run show what the model uses, better than random orders do.
+    """Whether the maps of a run show what the model uses better than random orders do.
 
-    `kind` is one of `KINDS`, `sentence` says it with its numbers; both are of `method`. `methods` has the
+    `kind` is one of `KINDS`, `sentence` states it with its numbers; both are for `method`. `methods` has the
     figures of every method that was tried: mean SRG, its interval over cases (None below 8), p, kind, and the
-    share of the best SRG. `cases` are those that were measured, `slides` how many slides they have; `unit` is
-    "slide" where no case_id says which slides are of one patient.
+    share of the best SRG. `cases` are the measured ones, with `slides` slides; `unit` is "slide" if no
+    case_id shows which slides belong to one patient.
     """
 
     kind: str = KINDS[-1]
@@ -36,7 +36,7 @@ class RunVerdict:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each method that was tried, by its name."""
+        """A table with a row for each tried method."""
         import pandas as pd
 
         columns = ("method", "srg", "low", "high", "p", "kind", "share")
@@ -71,15 +71,15 @@ class RunVerdict:
         return replace(self, kind=rows[0]["kind"], sentence="", method=rows[0]["method"], methods=rows)
 
     def with_note(self, note: str) -> RunVerdict:
-        """The same with a remark at the end of its sentence."""
+        """Append a note to the sentence."""
         return replace(self, sentence=f"{self.sentence.rstrip('.')}; {note}.")
 
     def as_dict(self) -> dict[str, Any]:
-        """What run.json holds."""
+        """Convert to plain types for run.json."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> RunVerdict:
-        """Read what run.json holds; what a later version added is left out."""
+        """Read from run.json; ignore fields of later versions."""
         known = {f.name for f in fields(cls)}
         return cls(**{key: value for key, value in stored.items() if key in known})

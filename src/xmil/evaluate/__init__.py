@@ -1,7 +1,7 @@
 """How good explanations and predictions are: flip curves, known evidence, measures, statistics by case.
 
 `statistics` is the one module that draws, permutes and tests; its unit is an argument. Names are imported
-when they are first used: `statistics` and `marks` do without torch.
+on first use, because `statistics` and `marks` need no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which method to explain a model with: the one whose order of patches the model itself confirms.
+"""Choose the method that explains a model: the one whose order of patches the model itself confirms.
 
-Candidates are compared by their SRG on the same bags, paired over cases. `lrp` stays unless another is better
-beyond the noise. `explain` is the door that takes `method="auto"`.
+Candidates are compared by their SRG on the same bags, paired over cases. `lrp` stays unless another is
+significantly better. `explain` here is the public one, which accepts `method="auto"`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 AUTO, ALL = "auto", "all"
 Parameters = Mapping[str, Mapping[str, Any]]
 CONTEXTS = {"contexts": 24, "keep": None}  # sub-bags of all sizes
-AFFORDABLE = 1024  # patches of the median bag up to which sub-bags are a candidate
+AFFORDABLE = 1024  # patches of the median bag, above which sub-bags are no candidate
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {  # the first stays unless another is better
     "lrp": ("lrp", {}),
     "lrp over sub-bags": ("lrp", CONTEXTS),
     "one_added": ("one_added", {}),
 }
-LEVEL, FEW_BETTER = 0.05, 0.05  # of the paired test, and the gain that too few cases for it need
-LITTLE = "one bag is little to choose by; pass like=, some bags of the same kind"
+LEVEL, FEW_BETTER = 0.05, 0.05  # of the paired test; the gain required if cases are too few for it
+LITTLE = "one bag is little to choose by; pass some bags of the same kind as like="
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A method for a model, with the figures that chose it.
+    """A method for a model, with the figures behind the choice.
 
     `method` and its `params` go to `explain`. `rows` has each candidate's mean SRG, its interval over cases,
-    its gain on the first candidate, the p of that gain, and on how many bags it is refused. `bags` are those
-    that were compared, of `n_cases` cases; `srgs` has the SRG of each candidate on each. `verdict` is on the
-    choice: each half of the cases judges what the other half chose; None for one case.
+    its gain over the first candidate, the p of that gain, and the number of bags that refuse it. `bags` names
+    the compared bags, which belong to `n_cases` cases; `srgs` has the SRG of each candidate on each bag.
+    `verdict` is on the choice: each half of the cases judges the choice of the other half; None for one case.
     """
 
     method: str
@@ -73,8 +73,8 @@ class Choice:
     def sentence(self) -> str:
         """The choice with its reason."""
         if not self.bags:
-            need = f"bags of {FEWEST} patches or more with an output that is not zero"
-            return f"Kept {self.candidate} without a comparison, which takes {need}."
+            needs = f"bags with at least {FEWEST} patches and an output that is not zero"
+            return f"Kept {self.candidate} without a comparison, which needs {needs}."
         figures = ", ".join(
             f"{row['candidate']} " + ("refused" if row["refused"] == len(self.bags) else f"{row['srg']:.2f}")
             for row in self.rows
@@ -83,14 +83,14 @@ class Choice:
         return f"Chosen on {counted(len(self.bags), 'bag')}{of}: {self.candidate} (SRG: {figures})."
 
     def as_dict(self) -> dict[str, Any]:
-        """What run.json holds."""
+        """Convert to plain types for run.json."""
         names = ("method", "candidate", "params", "rows", "bags", "seed", "n_cases")
         verdict = None if self.verdict is None else self.verdict.as_dict()
         return {**{name: getattr(self, name) for name in names}, "verdict": verdict}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Choice:
-        """Read what run.json holds."""
+        """Read from run.json."""
         own = {f.name: stored[f.name] for f in fields(cls) if f.name in stored}
         verdict = own.pop("verdict", None)
         return cls(**own, verdict=RunVerdict.from_dict(verdict) if isinstance(verdict, dict) else None)
@@ -109,11 +109,11 @@ def choose_method(
 ) -> Choice:
     """Choose the method whose order of patches the model confirms best, by SRG on some bags.
 
-    `candidates` are names of `CANDIDATES` or of methods; the first stays unless another is better in a paired
-    test over `cases` (of each bag; each its own by default) by 0.01 or more. With too few cases for that
-    test, fewer than six for three candidates, the other must be better in each, by 0.05 on average. Larger
-    bags are sampled down to 2,048 patches. A candidate that is refused on more bags than another is not
-    chosen. `params` has parameters of methods, by name; `how` are `forward`, `returns` and `average`, as for
+    `candidates` are names of `CANDIDATES` or of methods; the first stays unless another is better by at least
+    0.01 in a paired test over `cases` (one for each bag; by default each bag is a case). If cases are too few
+    for that test, fewer than six for three candidates, the other must be better in each, by 0.05 on average.
+    Larger bags are sampled down to 2,048 patches. A candidate that more bags refuse than another is not
+    chosen. `params` has parameters of methods, by name; `how` is `forward`, `returns` and `average`, as for
     `explain`.
 
     >>> import torch, xmil
@@ -124,8 +124,8 @@ def choose_method(
     ('lrp', 6, ['srg', 'interval', 'gain', 'p', 'refused'])
     """
     if isinstance(bags, Bag | str | PathLike) or not len(bags):
-        what = type(bags).__name__ if isinstance(bags, Bag | str | PathLike) else []
-        raise bad_parameter("bags", "choose_method", "a list of one bag or more", what)
+        value = type(bags).__name__ if isinstance(bags, Bag | str | PathLike) else []
+        raise bad_parameter("bags", "choose_method", "a list of at least one bag", value)
     net = as_model(model)
     read = [draw_part(as_bag(bag), seed) for bag in bags]
     names = [str(getattr(bag, "slide_id", None) or i) for i, bag in enumerate(read)]
@@ -149,7 +149,7 @@ def find_candidates(
     forward: Any = None,
     **_: Any,
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The candidates that can explain a model, with their methods and parameters; n patches are usual."""
+    """Find the candidates that can explain a model, with methods and parameters, for bags of n patches."""
     if isinstance(candidates, str) or (candidates is not None and not len(candidates)):
         raise bad_parameter("candidates", "choose_method", "a list of names", candidates)
     able = list_methods(model) if forward is None else list_methods()
@@ -175,9 +175,9 @@ def measure_bag(
     seed: int = 0,
     **how: Any,
 ) -> dict[str, float]:
-    """The SRG of each candidate on one bag, in units of the output's scale; nan where it is refused.
+    """Measure the SRG of each candidate on one bag, in units of the output's scale; nan if it is refused.
 
-    Empty for a bag that says nothing of any order: it has too few patches, or its output is always zero.
+    Return nothing for a bag that cannot rank candidates: too few patches, or an output that is always zero.
     """
     flips = Flips(model, bag, target=target, **how)
     srgs: dict[str, float] = {}
@@ -203,10 +203,10 @@ def choose(
     cases: Sequence[Any],
     seed: int = 0,
 ) -> Choice:
-    """Choose by the SRGs (bags,) of the candidates; the first stays unless another is better beyond noise.
+    """Choose by the SRGs (bags,) of the candidates; the first stays unless another is significantly better.
 
-    A candidate that is refused on a bag (nan) is worth a random order there, and is not chosen if another is
-    refused less often. Without a bag the first stays.
+    A candidate that a bag refuses (nan) counts as a random order there, and is not chosen if another is
+    refused less often. Without bags the first stays.
     """
     refused = {label: int(np.isnan(srgs[label]).sum()) for label in tried}
     if not tried or (names and len(names) <= min(refused.values())):
@@ -216,7 +216,7 @@ def choose(
     n_cases = len(set(map(str, cases)))
     gains = {label: srgs[label] - srgs[first] for label in others}
     p: dict[str, float] = {}
-    if others and len(others) * 0.5**n_cases <= LEVEL:  # the smallest p there can be, after Holm
+    if others and len(others) * 0.5**n_cases <= LEVEL:  # the smallest possible p, after Holm
         rng = np.random.default_rng(seed)
         each = [sign_flip_p(gain, units=cases, rng=rng, two_sided=False) for gain in gains.values()]
         p = dict(zip(others, holm(each).tolist(), strict=True))
@@ -244,7 +244,7 @@ def cross_fitted(
     *,
     unit: str = "case",
 ) -> Choice:
-    """The choice with a verdict: each half of the cases is judged by the method that the other half chose."""
+    """Add a verdict to a choice: judge each half of the cases by the method that the other half chose."""
     units, srgs = list(map(str, cases)), choice.srgs
     first = set(list(dict.fromkeys(units))[::2])
     half, values = np.array([unit in first for unit in units]), np.zeros(len(units))
@@ -265,7 +265,7 @@ def cross_fitted(
 
 
 def _is_better(gains: Floats, gain: float, p: float | None) -> bool:
-    """Whether gains over bags are beyond the noise; without a p there are too few cases for a test."""
+    """Whether gains over bags are significant; p is None if cases are too few for a test."""
     if p is None:
         return bool((gains > 0).all()) and gain >= FEW_BETTER
     return p <= LEVEL and gain >= SMALLEST
@@ -296,22 +296,22 @@ def explain(
     like: Sequence[Bags] | None = None,
     **params: Any,
 ) -> Explanation | list[Explanation]:
-    """One score per instance for one target.
+    """Score each instance for one target.
 
     `target` is a class index or name, a Target, or None for the predicted class; for models without classes
     None is the value or the risk. "all" gives a list of explanations, as `explain_classes` does. `output` is
     the explained number: "logit", "contrastive", "log_odds" or "probability" of a class, "value" (minus its
     reference) of a regression, "risk" of a survival model; each method has its own default. `params` are the
-    method's own. `method="auto"` takes the method that `choose_method` chooses on the bags `like`, without
-    them on the bag itself; each candidate gets those `params` that it has.
+    method's own. `method="auto"` uses the method that `choose_method` chooses on the bags `like`, or on the
+    bag itself; each candidate gets those `params` that it has.
 
-    Model and bag may be paths. A trial call settles how to call a module of your own and records it in
+    Model and bag may be paths. For your own module a trial call decides how to call it and records that in
     `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
-    gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
-    travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
-    takes the mean of K seeded draws of one that is random in eval mode. `device` is where to compute, such as
-    "cuda"; the model goes back to where it was. Signed scores are checked (`check`): `e.warnings`
-    says so if the half of the patches with the lower scores gives the higher output.
+    returns logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
+    travels with the instances. `returns="probability"` is for modules that return probabilities; `average=K`
+    takes the mean of K seeded draws of a module that is random in eval mode. `device` is where to compute,
+    such as "cuda"; the model is moved back afterwards. Signed scores are checked (`check`): `e.warnings` says
+    so if the half of the patches with the lower scores has the higher output.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -324,32 +324,34 @@ def explain(
     targets = None if isinstance(target, str) and target == ALL else [target]
     if method != AUTO:
         if like is not None:
-            raise InputError("like= is for method='auto', which chooses the method by these bags.")
+            raise InputError("like= is only for method='auto', which chooses the method by these bags.")
         explanations = explain_targets(model, bag, targets, method=method, **options, **params)
         return explanations if targets is None else explanations[0]
     model, bag = as_model(model), as_bag(bag)
-    own = target if like is None and targets is not None else None
-    theirs = {
+    chosen_for = target if like is None and targets is not None else None
+    candidate_params = {
         method: {name: value for name, value in params.items() if name in METHODS[method].parameters}
         for method, _ in CANDIDATES.values()
     }
-    choice = choose_method(model, [bag] if like is None else like, target=own, params=theirs, **how)
-    known = {name for each in theirs.values() for name in each}
-    options |= {**choice.params, **{name: params[name] for name in params.keys() - known}}  # to be refused
+    bags = [bag] if like is None else like
+    choice = choose_method(model, bags, target=chosen_for, params=candidate_params, **how)
+    known = {name for each in candidate_params.values() for name in each}
+    unknown = {name: params[name] for name in params.keys() - known}  # explain_targets refuses them
+    options |= {**choice.params, **unknown}
     notes = (f"{choice.sentence[:-1]}; {LITTLE}.",) if like is None else ()
     verdict = None if choice.verdict is None else choice.verdict.kind
-    about = {"chosen_by": AUTO, "chosen_on": len(choice.bags), "verdict": verdict}
+    record = {"chosen_by": AUTO, "chosen_on": len(choice.bags), "verdict": verdict}
     explanations = [
-        replace(e, params={**e.params, **about}, warnings=(*e.warnings, *notes))
+        replace(e, params={**e.params, **record}, warnings=(*e.warnings, *notes))
         for e in explain_targets(model, bag, targets, method=choice.method, **options)
     ]
     return explanations if targets is None else explanations[0]
 
 
 def explain_classes(model: nn.Module | str | PathLike[str], bag: Bags, **options: Any) -> list[Explanation]:
-    """An explanation for each class, from one forward pass if the method allows it; options of `explain`.
+    """Explain each class, in one forward pass if the method allows it; options of `explain`.
 
-    A survival model has its time bins for classes, and its risk after them.
+    The classes of a survival model are its time bins, followed by its risk.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -361,7 +363,7 @@ def explain_classes(model: nn.Module | str | PathLike[str], bag: Bags, **options
 
 
 def draw_part(bag: Any, seed: int) -> Any:
-    """At most 2,048 patches of a bag."""
+    """Draw at most 2,048 patches of a bag."""
     if len(bag) <= MOST:
         return bag
     rows = np.sort(np.random.default_rng([seed, 0x5E7]).choice(len(bag), MOST, replace=False))

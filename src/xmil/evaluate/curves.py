@@ -1,6 +1,6 @@
 """Flip curves: the explained output while instances leave or enter a bag in the order of their scores.
 
-Beside them what keeping or dropping the top instances does, and the band of random orders.
+Also the effect of keeping or dropping the top instances, and the band of random orders.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from xmil.subsets import MODES, open_subsets
 
 logger = logging.getLogger(__name__)
 
-_SAID: set[str] = set()  # warnings of networks, without their numbers
+_WARNED: set[str] = set()  # warnings of networks, without their numbers
 ORDERS = ("morf", "lerf", "abs")
 ACTIONS = ("drop", "add")
-STEPS = 100  # of a curve, unless others are given
+STEPS = 100  # default of a curve
 Scores = Explanation | npt.ArrayLike
 
 
@@ -40,11 +40,11 @@ Scores = Explanation | npt.ArrayLike
 class Curve:
     """The explained output after each step of dropping or adding instances.
 
-    `values[k]` belongs to `counts[k]` instances dropped (or added). `flipped` is the first step whose
-    predicted class differs from that of step 0, None where it never does or the model has no classes.
-    `at_zero` is the output once all instances with a positive score are out, `flipped_at_zero` whether the
-    full bag's decision is gone by then. `decides`: whether the model has classes to decide between. `scale`
-    is what counts as a large change of the output: 1 for a probability. `warnings` belong beside the curve.
+    `values[k]` belongs to `counts[k]` instances dropped (or added). `flipped` is the first step with another
+    predicted class than step 0, None if there is none or the model has no classes. `at_zero` is the output
+    once all instances with a positive score are out, `flipped_at_zero` whether the full bag's decision has
+    changed by then. `decides`: whether the model has classes to decide between. `scale` is a large change of
+    the output: 1 for a probability. Show `warnings` with the curve.
     """
 
     values: Floats
@@ -72,7 +72,7 @@ class Curve:
 
     @property
     def steps(self) -> int:
-        """How many steps the curve has after its start."""
+        """The number of steps after the start."""
         return len(self.values) - 1
 
     def __repr__(self) -> str:
@@ -81,19 +81,19 @@ class Curve:
 
 
 def _warn_once(line: str) -> None:
-    """Say a line on a network the first time: a cohort opens the same one for each bag.
+    """Log a warning on a network once, although a cohort opens the same network for each bag.
 
-    The numbers in it may differ from bag to bag.
+    Its numbers may differ between bags.
     """
-    if (words := re.sub(r"\d\S*", "", line)) not in _SAID:
-        _SAID.add(words)
+    if (words := re.sub(r"\d\S*", "", line)) not in _WARNED:
+        _WARNED.add(words)
         logger.warning("%s", line)
 
 
 class Flips:
-    """Curves of one model, bag and target: the instances are embedded once for all of them.
+    """Compute curves of one model, bag and target; the instances are embedded once for all of them.
 
-    `target` may be left out where the model has one output; None is the predicted class.
+    Leave out `target` if the model has one output; None is the predicted class.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
@@ -134,7 +134,7 @@ class Flips:
 
     @property
     def n(self) -> int:
-        """How many instances the bag has."""
+        """The number of instances in the bag."""
         return self._parts.n
 
     @property
@@ -149,15 +149,16 @@ class Flips:
 
     @property
     def decision(self) -> int | None:
-        """The class predicted for the full bag; for multi-label models whether the target is."""
+        """The predicted class of the full bag; for multi-label models whether the target is predicted."""
         return int(self._decisions(self._parts.full)[0]) if self.decides else None
 
     @property
     def scale(self) -> float:
-        """What counts as a large change of the output: its range, or for a regression its own size.
+        """A large change of the output: its range, or for a regression its own size.
 
-        A probability has 1, the risk of t time bins t, a log risk 1 (a hazard 2.7 times as high). A value has
-        the largest of its distances to the reference, for the full and the empty bag, and the reference.
+        It is 1 for a probability, t for the risk of t time bins, 1 for a log risk (a hazard 2.7 times as
+        high). For a value it is the largest of the reference and the distances of the full and the empty bag
+        from it.
         """
         if self.output.scale is not None:
             return self.output.scale
@@ -184,7 +185,7 @@ class Flips:
         steps: int | str = STEPS,
         seed: int = 0,
     ) -> list[Curve]:
-        """Compute curves of several scores, each with its order: at every step their bags are one batch.
+        """Compute curves of several scores, each with its order; at every step their bags form one batch.
 
         >>> import torch, xmil
         >>> net = xmil.create_model("transmil", in_dim=4, n_classes=2, dim=8, seed=0)
@@ -202,7 +203,7 @@ class Flips:
         logits = self.logits_of(sequences, counts if add else self.n - counts)
         zeros = self._sub_bags([scores <= 0 for scores in ranked])
         ends = torch.cat([zeros.unsqueeze(1), self._parts.full.expand(len(requests), 1, -1)], dim=1)
-        # (q * (steps + 3), c), fetched once; the last two are without positive scores, and the full bag
+        # (q * (steps + 3), c); the last two are the bag without positive scores and the full bag
         every = torch.cat([logits, ends], dim=1).flatten(0, 1)
         values = self._values(every).reshape(len(requests), -1)
         decisions = self._decisions(every).reshape(len(requests), -1)
@@ -234,10 +235,10 @@ class Flips:
         logits = self.logits_of(np.concatenate([orders, orders[:, ::-1]]), sizes)
         values = self._values(logits.flatten(0, 1)).reshape(2, len(orders), -1)
         differences = (values[0] - values[1]).sum(axis=1) / (len(sizes) + 1)  # straight lines between sizes
-        return np.asarray(differences * STEPS / (STEPS + 1))  # as of curves of 100 steps
+        return np.asarray(differences * STEPS / (STEPS + 1))  # as for curves of 100 steps
 
     def part(self, rows: npt.NDArray[np.int64]) -> Flips:
-        """The same target of the sub-bag of these rows."""
+        """Restrict to the sub-bag of these rows, with the same target."""
         twin, index = copy(self), torch.from_numpy(rows).to(self._parts.x.device)
         twin.network = self.network.part(index)
         with frozen(self.network.module), torch.no_grad():
@@ -245,14 +246,14 @@ class Flips:
         return twin
 
     def check_scores(self, scores: Scores) -> Floats:
-        """Give scores (n,) in double precision; refuse an explanation of another bag or target."""
+        """Convert scores (n,) to double precision; refuse an explanation of another bag or target."""
         if isinstance(scores, Explanation):
             check_same_bag(scores, self.bag)
             if scores.target != self.output.target:
                 raise InputError(
-                    f"The explanation is of the target {scores.target}, but {self.output.target} is to be "
-                    "measured; leave target= out, or pass the explanation's scores to measure them for "
-                    "another target."
+                    f"The explanation is for the target {scores.target}, but target= is "
+                    f"{self.output.target}; leave target= out, or pass the explanation's scores to measure "
+                    "them for another target."
                 )
             scores = scores.scores
         values = scores.detach().cpu().numpy() if isinstance(scores, Tensor) else np.asarray(scores)
@@ -268,7 +269,7 @@ class Flips:
     def logits_of(
         self, sequences: npt.NDArray[np.int64], sizes: Sequence[int] | npt.NDArray[np.int64]
     ) -> Tensor:
-        """Compute logits (q, sizes, c) of bags: for each size m the first m of sequences (q, n)."""
+        """Compute logits (q, sizes, c) of bags: for each size m, the first m of sequences (q, n)."""
         orders = torch.from_numpy(np.ascontiguousarray(sequences)).to(self._parts.full.device)
         with frozen(self.network.module), torch.no_grad():
             return self._parts.nested(orders, [int(m) for m in sizes], mode=self.mode).to(self._parts.x)
@@ -313,14 +314,14 @@ def flip(
 ) -> Curve:
     """Follow the explained output while instances are dropped from the bag, or added to an empty one.
 
-    `scores` is an explanation, which brings its target, or one number per instance; bare numbers need
-    `target` where the model has more than one output. `order`: most relevant first ("morf"), least relevant
-    first ("lerf"), largest absolute score first ("abs"). `mode`: dropped instances are taken out ("remove")
-    or become zero vectors in place ("mask"). `steps`: how many, of round(n k / steps) instances up to the
-    k-th; "percent" is 100, "each" is one by one. Equal scores leave in a random order drawn from `seed`. The
-    empty bag is n zero vectors. The output is the target's probability, or the hazard of a time bin; for
-    models without classes, the value minus its reference, or the risk, which no step can flip.
-    `forward`, `returns` and `average` as for `explain`.
+    `scores` is an explanation, which brings its target, or one number per instance, which needs `target` if
+    the model has more than one output. `order`: most relevant first ("morf"), least relevant first ("lerf"),
+    largest absolute score first ("abs"). `mode`: dropped instances are removed ("remove") or become zero
+    vectors in place ("mask"). `steps` is their number; round(n k / steps) instances are out after the k-th.
+    "percent" is 100, "each" is one by one. Equal scores leave in a random order drawn from `seed`. The empty
+    bag is n zero vectors. The output is the target's probability, or the hazard of a time bin; for models
+    without classes, the value minus its reference, or the risk, which no step can flip. `forward`, `returns`
+    and `average` as for `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -361,7 +362,7 @@ def srg(
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Curves of random orders: their mean and the interval that holds 95 % of them at each step."""
+    """Curves of random orders: their mean and the interval with 95 % of them at each step."""
 
     mean: Floats
     low: Floats
@@ -375,13 +376,13 @@ class Band:
 
     @property
     def aupc_interval(self) -> tuple[float, float]:
-        """The interval that holds 95 % of the random orders' AUPCs."""
+        """The interval with 95 % of the random orders' AUPCs."""
         low, high = np.quantile(self.aupcs, (0.025, 0.975))
         return float(low), float(high)
 
 
 def random_band(flips: Flips, *, orders: int = 20, steps: int | str = STEPS, seed: int = 0) -> Band:
-    """Find the band of seeded random orders of one bag.
+    """Compute the band of seeded random orders of one bag.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -401,7 +402,7 @@ def random_draws(n: int, *, orders: int, seed: int) -> list[tuple[Floats, str]]:
 
 
 def band_of(curves: Sequence[Curve]) -> Band:
-    """Find the band of the curves of random draws."""
+    """Compute the band of the curves of random draws."""
     values = np.stack([curve.values for curve in curves])
     low, high = np.quantile(values, (0.025, 0.975), axis=0)
     return Band(values.mean(axis=0), low, high, values.mean(axis=1))
@@ -418,7 +419,7 @@ def sufficiency(
     seed: int = 0,
     **how: Unpack[CallOptions],
 ) -> float:
-    """Measure what keeping the top share of the instances preserves: the output of the bag they make.
+    """Measure what the top share of the instances preserves: the output of the bag of these alone.
 
     `scores` and `target` as for `flip`.
 
@@ -444,7 +445,7 @@ def necessity(
     seed: int = 0,
     **how: Unpack[CallOptions],
 ) -> float:
-    """Measure what dropping the top share of the instances destroys: the output with minus without them.
+    """Measure what dropping the top share of the instances destroys: the output with, minus without them.
 
     `scores` and `target` as for `flip`.
 
@@ -473,12 +474,12 @@ def top_instances(scores: Floats, top: float, *, seed: int = 0) -> npt.NDArray[n
 
 
 def target_of(scores: Scores, target: Any) -> Any:
-    """Choose the target to measure: `target`, else that of the explanation."""
+    """Choose the target to measure: `target`, else the explanation's."""
     return scores.target if target is ... and isinstance(scores, Explanation) else target
 
 
 def step_counts(n: int, steps: int | str) -> npt.NDArray[np.int64]:
-    """Count how many of n instances are out after each step, from 0 to n.
+    """Count the instances that are out after each step, from 0 to n.
 
     >>> step_counts(3, 4), step_counts(3, "each"), len(step_counts(3, "percent"))
     (array([0, 1, 2, 2, 3]), array([0, 1, 2, 3]), 101)

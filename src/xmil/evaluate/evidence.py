@@ -19,7 +19,7 @@ MEASURES = ("auprc2", "auroc2", "ndcg", "pearson", "spearman")
 def auprc2(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     """Mean of the average precisions for positive evidence by scores and negative evidence by minus scores.
 
-    A half without positives, or with nothing else, is left out; nan where neither half can be used.
+    A half is left out if it has no positives or no negatives; nan if neither half can be used.
 
     >>> auprc2([1, 0, -1], [0.9, 0.1, -0.5])
     1.0
@@ -56,17 +56,17 @@ def score_evidence(
     """Compute each measure (...) of evidence and scores (..., n).
 
     `auprc2` and `auroc2` are means over two halves: positive evidence ranked by scores, negative evidence by
-    minus scores; a half without positives, or with nothing else, is left out. `ndcg` is the normalised
-    discounted cumulative gain, the gain being evidence above the lowest; tied scores share their discounts.
-    `pearson` and `spearman` are correlations, 0 where all scores are equal. nan where a measure has no value:
-    no usable half, or evidence that is all equal.
+    minus scores; a half without positives or without negatives is left out. `ndcg` is the normalised
+    discounted cumulative gain, with evidence minus its minimum as the gain; tied scores share their
+    discounts. `pearson` and `spearman` are correlations, 0 if all scores are equal. A measure is nan if it is
+    undefined: no half can be used, or all evidence is equal.
 
     >>> score_evidence(torch.tensor([[1, 0, -1]]), torch.tensor([[0.9, 0.1, -0.5]]))["auprc2"].tolist()
     [1.0]
     """
     if evidence.shape != scores.shape or not bool(torch.isfinite(scores).all()):
         raise InputError(
-            f"Evidence and scores must be finite and of one shape. Got {tuple(evidence.shape)} "
+            f"Evidence and scores must be finite and have the same shape. Got {tuple(evidence.shape)} "
             f"and {tuple(scores.shape)}."
         )
     e, s = evidence.double(), scores.double()
@@ -88,7 +88,7 @@ def score_evidence(
 
 
 def auroc(labels: Tensor, scores: Tensor) -> Tensor:
-    """Area under the ROC curve (...) of labels and scores (..., n); nan where one kind of label is missing.
+    """Area under the ROC curve (...) of labels and scores (..., n); nan if all labels are the same.
 
     >>> auroc(torch.tensor([True, False, True]), torch.tensor([0.9, 0.1, 0.8])).item()
     1.0
@@ -97,7 +97,7 @@ def auroc(labels: Tensor, scores: Tensor) -> Tensor:
 
 
 def ranks(scores: Tensor) -> Tensor:
-    """Rank scores (..., n), the highest first, ties at their mean.
+    """Rank scores (..., n), the highest first; ties get their mean rank.
 
     >>> ranks(torch.tensor([0.5, 0.9, 0.5])).tolist()
     [2.5, 1.0, 2.5]
@@ -107,7 +107,7 @@ def ranks(scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Ranking:
-    """Positions (..., n) by falling score, and the first and last position of each one's tied group."""
+    """Positions (..., n) by falling score, and the first and last position of each tied group."""
 
     order: Tensor
     first: Tensor
@@ -116,7 +116,7 @@ class _Ranking:
     @classmethod
     def of(cls, scores: Tensor) -> _Ranking:
         if bool(scores.isnan().any()):
-            raise InputError("Scores and probabilities to rank must be numbers, and some are NaN.")
+            raise InputError("Scores and probabilities to rank must be numbers, but some are NaN.")
         ordered, order = scores.sort(dim=-1, descending=True, stable=True)
         n = scores.shape[-1]
         places = torch.arange(n, device=scores.device).expand_as(order)
@@ -141,7 +141,7 @@ class _Ranking:
         return (positives * negatives + positives * (positives + 1) / 2 - falling) / (positives * negatives)
 
     def mean_ranks(self) -> Tensor:
-        """Rank of each instance, in the order of the bag, ties at their mean."""
+        """Rank of each instance, in the order of the bag; ties get their mean rank."""
         ranks = (self.first + self.last).double() / 2 + 1
         return torch.empty_like(ranks).scatter_(-1, self.order, ranks)
 
@@ -155,7 +155,7 @@ class _Ranking:
 
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Pearson's correlation over the last dimension; 0 where b is constant."""
+    """Pearson's correlation over the last dimension; 0 if b is constant."""
     constant = b.amax(dim=-1) == b.amin(dim=-1)  # before centring, which rounds
     a, b = (v - v.mean(dim=-1, keepdim=True) for v in (a, b))
     norms = a.norm(dim=-1) * b.norm(dim=-1)

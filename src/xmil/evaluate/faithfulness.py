@@ -1,7 +1,7 @@
 """Faithfulness of methods on one slide: explanations, curves in both modes, certificates, evidence.
 
-A certificate says how far a slide's scores can be trusted, in numbers and in a sentence. Sanity checks ask
-whether a method depends on the weights, agrees with itself and conserves the output.
+A certificate says how far one can trust a slide's scores, in numbers and in a sentence. Sanity checks test
+whether a method depends on the weights, is stable and conserves the output.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ DEFAULT_METHODS = ("lrp", "attention", "single", "gxi", "ig", "random")
 EVIDENCE = ("auprc2", "auroc2", "ap", "ndcg", "pointing", "mass")
 Row = dict[str, Any]
 
-AFFORDABLE = 50_000  # sub-bags that may be tried for the smallest set that decides
-UNEXPLAINED = 0.01  # the largest share of the output an audit may leave unexplained
-LIMIT = 0.5  # of the mean rank correlation under re-drawn weights
+AFFORDABLE = 50_000  # sub-bags to try for the smallest set that decides
+UNEXPLAINED = 0.01  # the largest share of the output that an audit may leave unexplained
+LIMIT = 0.5  # of the mean rank correlation under redrawn weights
 
 
 @dataclass(frozen=True)
 class FaithfulnessSettings:
-    """What is measured. In the first mode: curves in both directions and the random band; in others: morf.
+    """What to measure: in the first mode curves in both directions and the random band, in others only morf.
 
     `top` is the share for sufficiency and necessity, `orders` the number of random orders in the band of the
-    picture; the verdict has its own. `truth_class` is the class for which the ground truth is evidence; for
-    other targets its sign is turned.
+    figure; the verdict has its own. `truth_class` is the class for which the ground truth is evidence; other
+    targets reverse its sign.
     """
 
     methods: tuple[str, ...] = DEFAULT_METHODS
@@ -79,7 +79,7 @@ class FaithfulnessSettings:
             METHODS[name].check_model(Network(model))
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings in plain types."""
+        """Convert to plain types."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
 
@@ -111,7 +111,7 @@ class Certificate:
 
     @property
     def sentence(self) -> str:
-        """The verdict for a reader."""
+        """The verdict as a sentence."""
         on_flip = "No removal changes the prediction."
         if not self.morf.decides:
             kind = self.explanation.params.get("output", "value")
@@ -130,7 +130,7 @@ class Certificate:
         return f"{self.verdict} {on_flip} {on_audit}"
 
     def as_dict(self) -> dict[str, Any]:
-        """What a certificate's file holds, in plain types."""
+        """Convert to plain types for the certificate's file."""
         audit = self.explanation.audit
         return {
             "method": self.explanation.method,
@@ -150,10 +150,10 @@ class Certificate:
 
 @dataclass(frozen=True, eq=False)
 class SlideResult:
-    """What was measured on one slide: a row for each method and mode, and a certificate for each method.
+    """The results of one slide: a row for each method and mode, and a certificate for each method.
 
-    `deciding` is the smallest set of patches whose removal flips the decision, for models that decide and
-    whose sub-bags have a closed form: for others it would cost more than all the rest.
+    `deciding` is the smallest set of patches whose removal flips the decision, for models with classes and a
+    closed form of sub-bags; for others it would cost more than everything else.
     """
 
     rows: list[Row]
@@ -164,13 +164,13 @@ class SlideResult:
 
     @property
     def headline(self) -> Certificate:
-        """The certificate that titles, captions and lists of slides speak of: the first method's."""
+        """The certificate of the first method, for titles, captions and lists of slides."""
         return self.certificates[0]
 
     def as_dict(
         self, slide_id: str, *, slides: Sequence[str] = (), class_names: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """What a slide's certificate says, in plain types; classes by number and, if known, by name."""
+        """Convert to plain types for the slide's certificate; classes by number and, if known, by name."""
         first, headline = self.rows[0], self.headline.as_dict()
         names = {
             f"{key}_name": class_names[first[key]]
@@ -178,11 +178,11 @@ class SlideResult:
             if class_names and first[key] is not None and first[key] < len(class_names)
         }
         edges = ("mean", "low", "high")
-        about = ("n", "label", "predicted", "correct", "explained", "output", "mode")
+        keys = ("n", "label", "predicted", "correct", "explained", "output", "mode")
         return {
             "slide_id": slide_id,
             **({"slides": list(slides)} if len(slides) > 1 else {}),
-            **{key: first[key] for key in about},
+            **{key: first[key] for key in keys},
             **names,
             "headline": {key: headline[key] for key in ("method", "verdict", "sentence")},
             "methods": [certificate.as_dict() for certificate in self.certificates],
@@ -201,8 +201,8 @@ def evaluate_slide(
 ) -> SlideResult:
     """Explain the predicted class of a bag with each method, and measure how faithful the scores are.
 
-    Of a model without classes the value or the risk is explained; it is neither right nor wrong. `evidence`
-    (n,) is the ground truth for `settings.truth_class`: positive, negative or zero.
+    For a model without classes the value or the risk is explained, which is neither right nor wrong.
+    `evidence` (n,) is the ground truth for `settings.truth_class`: positive, negative or zero.
     """
     explanations = [
         explain(model, bag, method=method, **seeds(method, str(bag.slide_id), settings.seed))
@@ -211,14 +211,14 @@ def evaluate_slide(
     target = int(explanations[0].target)
     flips = {mode: Flips(model, bag, target=target, mode=mode) for mode in settings.modes}
     first = flips[settings.modes[0]]
-    # All curves of the first mode together: methods, both orders, and the random draws.
+    # All curves of the first mode at once: methods, both orders, and the random draws.
     own: list[tuple[Scores, str]] = [(e.scores, order) for e in explanations for order in ("morf", "lerf")]
     draws = random_draws(first.n, orders=settings.orders, seed=settings.seed)
     curves = first.curves([*own, *draws], steps=settings.steps, seed=settings.seed)
     band = band_of(curves[len(own) :])
     verdicts = Judge(first, seed=settings.seed).verdicts([(e.method, e.scores) for e in explanations])
     pairs = zip(explanations, curves[: len(own) : 2], curves[1 : len(own) : 2], verdicts, strict=True)
-    certificates = [  # with one SRG, that of the curves: the verdict's has fewer steps
+    certificates = [  # show the SRG of the curves only: the verdict's has fewer steps
         Certificate(e, morf, lerf, band, replace(verdict, srg=lerf.aupc - morf.aupc))
         for e, morf, lerf, verdict in pairs
     ]
@@ -228,7 +228,7 @@ def evaluate_slide(
         if mode not in morf:
             morf[mode] = flips[mode].curves(own[::2], steps=settings.steps, seed=settings.seed)
         tops[mode] = flips[mode].values_of([*top, *(~mask for mask in top)])
-    about = {
+    facts = {
         "slide_id": bag.slide_id,
         "n": len(bag),
         "label": label if first.decides else None,
@@ -239,7 +239,7 @@ def evaluate_slide(
     }
     rows = []
     for i, (e, certificate) in enumerate(zip(explanations, certificates, strict=True)):
-        shared = {**about, "method": e.method, "target": target, **_evidence(e, evidence, first, settings)}
+        shared = {**facts, "method": e.method, "target": target, **_evidence(e, evidence, first, settings)}
         for mode in settings.modes:
             alone, without = tops[mode][i :: len(explanations)]
             rows.append({**shared, **_measures(certificate, morf[mode][i], alone, without)})
@@ -253,7 +253,7 @@ def evaluate_slide(
 def _measures(certificate: Certificate, curve: Curve, alone: float, without: float) -> Row:
     """Measure a curve, with the outputs of the top patches alone and of the bag without them.
 
-    SRG, verdict and random orders are measured in the first mode only, that of the certificate.
+    SRG, verdict and random orders are only measured in the first mode, that of the certificate.
     """
     start, is_first = float(curve.values[0]), curve.mode == certificate.morf.mode
     return {
@@ -295,10 +295,10 @@ def _evidence(
 
 @dataclass(frozen=True, eq=False)
 class Randomisation:
-    """Rank correlation of a method's scores with those under re-drawn weights, one for each draw.
+    """Rank correlation of a method's scores with those under redrawn weights, one for each draw.
 
-    A method that looks at the model loses its ranking: correlations near 0. `passed` asks that their mean
-    be at most `LIMIT` in absolute value.
+    If a method depends on the model, its ranking changes: correlations are near 0. `passed` requires that
+    their absolute mean is at most `LIMIT`.
     """
 
     method: str
@@ -325,7 +325,7 @@ def randomisation(
     seed: int = 0,
     **params: Any,
 ) -> Randomisation:
-    """Explain the bag again under re-drawn weights; Adebayo et al. 2018, arXiv:1810.03292.
+    """Explain the bag again under redrawn weights; Adebayo et al. 2018, arXiv:1810.03292.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=2, seed=0)
@@ -340,7 +340,7 @@ def randomisation(
 
 
 def redrawn(model: nn.Module, *, seed: int = 0) -> nn.Module:
-    """Copy a model with weights drawn anew, each tensor from a normal with its own mean and deviation."""
+    """Copy a model and redraw its weights, each tensor from a normal with its own mean and deviation."""
     twin = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -362,17 +362,17 @@ def stability(
     True
     """
     if len(models) < 2:
-        raise InputError(f"Stability compares two models or more. Got {len(models)}.")
+        raise InputError(f"Stability needs at least two models to compare. Got {len(models)}.")
     scores = [explain(model, bag, method=method, target=target, **params).scores for model in models]
     return np.array([[spearman(a, b) for b in scores] for a in scores])
 
 
 @dataclass(frozen=True)
 class AuditSummary:
-    """Where the explained outputs of many bags went, as mean shares of the absolute output.
+    """The audits of many bags, as mean shares of the absolute output.
 
-    `worst` is the largest unexplained share of any bag, `bag` its name; `n` counts explanations that have
-    an audit.
+    `worst` is the largest unexplained share of any bag, `bag` its name; `n` counts explanations with an
+    audit.
     """
 
     n: int

@@ -1,4 +1,4 @@
-"""Marks of instances, from masks and QuPath's polygons, and scores against them; no torch."""
+"""Marks of instances, from masks and QuPath's polygons, and how scores agree with them; without torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from xmil.heatmaps.exports import class_name, open_geojson
 
 COLUMNS = ("evidence", "label")
 SUFFIXES = (".geojson", ".csv", ".npy", ".png")
-DIGITS = 9  # of a covered share: one half is one half, whatever the last digits of a sum are
-CROWD, SMALL = 48, 1 / 16  # edges in a square that are too many, and the side below which it is not cut again
-_DEEP = 32  # collections within collections; no annotation has more
+DIGITS = 9  # of a covered share, so that rounding does not decide whether it is one half
+CROWD, SMALL = 48, 1 / 16  # squares with more edges are cut in four, down to this side
+_DEEP = 32  # levels of nested collections; no annotation has more
 
 
 def pointing_game(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Give 1 if the highest score lies on a marked instance, else 0; ties at the top count by their share.
+    """Return 1 if the highest score lies on a marked instance, else 0; ties at the top count by their share.
 
     >>> pointing_game([True, False, False], [0.9, 0.1, 0.9])
     0.5
@@ -36,7 +36,7 @@ def pointing_game(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
 
 
 def relevance_mass(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Give the share of the positive scores' sum on marked instances; nan if nothing is marked or positive.
+    """The share of the positive scores' sum on marked instances; nan if nothing is marked or positive.
 
     Arras et al., "CLEVR-XAI", Information Fusion 2022, arXiv:2003.07258.
 
@@ -51,10 +51,10 @@ def relevance_mass(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
 
 
 def score_regions(marked: npt.ArrayLike, scores: npt.ArrayLike) -> dict[str, float]:
-    """Measure how scores agree with marks: AUROC, Dice, the pointing game, and what chance gives.
+    """Measure how scores agree with marks: AUROC, Dice, the pointing game, and the level of chance.
 
-    Dice compares the marks with as many of the highest scores, ties at their share; chance gives a Dice and a
-    pointing of the marked share, and an AUROC of one half. nan if nothing is marked, or all is.
+    Dice compares the marks with as many of the highest scores, ties at their share. By chance, Dice and
+    pointing are the marked share (`chance`), and the AUROC is one half. nan if nothing is marked, or all.
 
     >>> score_regions([True, True, False, False], [0.9, 0.2, 0.5, 0.1])
     {'auroc': 0.75, 'dice': 0.5, 'pointing': 1.0, 'chance': 0.5}
@@ -83,9 +83,9 @@ def marked_by_mask(
     downsample: float = 1.0,
     share: float = 0.5,
 ) -> Bools:
-    """Mark instances of whose box at least a share is set in a mask (h, w).
+    """Mark instances if at least a share of their box is set in a mask (h, w).
 
-    A pixel of the mask is `downsample` level-0 pixels wide. Boxes may reach over the mask's border; what lies
+    A pixel of the mask is `downsample` level-0 pixels wide. Boxes may extend beyond the mask; the area
     outside counts as unset.
 
     >>> marked_by_mask([[1, 0], [0, 0]], [[0, 0], [256, 0]], patch_size=256, downsample=256)
@@ -112,10 +112,10 @@ def marked_by_geojson(
     share: float = 0.5,
     origin: tuple[float, float] | None = None,
 ) -> Bools:
-    """Mark instances of whose box at least a share lies in the polygons of a QuPath GeoJSON file.
+    """Mark instances if at least a share of their box lies in the polygons of a QuPath GeoJSON file.
 
-    `names` picks annotations by their class; None takes all. Holes are respected. For slides with a bounds
-    offset, which QuPath cuts off, `origin` is that offset; a file that names its own origin needs none.
+    `names` selects annotations by class; None takes all. Holes are respected. For slides with a bounds
+    offset, which QuPath subtracts, `origin` is that offset; a file that names its own origin needs none.
     """
     xy0 = _boxes(coords)
     _check_share(share)
@@ -123,7 +123,7 @@ def marked_by_geojson(
 
 
 def paired(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Give evidence, or marks, and scores as two vectors of finite numbers."""
+    """Check evidence, or marks, and scores, and return them as two vectors of finite numbers."""
     e, s = np.asarray(evidence, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if e.ndim != 1 or e.shape != s.shape or not len(e):
         raise InputError(
@@ -151,9 +151,9 @@ def _check_share(share: float) -> float:
 class Truth:
     """A folder with `<slide_id>.geojson` (QuPath), `.csv` or `.npy` (a value for each instance), or `.png`.
 
-    A PNG is a mask of `downsample` level-0 pixels per pixel. `names` picks classes. An instance is marked
-    where at least `share` of its box is. QuPath counts from the scanned bounds: `slides` (id to file) says
-    where they begin, for GeoJSON files that do not.
+    A PNG is a mask of `downsample` level-0 pixels per pixel. `names` selects classes. An instance is marked
+    if at least `share` of its box is. QuPath's coordinates start at the scanned bounds; for GeoJSON files
+    that do not name them, they are read from `slides` (id to file).
     """
 
     folder: Path
@@ -170,15 +170,17 @@ class Truth:
         if path.suffix in (".csv", ".npy"):
             return _instance_values(path, len(bag))
         if bag.coords is None or bag.patch_size is None:
-            raise InputError(f"{path}: bag {bag.slide_id!r} has no coordinates or patch size to lay on it.")
+            raise InputError(
+                f"{path}: bag {bag.slide_id!r} has no coordinates or patch size to compare with."
+            )
         if path.suffix == ".geojson":
-            with opened(self.slides.get(bag.slide_id or "")) as slide:  # its scanned bounds, if it is at hand
+            with opened(self.slides.get(bag.slide_id or "")) as slide:
                 origin = None if slide is None else slide.bounds[:2]
-            about: dict[str, Any] = {"names": self.names or None, "origin": origin}
-            marks = marked_by_geojson(path, bag.coords, patch_size=bag.patch_size, share=self.share, **about)
+            options: dict[str, Any] = {"names": self.names or None, "origin": origin, "share": self.share}
+            marks = marked_by_geojson(path, bag.coords, patch_size=bag.patch_size, **options)
         else:
-            about = {"downsample": self.downsample, "share": self.share}
-            marks = marked_by_mask(_read_mask(path), bag.coords, patch_size=bag.patch_size, **about)
+            options = {"downsample": self.downsample, "share": self.share}
+            marks = marked_by_mask(_read_mask(path), bag.coords, patch_size=bag.patch_size, **options)
         return marks.astype(np.float64)
 
     def file(self, slide_id: str | None) -> Path | None:
@@ -215,17 +217,16 @@ def covered_by_polygons(
 ) -> Floats:
     """Compute the share of each box (n, 2) that lies in polygons, each an outline and its holes.
 
-    Even-odd within a polygon; where polygons overlap, the area counts once. What lies in one of `without`
-    does not count. A polygon meets only the boxes near it.
+    Even-odd within a polygon; overlaps of polygons count once. Area in one of `without` does not count.
 
     >>> square = np.array([[0.0, 0.0], [8.0, 0.0], [8.0, 8.0], [0.0, 8.0]])
     >>> covered_by_polygons([[square]], np.array([[0.0, 0.0], [4.0, 0.0]]), 8)
     array([1. , 0.5])
     """
-    if without:  # what both cover, less what `without` covers
+    if without:  # the area of all polygons minus that of `without`
         both = covered_by_polygons([*polygons, *without], xy0, patch_size)
         return np.round(both - covered_by_polygons(without, xy0, patch_size), DIGITS)
-    order = np.argsort(xy0[:, 0], kind="stable")  # boxes near a polygon are found by bisection
+    order = np.argsort(xy0[:, 0], kind="stable")  # for a bisection to the boxes near a polygon
     lefts, tops = xy0[order].T
     meeting: dict[int, list[Floats]] = {}
     for rings in filter(None, polygons):
@@ -243,9 +244,9 @@ def covered_by_polygons(
 
 
 def _covered(shapes: list[Floats], left: float, top: float, side: float) -> float:
-    """The area of a square that lies in shapes, given by their edges (k, 4) from x1, y1 to x2, y2.
+    """Compute the area of a square inside shapes, given by their edges (k, 4) from x1, y1 to x2, y2.
 
-    A square that many edges cross is cut into four, which fewer of them meet.
+    A square that many edges cross is cut into four with fewer edges each.
     """
     right, bottom, middle = left + side, top + side, top + side / 2
     near: list[Floats] = []
@@ -257,7 +258,7 @@ def _covered(shapes: list[Floats], left: float, top: float, side: float) -> floa
         if inner:
             near.append(edges[here])
             crossing += inner
-        elif int(((y1 > middle) != (y2 > middle))[here].sum()) % 2:  # the square lies in it as a whole
+        elif int(((y1 > middle) != (y2 > middle))[here].sum()) % 2:  # the whole square is inside
             return side * side
     if crossing > CROWD and side > SMALL:
         half = side / 2
@@ -267,19 +268,19 @@ def _covered(shapes: list[Floats], left: float, top: float, side: float) -> floa
 
 
 def _slabs(shapes: list[Floats], left: float, top: float, side: float) -> float:
-    """Cut a square at every height where an edge in it begins, ends, meets another, enters or leaves.
+    """Cut a square at every height where an edge inside begins, ends, crosses another, enters or leaves.
 
-    Between two such heights each border is straight, so that the length covered midway gives the area.
+    Between two such heights each border is straight, so the covered length midway determines the area.
     """
     right, bottom = left + side, top + side
     ends = np.concatenate([edges[np.maximum(edges[:, 0], edges[:, 2]) > left] for edges in shapes])[:, 1::2]
-    slanted = [edges[edges[:, 1] != edges[:, 3]] for edges in shapes]  # level edges bound no length
+    slanted = [edges[edges[:, 1] != edges[:, 3]] for edges in shapes]  # horizontal edges bound no length
     owner = np.repeat(np.arange(len(slanted)), [len(edges) for edges in slanted])
     x1, y1, x2, y2 = np.concatenate(slanted).T
     slope = (x2 - x1) / (y2 - y1)
     inner = np.maximum(x1, x2) > left
     a, b = slope[inner], (x1 - slope * y1)[inner]
-    with np.errstate(divide="ignore", invalid="ignore"):  # of parallel and upright edges
+    with np.errstate(divide="ignore", invalid="ignore"):  # parallel and vertical edges
         crossings = (b[None] - b[:, None]) / (a[:, None] - a[None])
         borders = (np.array([[left], [right]]) - b) / a
     heights = np.concatenate([ends.ravel(), crossings.ravel(), borders.ravel(), [top, bottom]])
@@ -303,8 +304,8 @@ def read_polygons(
 ) -> list[list[Floats]]:
     """Read level-0 polygons of a GeoJSON file, each a list of rings (k, 2): its outline, then its holes.
 
-    The file counts from the origin that it names, as those of `xmil heatmap` do, else from `origin`, else
-    from the corner of level 0.
+    Its coordinates start at the origin that the file names, as those of `xmil heatmap` do, else at `origin`,
+    else at the corner of level 0.
     """
     return [rings for own in read_regions(path, names=names, origin=origin).values() for rings in own]
 
@@ -336,7 +337,7 @@ def read_regions(
 
 
 def parse_polygons(geometries: Iterable[dict[str, Any]]) -> list[list[Floats]]:
-    """List the polygons of GeoJSON geometries, each a list of rings (k, 2); other shapes have none.
+    """List the polygons of GeoJSON geometries, each a list of rings (k, 2); skip other shapes.
 
     >>> [len(rings) for rings in parse_polygons([{"type": "Point", "coordinates": [0, 0]}])]
     []

@@ -1,8 +1,9 @@
-"""The smallest set of instances that decides: whose removal flips the decision, or that alone keeps it.
+"""Find the smallest set of instances that decides: its removal flips the decision, or it alone keeps it.
 
-Several searches give a set, each exactly evaluated: the order of a bound where there is one, instances by
-what each does alone, and greedy steps. The best is thinned out and its members exchanged. From below, sets
-are excluded by proof (`xmil.subsets.bounds`) or by trying all of a size, as far as evaluations allow.
+Several searches each find a set, with exact evaluations: by the order of a bound if there is one, by the
+effect of single instances, and by greedy steps. The best set is then thinned, and members are exchanged.
+Smaller sets are excluded by proof (`xmil.subsets.bounds`) or by trying all of a size, as far as evaluations
+allow.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from xmil.network import CallOptions, attempt, frozen, open_network
 from xmil.subsets import Bound, Subsets, bound_of, open_subsets
 
 KINDS = ("flip", "keep")
-BATCH = 2048  # sets that are tried at once
-RUNS, OF_A_HEAD, OF_A_SUM = 4_000, 1_000_000, 50_000_000  # evaluations, by what one costs
-EXHAUSTIVE = 40_000  # sets of one size that are all tried
-SMALL = 15  # bags whose sets can all be tried
-TIE = 1e-5  # of the largest output, the empty bag's among them: how close to a tie the model has to be run
-TIES = 64  # sets near a tie that the model is run on
-EXCHANGED = 4  # pairs of members that are tried to be replaced by one other
+BATCH = 2048  # sets evaluated at once
+RUNS, OF_A_HEAD, OF_A_SUM = 4_000, 1_000_000, 50_000_000  # evaluations, by the cost of one
+EXHAUSTIVE = 40_000  # sets of one size that may all be tried
+SMALL = 15  # size of bags whose sets can all be tried
+TIE = 1e-5  # of the largest output, including the empty bag's: margins this small are run on the model itself
+TIES = 64  # sets near a tie to run on the model
+EXCHANGED = 4  # pairs of members to try to replace by one instance
 
 
 @dataclass(frozen=True, eq=False)
 class MinimalSet:
-    """The smallest set found, and how small any such set can be: it has between `lower` and `upper` members.
+    """The smallest set found; the smallest possible one has between `lower` and `upper` members.
 
-    `instances` (upper,) and `upper` are None where no set was found; `lower` then is the size up to which
-    none exists, the bag's own where that is proved for all proper subsets. `decided` is the decision of the
-    full bag, whether the target is predicted. `tried` counts evaluated sets.
+    If no set was found, `instances` (upper,) and `upper` are None, and no set has fewer than `lower` members;
+    `lower` is the bag's size if that holds for all proper subsets. `decided` is the decision of the full bag,
+    whether the target is predicted. `tried` counts evaluated sets.
 
-    Other sets may be as small: `equal` counts them with this one, which is the strongest, the one that moves
-    the outputs farthest past the decision. Unless `all_equal`, there may be more of them than were counted.
+    Other sets may be as small: `equal` counts them and this one, which is the strongest: it moves the outputs
+    farthest past the decision. Unless `all_equal`, there may be more than were counted.
     """
 
     instances: npt.NDArray[np.int64] | None
@@ -60,23 +61,23 @@ class MinimalSet:
 
     @property
     def exact(self) -> bool:
-        """Whether it is proved that no set is smaller, or that there is none."""
+        """Whether it is proven that no set is smaller, or that there is none."""
         return self.lower == (self.n if self.upper is None else self.upper)
 
     @property
     def sentence(self) -> str:
-        """The finding for a reader."""
+        """The result as a sentence."""
         does = "whose removal changes" if self.kind == "flip" else "that alone keep"
         if self.upper is None:
             none = "There is no set" if self.exact else "No set was found"
             open_ = "" if self.exact else f"; one of {self.lower} or more is not ruled out"
             fewer = f"fewer than {self.n} patch{'' if self.n == 1 else 'es'}"
             return f"{none} of {fewer} {does} the prediction on {self.target}{open_}."
-        what = f"of patches {does} the prediction on {self.target} has {self.upper} of {self.n}"
-        smallest = f"The smallest set {what}."
+        size = f"of patches {does} the prediction on {self.target} has {self.upper} of {self.n}"
+        smallest = f"The smallest set {size}."
         if not self.exact:
             smallest = (
-                f"The smallest set found {what}; a smaller one, of {self.lower} or more, is not ruled out."
+                f"The smallest set found {size}; a smaller one, of {self.lower} or more, is not ruled out."
             )
         if self.equal > 1:
             least = "" if self.all_equal else "at least "
@@ -87,15 +88,18 @@ class MinimalSet:
 
     @property
     def caution(self) -> str | None:
-        """A warning if most single patches would do: then none of them is what decides."""
+        """A warning if most single patches are such a set: then none of them decides by itself."""
         if self.upper != 1 or 2 * self.equal <= self.n:
             return None
-        what = "change the prediction when removed" if self.kind == "flip" else "keep the prediction alone"
-        why = "it is close to the boundary" if self.kind == "flip" else "the patches say much the same"
-        return f"Caution: {self.equal} of {self.n} single patches {what}: {why}, and no one patch decides it."
+        effect = "change the prediction when removed" if self.kind == "flip" else "keep the prediction alone"
+        reason = "it is close to the boundary" if self.kind == "flip" else "the patches are much alike"
+        return (
+            f"Caution: {self.equal} of {self.n} single patches {effect}: {reason}, and no single patch "
+            "decides it."
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding in plain types, as files hold it."""
+        """Convert to plain types for files."""
         members = None if self.instances is None else self.instances.tolist()
         keys = ("kind", "lower", "upper", "n", "tried", "exact", "equal", "all_equal", "caution", "sentence")
         return {"instances": members, "target": str(self.target), **{key: getattr(self, key) for key in keys}}
@@ -114,9 +118,9 @@ def minimal_set(
 
     `kind="flip"`: the smallest set whose removal changes whether the target is the predicted class (for
     multi-label models, whether it is predicted); `"keep"`: the smallest set that alone keeps it. Sets are
-    proper subsets of the bag. Without a target the predicted class is taken. `evaluations` is how many sets
-    may be tried; the default goes by the cost of one. `how` are `forward`, `returns` and `average`, as for
-    `explain`.
+    proper subsets of the bag. The default target is the predicted class. `evaluations` is the number of sets
+    to try at most; its default depends on the cost of one. `how` is `forward`, `returns` and `average`, as
+    for `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
@@ -129,7 +133,7 @@ def minimal_set(
         raise bad_parameter("evaluations", "minimal_set", "an int in the range [1, inf)", evaluations)
     network, x = open_network(model, bag, **how)
     if not TASKS[network.task].decides:
-        raise UnsupportedError(f"A {network.task} model has no classes, and minimal sets need them.")
+        raise UnsupportedError(f"A {network.task} model has no classes, but minimal sets need them.")
     with frozen(network.module), torch.no_grad():
         game = open_subsets(network, x)
         (output,) = Question([target], None, network).outputs(game.logits)
@@ -171,22 +175,22 @@ class _Sets:
         return torch.where(reached, float("inf"), margin.clamp(max=1e30))
 
     def strengths(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Say of each row of logits whether it is at the goal, and how far beyond it."""
+        """For each row of logits, find whether it is at the goal, and how far beyond it."""
         self.tried += len(logits)
         self.left -= len(logits)
         return self._predicted(logits) == self.goal, self._margin(logits) * (1 if self.goal else -1)
 
     def masks(self, members: Tensor) -> Tensor:
-        """Mark what is in the bag (b, n) for sets (b, m)."""
+        """Mark the instances that stay in the bag (b, n) for sets (b, m)."""
         inside = torch.full((len(members), self.n), self.kind == "flip", device=self.device)
         return inside.scatter_(1, members, self.kind != "flip")
 
     def try_each(self, members: Tensor, rows: Tensor) -> Tensor:
-        """Measure the gains (k,) of a set (m,) with each of the rows (k,) joined or taken out."""
+        """Measure the gains (k,) of a set (m,) with each of the rows (k,) added or removed."""
         return self.gains(self.toggled(members, rows))
 
     def toggled(self, members: Tensor, rows: Tensor) -> Tensor:
-        """Run a set (m,) with each of the rows (k,) joined or taken out: logits (k, c)."""
+        """Run a set (m,) with each of the rows (k,) added or removed: logits (k, c)."""
         return self.game.toggled(self.masks(members.unsqueeze(0))[0], rows)
 
     def outside(self, members: Tensor) -> Tensor:
@@ -214,7 +218,7 @@ class _Sets:
 
 
 def _two_columns(logits: Tensor) -> Tensor:
-    """Give a column per class: one output z stands for two."""
+    """Give logits a column per class: one z becomes (-z, z)."""
     return torch.cat([-logits, logits], dim=1) if logits.shape[1] == 1 else logits
 
 
@@ -259,7 +263,7 @@ def _confirm(sets: _Sets, members: Tensor) -> Tensor | None:
 
 
 def _candidates(sets: _Sets, bound: Bound, differences: Tensor) -> Iterator[Tensor | None]:
-    """Give sets that reach the goal, from one search after another."""
+    """Yield sets that reach the goal, from one search after another."""
     if sets.kind == "flip":
         for d in differences:
             order = bound.order(d)
@@ -295,7 +299,7 @@ def _first_size(sets: _Sets, order: Tensor, sizes: list[int]) -> int | None:
 
 
 def _greedy(sets: _Sets) -> Tensor | None:
-    """Add instances one by one, each the best beside those before it; None if evaluations run out."""
+    """Add the best instance again and again; None if evaluations run out."""
     members = torch.zeros(0, dtype=torch.long, device=sets.device)
     while len(members) < sets.n - 1 and sets.left > 2 * sets.n:
         rest = sets.outside(members)
@@ -308,7 +312,7 @@ def _greedy(sets: _Sets) -> Tensor | None:
 
 
 def _thin(sets: _Sets, members: Tensor) -> Tensor:
-    """Take out members that the set does not need."""
+    """Remove members that the set does not need."""
     while len(members) > 1 and sets.left > len(members):
         gains = sets.try_each(members, members)
         if not gains.isinf().any():
@@ -351,9 +355,9 @@ def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | Non
 
 
 def _rivals(sets: _Sets, members: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Give the sets (k, m) as small as this one that reach the goal, how far, and whether they are all.
+    """Find sets (k, m) of the same size that reach the goal, how far, and whether these are all of them.
 
-    All sets of its size are tried if that is affordable, else those that differ from it in one member.
+    Try all sets of this size if that is affordable, else those that differ from this one in one member.
     """
     size, every = len(members), torch.arange(sets.n, device=sets.device)
     if size == 1:
@@ -369,7 +373,7 @@ def _rivals(sets: _Sets, members: Tensor) -> tuple[Tensor, Tensor, bool]:
 
 
 def _every_group(sets: _Sets, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Give all sets of a size, in batches, with their logits."""
+    """Yield all sets of a size, in batches, with their logits."""
     groups = combinations(range(sets.n), size)
     while batch := list(islice(groups, BATCH)):
         group = torch.tensor(batch, device=sets.device)
@@ -377,7 +381,7 @@ def _every_group(sets: _Sets, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _exchanges(sets: _Sets, members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Give a set and those that differ from it in one member, as far as evaluations allow."""
+    """Yield a set and those that differ from it in one member, as far as evaluations allow."""
     own, outside = members.unsqueeze(0), sets.outside(members)
     yield own, sets.game.run(sets.masks(own))
     for i in range(len(members)):
@@ -389,14 +393,14 @@ def _exchanges(sets: _Sets, members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _result(sets: _Sets, members: Tensor | None, lower: int) -> MinimalSet:
-    about = (sets.kind, sets.target, sets.decided, sets.n)
+    problem = (sets.kind, sets.target, sets.decided, sets.n)
     if members is None:
-        return MinimalSet(None, lower, None, *about, sets.tried)
+        return MinimalSet(None, lower, None, *problem, sets.tried)
     rivals, strengths, every = _rivals(sets, members)
     for place in strengths.argsort(descending=True, stable=True)[:TIES]:
         if sets.confirm(rivals[place]):
             members = rivals[place]
             break
     rows = np.sort(members.cpu().numpy()).astype(np.int64)
-    lower = min(lower, len(rows))  # a set that the model confirms refutes any bound
-    return MinimalSet(rows, lower, len(rows), *about, sets.tried, max(1, len(rivals)), every)
+    lower = min(lower, len(rows))  # a set that the model confirms refutes a higher bound
+    return MinimalSet(rows, lower, len(rows), *problem, sets.tried, max(1, len(rivals)), every)

@@ -1,10 +1,10 @@
 """Predictions of a cohort as a table, and how good they are: measures and figures, by case.
 
-An ensemble's outputs are the mean of its models' outputs, its risk and survival function the mean of theirs,
-as the explained risk is; `spread` is the standard deviation over the models
-of the number that counts: the probability of the predicted class, the value, the risk. Measures are as
-scikit-learn defines them, computed for all draws of a bootstrap at once. `units` are the cases of the
-predictions: intervals and bands draw cases with all their rows, bars and survival curves count a case once.
+An ensemble's outputs are the mean of its models' outputs; its risk and survival function are the mean of
+theirs, like the explained risk. `spread` is the standard deviation over the models of the main number: the
+probability of the predicted class, the value or the risk. Measures are as scikit-learn defines them, computed
+for all draws of a bootstrap at once. `units` has the cases of the predictions: intervals and bands draw cases
+with all their rows, bars and survival curves count a case once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by colour-blind readers; line styles repeat the distinction.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; line styles repeat the distinction.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C510A")
 STYLES = ("-", "--", "-.", ":")
 GREY = "#7F7F7F"
@@ -52,12 +52,12 @@ BINS = 10
 DRAWS = 200  # of the band of a ROC curve
 Z = 1.959963984540054  # 95 % of a normal
 SIZE = (5.2, 5.6)  # inches
-EDGE = 1e-6  # by which rounding may carry a probability out of its range
+EDGE = 1e-6  # by which rounding may move a probability out of its range
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the models say of a bag: outputs (m, c), its number of instances, the encoder of its features."""
+    """The models' outputs (m, c) for a bag, its number of instances, the encoder of its features."""
 
     outputs: npt.NDArray[np.float64]
     n: int
@@ -83,17 +83,17 @@ class Predictions:
 
     @property
     def numbers(self) -> Floats:
-        """What the ensemble says (n, k): probabilities of classes, values, or risks."""
+        """The ensemble's answers (n, k): probabilities of classes, values, or risks."""
         return self.task.answer(self.outputs)
 
     @property
     def ranks(self) -> Floats:
-        """Log odds (n, classes), which rank as the probabilities do."""
+        """Log odds (n, classes), which rank like the probabilities."""
         return self.task.log_odds(self.outputs.mean(axis=1))
 
     @property
     def labels(self) -> list[Any]:
-        """What is true of each case, None where it is not known."""
+        """The label of each case, None if it is unknown."""
         return [case.label for case in self.cases]
 
     @property
@@ -103,7 +103,7 @@ class Predictions:
 
     @property
     def one_sided(self) -> list[str]:
-        """Names of the classes that all labelled slides have, or none has: nothing compares them."""
+        """Names of the classes that all labelled slides have, or none: they have nothing to compare."""
         labelled, names = self.labelled(), self.spec.names
         if not self.task.decides or not len(labelled):
             return []
@@ -113,11 +113,11 @@ class Predictions:
 
     @property
     def unit(self) -> str:
-        """What a unit is: a case, or a slide where no cohort names cases."""
+        """The noun for a unit: a case, or a slide if no cohort names cases."""
         return "slide" if all(case.case_id is None for case in self.cases) else "case"
 
     def columns(self) -> Columns:
-        """Make the table: who, what is true, what was predicted, and the numbers behind it."""
+        """Make the table: slide and case, truth, prediction, and the numbers behind it."""
         one_model = self.outputs.shape[1] == 1
         spread = {} if one_model else {"spread": self.task.spread(self.outputs).tolist()}
         return {
@@ -129,13 +129,13 @@ class Predictions:
         }
 
     def truth(self) -> Floats:
-        """Give the labels (n, width) as numbers, nan where there is none."""
+        """Convert the labels to numbers (n, width), nan where there is none."""
         width = 2 if self.task.truth == "time" else len(self.spec.names)
         rows = [as_row(label, width) for label in self.labels]
         return np.array(rows, dtype=np.float64).reshape(len(self), width)
 
     def labelled(self) -> Predictions:
-        """Keep the predictions whose truth is known."""
+        """Select the predictions with known labels."""
         parts = [label if isinstance(label, tuple) else (label,) for label in self.labels]
         rows = [i for i, own in enumerate(parts) if all(part is not None and part == part for part in own)]
         return Predictions(
@@ -149,8 +149,8 @@ class Predictions:
             return {}
         options = {"units": labelled.units, **options}
         if self.task.decides:
-            about = {"scores": labelled.ranks, "names": labelled.spec.names, **options}
-            return class_metrics(np.array(labelled.labels), labelled.numbers, **about)
+            options |= {"scores": labelled.ranks, "names": labelled.spec.names}
+            return class_metrics(np.array(labelled.labels), labelled.numbers, **options)
         truth, numbers = labelled.truth(), labelled.numbers
         if self.task.truth == "time":
             return risk_metrics(truth[:, 0], truth[:, 1], numbers[:, 0], **options)
@@ -198,10 +198,10 @@ def class_metrics(
 
     `labels` (n,) are class indices. Two classes: measures of class 1, with sensitivity and specificity. More:
     means over the classes, each against the rest, and the AUROC of each by its name; calibration is that of
-    the predicted class. Labels (n, c) of 0 and 1 have chances of their own: means over the labels. A class
-    that all or none have is left out of means; one with few units takes their intervals away.
-    `scores` (n, c) rank the predictions in place of the chances, see `Task.log_odds`. `units` (n,) are the
-    cases of the predictions; `options` are those of `bootstrap`.
+    the predicted class. For labels (n, c) of 0 and 1, each with its own chance: means over the labels. Means
+    leave out a class that all or none have; if a class has few units, they have no intervals. `scores` (n, c)
+    rank the predictions instead of the chances, see `Task.log_odds`. `units` (n,) has the cases of the
+    predictions; `options` are those of `bootstrap`.
 
     >>> chances = [[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]]
     >>> metrics = class_metrics([0, 1, 1, 0], chances, units=range(4), draws=50)
@@ -217,7 +217,7 @@ def class_metrics(
         )
     ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
     _check_finite("probabilities", p)
-    _check_finite("scores", np.where(np.isinf(ranked), 0.0, ranked))  # of a sure prediction, which ranks
+    _check_finite("scores", np.where(np.isinf(ranked), 0.0, ranked))  # a sure prediction may be infinite
     if ((p < -EDGE) | (p > 1 + EDGE)).any():
         raise InputError(f"Probabilities must lie in the range [0, 1]. Got {p.min():g} to {p.max():g}.")
     if not several and (y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < p.shape[1])):
@@ -285,7 +285,7 @@ def value_metrics(
     """Mean absolute error, root mean squared error, R2, Pearson's and Spearman's correlation of values (n,).
 
     `medape` is the median error in percent of the truth, where that is not zero. With a `reference`, `auroc`
-    tells how well the values part those above it from the others.
+    measures how well the values separate cases above it from the others.
 
     >>> metrics = value_metrics([1.0, 2.0, 3.0], [1.5, 2.0, 2.5], units=range(3), draws=50)
     >>> [round(metrics[name].estimate, 3) for name in ("mae", "r2", "pearson")]
@@ -302,9 +302,9 @@ def value_metrics(
         "pearson": partial(statistics.correlation, first=y, second=v),
         "spearman": partial(statistics.rank_correlation, first=y, second=v),
     }
-    some = y != 0
-    percent = 100 * np.abs(y - v) / np.where(some, np.abs(y), 1.0)
-    measures["medape"] = lambda weights: statistics.median(weights * some, percent)
+    nonzero = y != 0
+    percent = 100 * np.abs(y - v) / np.where(nonzero, np.abs(y), 1.0)
+    measures["medape"] = lambda weights: statistics.median(weights * nonzero, percent)
     if reference is not None:
         measures["auroc"] = partial(statistics.auroc, positive=y > reference, scores=v)
     sides = {} if reference is None else {"auroc": (y > reference)[:, None]}
@@ -314,7 +314,7 @@ def value_metrics(
 def risk_metrics(
     times: npt.ArrayLike, events: npt.ArrayLike, risks: npt.ArrayLike, *, units: Sequence[Any], **options: Any
 ) -> dict[str, Interval]:
-    """Harrell's C-index of risks (n,), for times at which the event was seen or the patient was lost."""
+    """Harrell's C-index of risks (n,), for times of the event or of censoring."""
     t, e, r = np.asarray(times, dtype=np.float64), np.asarray(events).astype(bool), np.asarray(risks, float)
     if t.ndim != 1 or not t.shape == e.shape == r.shape:
         raise InputError(f"Times {t.shape}, events {e.shape} and risks {r.shape} must be of one length.")
@@ -331,11 +331,12 @@ def _with_intervals(
     units: Sequence[Any],
     **options: Any,
 ) -> dict[str, Interval]:
-    """Bootstrap measures over units. Draws that never differ say nothing of how sure a measure is: 11 of 11.
+    """Bootstrap measures over units, without intervals that draws cannot estimate.
 
-    A share of 0 or 1 then has Clopper and Pearson's interval of as many draws as there are units among its
-    rows, any other measure none. Nor has a measure that compares the `sides` (n, k) of rows with the rest if
-    one has few units: draws hardly vary it, see docs/studies/null-cohorts.md.
+    If all draws are equal, such as 11 of 11, a share of 0 or 1 gets Clopper and Pearson's interval for the
+    number of units among its rows, and any other measure has no interval. A measure that compares the `sides`
+    (n, k) of rows with the rest has none either if a side has few units: draws hardly change it, see
+    docs/studies/null-cohorts.md.
     """
     estimates, codes = bootstrap(measures, units=units, **options), unit_codes(units, len(units))
     for name, own in estimates.items():
@@ -351,7 +352,7 @@ def _with_intervals(
 
 
 def c_index(times: npt.ArrayLike, events: npt.ArrayLike, risks: npt.ArrayLike) -> float:
-    """Harrell's C-index alone; nan where no pair's order is known.
+    """Harrell's C-index; nan if no pair has a known order.
 
     >>> c_index([5, 3, 9], [1, 1, 0], [0.2, 0.9, -1.0])
     1.0
@@ -361,7 +362,7 @@ def c_index(times: npt.ArrayLike, events: npt.ArrayLike, risks: npt.ArrayLike) -
 
 
 def balanced_accuracy(weights: Floats, labels: npt.NDArray[np.int64], correct: Bools) -> Floats:
-    """The mean over the classes of the share of their slides that are right; nan if one is not drawn."""
+    """The mean over classes of the share of correct slides; nan if a class is not drawn."""
     classes = np.unique(labels)
     if len(classes) < 2:
         return np.full(len(weights), np.nan)
@@ -380,7 +381,7 @@ def calibration_error(weights: Floats, hits: Bools, chances: Floats) -> Floats:
 
 
 def r_squared(weights: Floats, truth: Floats, values: Floats) -> Floats:
-    """The share of the truth's variance that the values explain; negative below the mean's own."""
+    """The share of the truth's variance that the values explain; negative if the mean explains more."""
     centred = truth - truth.mean()
     variance = statistics.mean(weights, centred**2) - statistics.mean(weights, centred) ** 2
     left = ratio(statistics.mean(weights, (truth - values) ** 2), np.where(variance > 1e-15, variance, 0.0))
@@ -388,7 +389,7 @@ def r_squared(weights: Floats, truth: Floats, values: Floats) -> Floats:
 
 
 def draw_figures(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
-    """Draw the figures of labelled predictions that their task has."""
+    """Draw the figures of labelled predictions for their task."""
     p, names, units, kind = labelled.numbers, labelled.spec.names, labelled.units, labelled.task.truth
     truth = labelled.truth() if kind in ("values", "time") else np.array(labelled.labels)
     if kind == "time":
@@ -422,7 +423,7 @@ def draw_roc(
     units: Sequence[Any],
     seed: int = 0,
 ) -> None:
-    """Draw a ROC curve for each name from its positives (n,) and scores (n,); one alone has its 95 % band.
+    """Draw a ROC curve for each name from its positives (n,) and scores (n,); a single one has a 95 % band.
 
     `areas` has the AUROC of each name.
     """
@@ -457,9 +458,9 @@ def draw_roc(
 def draw_calibration(
     hits: Bools, chances: Floats, error: Interval, path: Path, *, what: str, units: Sequence[Any]
 ) -> None:
-    """Draw how often predictions came true, by bins of their chance, above the bins' histogram.
+    """Draw how often predictions were true, by bins of their chance, above a histogram of the bins.
 
-    The bars are as wide as the number of cases in a bin says: slides of one patient are not independent.
+    The bars depend on the number of cases in a bin: slides of one patient are not independent.
     """
     figure, (axis, below) = new_figure((5.2, 6.4), 2, 1, height_ratios=(4, 1), sharex=True)
     axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="perfect")
@@ -487,7 +488,7 @@ def draw_values(
     name: str,
     units: Sequence[Any],
 ) -> None:
-    """Draw predicted against true values, with the line on which both agree."""
+    """Draw predicted against true values, with the line of equality."""
     figure, axis = new_figure(SIZE)
     low, high = float(min(truth.min(), values.min())), float(max(truth.max(), values.max()))
     axis.plot([low, high], [low, high], color=GREY, lw=1, ls=":", label="equal")
@@ -501,7 +502,7 @@ def draw_values(
 def draw_survival(
     times: Floats, events: Bools, risks: Floats, c_index: Interval, path: Path, *, units: Sequence[Any]
 ) -> None:
-    """Draw Kaplan-Meier curves of the half with the higher risk and the half with the lower, and their test.
+    """Draw Kaplan-Meier curves of the halves with higher and lower risk, and their test.
 
     A case counts once, with the mean risk of its rows: patients are compared, not slides.
     """
@@ -522,10 +523,10 @@ def draw_survival(
 def calibration_bins(
     hits: Bools, chances: Floats, units: Sequence[Any]
 ) -> list[tuple[float, float, float, float]]:
-    """Mean chance, frequency and the ends of its Wilson interval, for each bin that is not empty.
+    """Compute mean chance, frequency and the ends of its Wilson interval, for each bin that is not empty.
 
-    The frequency is over predictions, the interval that of as many draws as there are cases in the bin; of
-    whole counts it is scipy's, which takes no others.
+    The frequency is over predictions, the interval is for the number of cases in the bin. It equals SciPy's,
+    which only takes whole counts.
     """
     codes = unit_codes(units, len(hits))
     place = np.minimum((chances * BINS).astype(int), BINS - 1)
@@ -540,12 +541,12 @@ def calibration_bins(
 
 
 def _check_finite(what: str, *arrays: Floats) -> None:
-    """Refuse NaN and infinity by the row: a measure of the rest would be of other slides."""
+    """Refuse rows with NaN or infinity: without them, a measure would be of other slides."""
     for array in arrays:
         if bad := np.flatnonzero(~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))).tolist():
             raise InputError(
                 f"Measures need finite {what}; {counted(len(bad), 'row')} of {len(array)} "
-                f"{'is' if len(bad) == 1 else 'are'} not, the first {bad[0]}. Leave them out, or check the "
+                f"{'is' if len(bad) == 1 else 'are'} not, first row {bad[0]}. Leave them out, or check the "
                 "model."
             )
 
@@ -562,7 +563,7 @@ def _finish(figure: Figure, axis: Axes, path: Path, *, upper: bool = False) -> N
 
 
 def _mean_of(parts: Iterable[Statistic], n: int) -> Statistic:
-    """Average the statistics that all n values determine; nan for draws that leave one of them open."""
+    """Average the statistics that are defined for all n values; nan for draws where one is undefined."""
     known = [part for part in parts if np.isfinite(part(np.ones((1, n)))[0])]
     if not known:
         return lambda weights: np.full(len(weights), np.nan)

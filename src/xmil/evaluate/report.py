@@ -1,4 +1,4 @@
-"""The report of a faithfulness run: its summary as text, CSV, Markdown and LaTeX, its tests, its figures."""
+"""The report of a faithfulness run: summary as text, CSV, Markdown and LaTeX, tests, and figures."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ MEASURES = {
     "pointing": "pointing game",
     "mass": "relevance mass",
 }
-PART_LOOKS = (  # greys: red and blue are evidence for and against
+PART_STYLES = (  # greys, because red and blue are evidence for and against
     ("0.25", ""), ("0.95", "////"), ("0.6", ""), ("0.95", "...."),
     ("0.8", ""), ("0.95", "xxxx"), ("0.45", "----"),
 )  # fmt: skip
 DASHES = ((5, 1), (3, 1, 1, 1), (1, 1), (8, 2), (4, 2, 1, 2, 1, 2))
 LINES = (*STYLES, *((0, dashes) for dashes in DASHES))
 INK = "#111111"
-LETTERS = 105  # of a line above a certificate
-MANY_ORDERS = 40  # random orders from which on 95 % of them is a band
+LETTERS = 105  # per line of a certificate's title
+MANY_ORDERS = 40  # random orders needed to speak of 95 % of them
 EXPLAINED = {
     "probability": "probability of the predicted class",
     "value": "value minus reference",
@@ -76,9 +76,9 @@ class FaithfulnessCell:
 
 @dataclass(frozen=True)
 class Summary:
-    """The cells by method, mode and measure, which slides they count, and by mode tests of AUPC and the best.
+    """Cells by method, mode and measure, the slides that count, and for each mode tests of AUPC and the best.
 
-    `cases` is how many cases the slides are of; None where that is unknown and slides count as independent.
+    `cases` is the number of cases of the slides; None if it is unknown, and slides count as independent.
     `units` has the case of each slide that counts, or the slide itself.
     """
 
@@ -96,18 +96,18 @@ class Summary:
 
     @property
     def heading(self) -> str:
-        """Which slides count, in a sentence."""
+        """A sentence on which slides count."""
         labelled = len(self.units) + self.misclassified
         auroc = "" if self.auroc is None else f" AUROC {self.auroc:.3f} over {labelled} with a label."
-        left = f" Left out: {self.misclassified} misclassified by arg max"
-        left += f", {self.unlabelled} without a label." if self.unlabelled else "."
+        excluded = f" Left out: {self.misclassified} misclassified by arg max"
+        excluded += f", {self.unlabelled} without a label." if self.unlabelled else "."
         if self.misclassified + self.unlabelled == 0:
-            left = " None left out."
-        return f"{len(self.methods)} methods on {self.counts}.{auroc}{left}"
+            excluded = " None left out."
+        return f"{len(self.methods)} methods on {self.counts}.{auroc}{excluded}"
 
     @property
     def counts(self) -> str:
-        """How many slides count, and of how many cases they are where that is known."""
+        """The number of slides that count, and of their cases if that is known."""
         of = "" if self.cases is None else f" of {counted(self.cases, 'case')}"
         return f"{counted(self.slides, 'slide')}{of}"
 
@@ -120,11 +120,11 @@ class Summary:
 def summarise(
     rows: Sequence[Row], *, cases: Mapping[str, str] | None, smallest: float = SMALLEST, seed: int = 0
 ) -> Summary:
-    """Average over the slides that count: those classified correctly, or all where none has a label.
+    """Average over the slides that count: those classified correctly, or all if none has a label.
 
-    `cases` names the case of each slide_id: intervals draw cases with all their slides, tests
-    compare cases. None takes slides as independent. A row may be of a case; its `parts` then are the sizes of
-    its slides. No method is called better that is lower by less than `smallest`.
+    `cases` names the case of each slide_id: intervals draw cases with all their slides, tests compare cases.
+    None treats slides as independent. A row may describe a case; `parts` then has the sizes of its slides. A
+    method is only called better if it is lower by at least `smallest`.
     """
     if not rows:
         raise InputError("There are no results to summarise: no slide could be measured.")
@@ -140,8 +140,8 @@ def summarise(
     sizes = [len(slides[name].get("parts") or [0]) for name in names]
     bag = "slide" if sum(sizes) == len(names) else "case"
     unit = "slide" if cases is None else "case"
-    about: dict[str, Any] = {"units": units, "bag": bag, "unit": unit, "smallest": smallest}
-    best = {mode: best_method(aupc[mode], **about) for mode in modes} if names else {}
+    options: dict[str, Any] = {"units": units, "bag": bag, "unit": unit, "smallest": smallest}
+    best = {mode: best_method(aupc[mode], **options) for mode in modes} if names else {}
     tests = {mode: compare(aupc[mode], paper_pairs(methods), units=units) for mode in modes} if names else {}
     return Summary(
         cells=_cells(measured, names, units, methods, modes, seed),
@@ -159,12 +159,12 @@ def summarise(
 
 
 def as_text(summary: Summary) -> str:
-    """Write a table for the terminal, with what it means below."""
+    """Write a table for the terminal, with notes on its meaning."""
     return "\n".join([summary.heading, "", text_table(_rows(summary)), "", *_notes(summary)]) + "\n"
 
 
 def as_markdown(summary: Summary) -> str:
-    """Write a Markdown table; the lowest AUPC in bold where it is better than every other."""
+    """Write a Markdown table; the lowest AUPC is bold if it is better than all others."""
     head, *rows = _rows(summary, "**", "**")
     return "\n".join([summary.heading, "", markdown_table(head, rows), "", *_notes(summary)]) + "\n"
 
@@ -215,11 +215,11 @@ def draw_summary(rows: Sequence[Row], summary: Summary, path: Path) -> None:
 
 
 def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
-    """Draw a slide's curves against the random band, where each audited output went, and the verdicts."""
+    """Draw a slide's curves with the random band, the audit of each output, and the verdicts."""
     figure, (left, right) = new_figure((10.5, 6.0), 1, 2, width_ratios=(3, 2))
     percent = np.linspace(0, 100, len(result.band.mean))
     band, grey = result.band, {"color": GREY, "alpha": 0.3, "lw": 0}
-    orders = f"{len(band.aupcs)} random orders"  # of few there is no 95 %
+    orders = f"{len(band.aupcs)} random orders"  # few orders have no 95 %
     shown = f"95 % of {orders}" if len(band.aupcs) >= MANY_ORDERS else orders
     left.fill_between(percent, band.low, band.high, label=shown, **grey)
     left.plot(percent, band.mean, color=GREY, lw=1)
@@ -294,17 +294,16 @@ def _draw_audits(axis: Axes, result: SlideResult) -> None:
     audited = [e for e in result.explanations if e.audit is not None]
     axis.set_title("where the output comes from", fontsize=10)
     if not audited:
-        words = "no method here accounts for the output"
-        axis.text(0.5, 0.5, words, ha="center", va="center", transform=axis.transAxes)
+        axis.text(0.5, 0.5, "no method here has an audit", ha="center", va="center", transform=axis.transAxes)
         axis.set_axis_off()
         return
     positions = np.arange(len(audited))
     width = 0.8 / len(PARTS)
-    for i, ((part, name), (grey, hatch)) in enumerate(zip(PARTS.items(), PART_LOOKS, strict=True)):
+    for i, ((part, name), (grey, hatch)) in enumerate(zip(PARTS.items(), PART_STYLES, strict=True)):
         heights = [getattr(e.audit, part) for e in audited]
         places = positions + (i - len(PARTS) // 2) * width
-        look: dict[str, Any] = {"color": grey, "hatch": hatch, "ec": "0.3", "lw": 0.5}
-        axis.bar(places, heights, width, label=name, **look)
+        style: dict[str, Any] = {"color": grey, "hatch": hatch, "ec": "0.3", "lw": 0.5}
+        axis.bar(places, heights, width, label=name, **style)
     for x, e in zip(positions, audited, strict=True):
         axis.plot([x - 0.45, x + 0.45], [e.audit.output] * 2, color="black", lw=1.2)  # type: ignore[union-attr]
     axis.plot([], [], color="black", lw=1.2, label="explained output")
@@ -315,12 +314,18 @@ def _draw_audits(axis: Axes, result: SlideResult) -> None:
 
 
 def _legend_below(axis: Axes, title: str | None = None) -> None:
-    small: dict[str, Any] = {"ncols": 3, "fontsize": 8, "title": title, "title_fontsize": 8, "frameon": False}
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), columnspacing=1, **small)
+    options: dict[str, Any] = {
+        "ncols": 3,
+        "fontsize": 8,
+        "title": title,
+        "title_fontsize": 8,
+        "frameon": False,
+    }
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), columnspacing=1, **options)
 
 
 def _label_curves(axis: Axes, ylabel: str) -> None:
-    axis.set(xlabel="patches taken out, strongest evidence first (%)", ylabel=ylabel, xlim=(0, 100))
+    axis.set(xlabel="patches removed, strongest evidence first (%)", ylabel=ylabel, xlim=(0, 100))
     _limit(axis, [value for line in axis.get_lines() for value in np.asarray(line.get_ydata())])
     axis.grid(alpha=0.3)
 
@@ -341,7 +346,7 @@ def _cells(
 ) -> dict[tuple[str, str, str], FaithfulnessCell]:
     cells = {}
     for mode in modes:
-        # evidence does not depend on the mode: once is enough
+        # evidence does not depend on the mode
         measures = [m for m in MEASURES if mode == modes[0] or m not in EVIDENCE]
         for method in methods:
             for measure in measures:
@@ -359,11 +364,11 @@ def _cells(
 def _column(
     measured: dict[tuple[str, str, str], Row], names: list[str], method: str, mode: str, measure: str
 ) -> Floats:
-    """Collect a measure over slides, nan where it was not taken."""
+    """Collect a measure over slides, nan if it is missing."""
     values = []
     for row in (measured.get((name, method, mode), {}) for name in names):
         value = row.get(measure)
-        if measure == "flips" and row.get("flipped_at_zero") is not None:  # None: no decision that could flip
+        if measure == "flips" and row.get("flipped_at_zero") is not None:  # None: no decision to flip
             value = row["flipped"] is not None
         values.append(float("nan") if value is None else float(value))
     return np.array(values)
@@ -382,7 +387,7 @@ def _auroc(slides: list[Row]) -> float | None:
 
 
 def _rows(summary: Summary, start: str = "", end: str = "") -> list[list[str]]:
-    """Write the cells, titles first; `start` and `end` mark an AUPC that is better than every other."""
+    """Write the cells, titles first; `start` and `end` mark an AUPC that is better than all others."""
     columns = summary.columns()
     measures = [measure for _, measure in columns]
     titles = (MEASURES[m] + (f" ({mode})" if measures.count(m) > 1 else "") for mode, m in columns)
@@ -404,16 +409,16 @@ def _rows(summary: Summary, start: str = "", end: str = "") -> list[list[str]]:
 def _notes(summary: Summary) -> list[str]:
     unit = "Tests and intervals are over cases, with all their slides."
     if summary.cases is None:
-        unit = "Tests and intervals take slides as independent: no cohort with a case_id says whose they are."
+        unit = "Tests and intervals take slides as independent, because no cohort names their case_id."
     cases = len(set(summary.units.values()))
     if few := why_no_interval(cases, "slide" if summary.cases is None else "case"):
         unit += f" {few.capitalize()}."
     notes = [
         *(f"{mode}: {best}" for mode, best in summary.best.items()),
-        "Mean ± standard deviation over slides; a lower AUPC is more faithful, a higher SRG as well.",
-        "Flipped: the decision changes as patches leave; at zero: once all that score above zero are out.",
+        "Mean ± standard deviation over slides; a lower AUPC or a higher SRG is more faithful.",
+        "Flipped: the decision changes as patches leave; at zero: once all with a positive score are out.",
         unit,
     ]
     if summary.misclassified:
-        notes.append("Misclassified slides are left out here; the verdict of xmil explain counts all slides.")
+        notes.append("Misclassified slides do not count here; the verdict of xmil explain counts all slides.")
     return notes

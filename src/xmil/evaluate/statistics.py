@@ -1,8 +1,8 @@
 """Statistics over a cohort: measures under many weightings, resampling by unit, paired comparisons.
 
-Slides of one patient are not independent. Whatever draws, shuffles or tests here takes `units`, the label of
-the unit of each value (its case), and never splits a unit; `range(n)` takes n values as independent. Fewer
-than eight units have no interval: percentile intervals of five to seven cover 85 to 89 % in place of 95.
+Slides of one patient are not independent. Functions that draw, shuffle or test take `units`, the label of
+each value's unit (its case), and never split a unit; `range(n)` treats n values as independent. Fewer than
+eight units have no interval: percentile intervals of five to seven cover 85 to 89 % instead of 95.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Statistic = Callable[[Floats], Floats]  # weights (draws, n) -> values (draws,)
 ALPHA = 0.05
-EXACT = 12  # units whose 2^12 flips of signs are all counted
+EXACT = 12  # units with an exact test: all 2^12 sign flips
 FEWEST = 8  # units that an interval needs; of each class, if it compares classes
-SMALLEST = 0.01  # difference below which nothing is called better
+SMALLEST = 0.01  # smaller differences do not count as better
 NORMAL = NormalDist()
-BLOCK = 1 << 22  # weights, or shuffled values, that are drawn at once
-LEAST = 0.5  # share of the draws that must determine a measure for it to have an interval
+BLOCK = 1 << 22  # weights, or shuffled values, drawn at once
+LEAST = 0.5  # a measure needs this share of defined draws for an interval
 
-# Measures under weights (draws, n), which count how often each value was drawn: (draws,), nan where a draw
-# does not determine the measure. With a row of ones they are as scikit-learn and SciPy define them.
+# Measures under weights (draws, n), which count how often each value was drawn: (draws,), nan if a draw
+# leaves the measure undefined. With a row of ones they are as scikit-learn and SciPy define them.
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Interval:
         return not np.isnan(self.low)
 
     def is_above(self, smallest: float) -> bool:
-        """Whether the estimate is at least this large, and surely above zero."""
+        """Whether the estimate is at least this large, and the interval above zero."""
         return bool(self.estimate >= smallest and self.low > 0)
 
     def text(
         self, form: str = ".3f", *, scale: float = 1, unit: str = "", otherwise: str = " [no interval]"
     ) -> str:
-        """The estimate with its bounds, or with what stands for them if there are none.
+        """Write the estimate with its bounds, or with `otherwise` if there are none.
 
         >>> Interval(0.25, 0.2, 0.3).text(".0f", scale=100, unit=" %")
         '25 % [20, 30]'
@@ -100,12 +100,12 @@ def auprc(weights: Floats, positive: Bools, scores: Floats) -> Floats:
 
 
 def mean(weights: Floats, values: Floats) -> Floats:
-    """The weighted mean of values (n,); nan for no weight."""
+    """The weighted mean of values (n,); nan without weight."""
     return ratio(weights @ values, weights.sum(axis=1))
 
 
 def median(weights: Floats, values: Floats) -> Floats:
-    """The weighted median of values (n,), halfway between two where the weights balance; nan for no weight.
+    """The weighted median of values (n,), halfway between two if the weights balance; nan without weight.
 
     >>> median(np.array([[1.0, 1, 0], [1, 1, 1], [0, 0, 0]]), np.array([4.0, 1.0, 7.0]))
     array([2.5, 4. , nan])
@@ -128,14 +128,14 @@ def correlation(weights: Floats, first: Floats, second: Floats) -> Floats:
 
 
 def rank_correlation(weights: Floats, first: Floats, second: Floats) -> Floats:
-    """Spearman's correlation: Pearson's of the ranks among the drawn."""
+    """Spearman's correlation: Pearson's of the ranks among the drawn values."""
     return correlation(weights, _ranks(weights, first), _ranks(weights, second))
 
 
 def kappa(weights: Floats, first: Ints, second: Ints) -> Floats:
-    """Cohen's kappa of two answers (n,): agreement beyond what their shares give by chance.
+    """Cohen's kappa of two answers (n,): agreement beyond what is expected by chance.
 
-    nan where both give one and the same answer throughout: then nothing is left to chance.
+    nan if both always give one and the same answer.
 
     >>> kappa(np.ones((1, 4)), np.array([0, 0, 1, 1]), np.array([0, 0, 1, 0]))
     array([0.5])
@@ -150,14 +150,14 @@ def kappa(weights: Floats, first: Ints, second: Ints) -> Floats:
 
 
 def nan_mean(columns: list[Floats]) -> Floats:
-    """The mean over columns of those that are determined; nan where none is."""
+    """The mean over the columns that are finite; nan where none is."""
     stacked = np.stack(columns)
     defined = np.isfinite(stacked)
     return ratio(np.where(defined, stacked, 0.0).sum(axis=0), defined.sum(axis=0))
 
 
 def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
-    """Rank correlation of two vectors; nan where one is constant or has fewer than two values.
+    """Rank correlation of two vectors; nan if one is constant or has fewer than two values.
 
     >>> spearman([1, 2, 3], [3, 2, 1])
     -1.0
@@ -181,8 +181,8 @@ def bootstrap(
 ) -> dict[str, Interval]:
     """Estimate each statistic with its percentile interval over units drawn with replacement.
 
-    All values of a unit are drawn together. Draws that do not determine a statistic, such as those without
-    one of the classes, are left out of its interval; fewer than eight units have none.
+    All values of a unit are drawn together. Draws for which a statistic is undefined, such as those without
+    one of the classes, do not count for its interval; fewer than eight units have none.
 
     >>> values = np.array([1.0, 1.0, 3.0, 3.0])
     >>> print(bootstrap({"mean": lambda weights: mean(weights, values)}, units=["a", "a", "b", "b"])["mean"])
@@ -194,15 +194,15 @@ def bootstrap(
     if not 0 < level < 1:
         raise bad_parameter("level", "a bootstrap", "a share in the range (0, 1)", level)
     if n == 0:
-        raise InputError("There is no value to draw from.")
+        raise InputError("A bootstrap needs at least one value.")
     different = count_units(units)
     drawn: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in statistics}
     for weights in draw_weights(units, draws if different >= FEWEST else 0, seed):
         for name, statistic in statistics.items():
             drawn[name].append(statistic(weights))
-    whole = {name: float(statistic(np.ones((1, n)))[0]) for name, statistic in statistics.items()}
+    estimates = {name: float(statistic(np.ones((1, n)))[0]) for name, statistic in statistics.items()}
     return {
-        name: percentile_interval(whole[name], np.concatenate(drawn[name]), level, units=different)
+        name: percentile_interval(estimates[name], np.concatenate(drawn[name]), level, units=different)
         for name in statistics
     }
 
@@ -218,15 +218,15 @@ def bootstrap_mean(
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
         raise InputError(f"A bootstrap needs a vector of finite values. Got {sample.shape}.")
-    unit_codes(units, len(sample))  # refuses units that are not of these values
+    unit_codes(units, len(sample))  # refuses another number of units
     statistics = {"mean": partial(mean, values=sample)}
     return bootstrap(statistics, units=units, draws=draws, level=level, seed=seed)["mean"]
 
 
 def percentile_interval(estimate: float, drawn: Floats, level: float = 0.95, *, units: int) -> Interval:
-    """Put the quantiles of draws of so many units around an estimate.
+    """Make the interval of an estimate from quantiles of draws.
 
-    The bounds are nan if there are too few units, or too few draws that determine the estimate.
+    The bounds are nan if there are too few units, or too few draws with a defined value.
     """
     defined = drawn[np.isfinite(drawn)]
     if units < FEWEST or not len(drawn) or len(defined) < LEAST * len(drawn) or np.isnan(estimate):
@@ -236,7 +236,7 @@ def percentile_interval(estimate: float, drawn: Floats, level: float = 0.95, *, 
 
 
 def exact_share(share: float, units: int, level: float = 0.95) -> Interval:
-    """A share of units with the exact interval (Clopper and Pearson), for shares that no draw varies.
+    """Give a share of units its exact interval (Clopper and Pearson), for shares that no draw changes.
 
     >>> print(exact_share(0.0, 9))
     0.000 [0.000, 0.336]
@@ -268,10 +268,10 @@ def sign_flip_p(
     draws: int = 5000,
     two_sided: bool = True,
 ) -> float:
-    """Test: the chance of a mean as far from zero when the sign of each unit is a coin's.
+    """Test a mean against zero: the chance of one as far from zero if the sign of each unit is random.
 
-    Each unit counts once, with the mean of its values. One-sided, only a mean above zero counts. Up to
-    EXACT units all flips are counted; of more, `draws` are drawn.
+    Each unit counts once, with the mean of its values. One-sided, only a mean above zero counts. Up to EXACT
+    units all flips are enumerated; with more units, `draws` flips are drawn.
 
     >>> sign_flip_p([1.0] * 9, units=range(9), rng=np.random.default_rng(0))
     0.00390625
@@ -281,9 +281,9 @@ def sign_flip_p(
     if len(sample) <= EXACT:
         coins = np.arange(2 ** len(sample))[:, None] >> np.arange(len(sample)) & 1
         null = (1.0 - 2.0 * coins) @ sample / len(sample)
-        far = (np.abs(null), abs(observed)) if two_sided else (null, observed)
-        return float((far[0] >= far[1] - 1e-12 * np.abs(sample).max()).mean())
-    signs = (rng.choice([-1.0, 1.0], size=(some, len(sample))) for some in draw_blocks(draws, len(sample)))
+        null, limit = (np.abs(null), abs(observed)) if two_sided else (null, observed)
+        return float((null >= limit - 1e-12 * np.abs(sample).max()).mean())
+    signs = (rng.choice([-1.0, 1.0], size=(size, len(sample))) for size in draw_blocks(draws, len(sample)))
     null = np.concatenate([block @ sample / len(sample) for block in signs])
     return permutation_share(abs(observed), np.abs(null)) if two_sided else permutation_share(observed, null)
 
@@ -297,7 +297,7 @@ def permutation_p(
     draws: int = 5000,
     strata: Sequence[Any] | None = None,
 ) -> float:
-    """Test: the chance of a statistic as large when values are shuffled by unit, within strata.
+    """Test a statistic: the chance of one as large if values are shuffled by unit, within strata.
 
     `statistic` takes rows of values (draws, n) and returns (draws,).
 
@@ -309,8 +309,8 @@ def permutation_p(
     sample = np.asarray(values, dtype=np.float64)
     observed = float(statistic(sample[None])[0])
     null = [
-        statistic(shuffle_values(sample, units=units, rng=rng, draws=some, strata=strata))
-        for some in draw_blocks(draws, len(sample))
+        statistic(shuffle_values(sample, units=units, rng=rng, draws=size, strata=strata))
+        for size in draw_blocks(draws, len(sample))
     ]
     return permutation_share(observed, np.concatenate(null))
 
@@ -323,10 +323,10 @@ def shuffle_values(
     draws: int,
     strata: Sequence[Any] | None = None,
 ) -> Floats:
-    """Shuffle values to rows (draws, n): units of a stratum exchange means, values move within their unit.
+    """Shuffle values into rows (draws, n): units of a stratum exchange means, values move within their unit.
 
     The stratum of a unit is the set of its values' strata. Values should be centred within strata: the mean
-    of few values lies farther from zero than that of many, and is scaled to the size of the unit it comes to.
+    of few values lies farther from zero than that of many, and is rescaled for the size of its new unit.
 
     >>> rows = shuffle_values([1.0, 1.0, -2.0, -2.0], units="aabb", rng=np.random.default_rng(3), draws=2)
     >>> rows.tolist()
@@ -342,16 +342,16 @@ def shuffle_values(
     for unit, cell in zip(codes.tolist(), cells, strict=True):
         keys[unit].add(cell)
     patterns = [tuple(sorted(key)) for key in keys]
-    spread = np.ones(len(sizes))  # how far the mean of each unit lies from zero by chance
+    spread = np.ones(len(sizes))  # expected deviation of each unit's mean by chance
     if len(np.unique(sizes)) > 1:
         within = float((rest**2).sum() / (len(rest) - len(sizes)))
         between = max(0.0, float((means**2).mean() - within * (1 / sizes).mean()))
         spread = np.sqrt(np.maximum(between + within / sizes, 1e-12))
-    moved = np.tile(means / spread, (draws, 1))
+    shuffled = np.tile(means / spread, (draws, 1))
     for pattern in sorted(set(patterns)):
-        here = np.array([own == pattern for own in patterns])
-        moved[:, here] = rng.permuted(moved[:, here], axis=1)
-    rows = (moved * spread)[:, codes]
+        is_same = np.array([own == pattern for own in patterns])
+        shuffled[:, is_same] = rng.permuted(shuffled[:, is_same], axis=1)
+    rows = (shuffled * spread)[:, codes]
     inside: dict[tuple[int, Any], list[int]] = {}
     for row, key in enumerate(zip(codes.tolist(), cells, strict=True)):
         inside.setdefault(key, []).append(row)
@@ -364,7 +364,7 @@ def shuffle_values(
 
 
 def permutation_share(observed: float, null: Floats) -> float:
-    """Count the share of draws at least as far out, the observed one counted in."""
+    """The share of draws at least as large as the observed value, which counts as one."""
     return float((1 + (null >= observed - 1e-12).sum()) / (1 + len(null)))
 
 
@@ -379,7 +379,7 @@ def draw_blocks(draws: int, n: int) -> list[int]:
 
 
 def unit_codes(units: Sequence[Any], n: int) -> Ints:
-    """Number each value's unit (n,), counted in the order in which units first appear."""
+    """Number each value's unit (n,), in the order in which units first appear."""
     if len(units) != n:
         raise InputError(f"There must be one unit for each value ({n}). Got {len(units)}.")
     order: dict[str, int] = {}
@@ -392,8 +392,8 @@ def count_units(units: Sequence[Any]) -> int:
 
 
 def draw_weights(units: Sequence[Any], draws: int, seed: int) -> Iterator[Floats]:
-    """Draw how often each value counts, in blocks (b, n); a single unit has no spread to draw from."""
-    names = np.asarray(units)  # sorted: a cohort in another order has the same draws
+    """Draw how often each value counts, in blocks (b, n); a single unit has no draws."""
+    names = np.asarray(units)  # np.unique sorts them, so a reordered cohort has the same draws
     names = names if names.dtype.kind in "iu" else np.array([str(unit) for unit in units])
     _, codes = np.unique(names, return_inverse=True)
     rng, size = np.random.default_rng(seed), int(codes.max()) + 1
@@ -411,9 +411,9 @@ class Comparison:
     """Two methods on the same slides: mean difference first - second, its interval, tests, and effect sizes.
 
     Each unit counts once, with the mean difference of its slides: `n` slides of `units` units. `low` and
-    `high` are the ends of the t-test's 95 % interval. Fewer than eight units have the difference alone: no
+    `high` are the ends of the t-test's 95 % interval. Fewer than eight units only have the difference: no
     interval, test or effect size (nan). `cohens_d` is the mean difference over its standard deviation;
-    `rank_biserial` the share of rank sums in favour of the first being larger minus the rest. `_bonferroni`
+    `rank_biserial` is the share of rank sums for the first being larger, minus the other share. `_bonferroni`
     and `_holm` are corrected p-values.
     """
 
@@ -439,8 +439,8 @@ def compare(
 ) -> list[Comparison]:
     """Run paired t-tests and Wilcoxon tests of the pairs over units, corrected over all pairs.
 
-    `values` holds one number for each slide and method, in the same order of slides as `units`; slides with a
-    nan in either method are left out of a pair.
+    `values` has one number for each slide and method, in the same order of slides as `units`; a pair leaves
+    out slides with a nan in either method.
 
     >>> aupc = {"lrp": [0.1, 0.2, 0.3, 0.2] * 2, "random": [0.8, 0.7, 0.9, 0.8] * 2}
     >>> (c,) = compare(aupc, [("lrp", "random")], units=range(8))
@@ -470,12 +470,12 @@ def paper_pairs(methods: Sequence[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class BestMethod:
-    """The method with the lowest mean, and whether every other is higher, surely and by enough to matter.
+    """The method with the lowest mean, and whether all others are significantly and relevantly higher.
 
-    `runner_up` is the one it is told apart from least, `lead` how much higher that is, `p` the largest
-    Holm-corrected p-value of the paired t-tests against the others. `better`: all others are higher by
-    `smallest` or more, p < 0.05, and there are units enough for an interval. `over` says of what the mean is:
-    "30 slides of 10 cases".
+    `runner_up` is the method that differs least from it, `lead` how much higher that is, `p` the largest
+    Holm-corrected p-value of the paired t-tests against the others. `better`: all others are higher by at
+    least `smallest`, p < 0.05, and there are enough units for an interval. `over` is what the mean is taken
+    over: "30 slides of 10 cases".
     """
 
     method: str
@@ -495,14 +495,14 @@ class BestMethod:
             return f"{first}; there is nothing to compare it with."
         test = f"paired t-tests, Holm: p = {self.p:.2g}"
         if self.better:
-            next_ = f"{self.runner_up}, the next, is {self.lead} higher"
-            return f"{first}, better than every other; {next_} ({test})."
+            second = f"{self.runner_up}, the next, is {self.lead} higher"
+            return f"{first}, better than every other; {second} ({test})."
         first = f"No method can be called better: {first}"
         if few := why_no_interval(self.units, "case" if "case" in self.over else "slide"):
             return f"{first}; {self.runner_up} is {self.lead.estimate:.3f} higher ({few})."
-        why = f"below the smallest difference that counts, {self.smallest:g}"
-        why = why if self.lead.estimate < self.smallest else "which may be chance"
-        return f"{first}; {self.runner_up} is {self.lead} higher, {why} ({test})."
+        reason = f"below the smallest difference that counts, {self.smallest:g}"
+        reason = reason if self.lead.estimate < self.smallest else "which may be chance"
+        return f"{first}; {self.runner_up} is {self.lead} higher, {reason} ({test})."
 
 
 def best_method(
@@ -515,8 +515,8 @@ def best_method(
 ) -> BestMethod:
     """Find the method to trust for a model: the lowest mean AUPC, tested against all others over units.
 
-    `bag` is what one value is of: a slide, or a case with all its slides; `unit` is what a unit is, by
-    default a bag where each is its own. Nothing is called better that is lower by less than `smallest`.
+    `bag` names what a value belongs to: a slide, or a case with all its slides; `unit` names a unit, by
+    default the bag if each is its own unit. A method is only better if it is lower by at least `smallest`.
 
     >>> aupc = {"lrp": [0.1, 0.2, 0.3] * 3, "ig": [0.8, 0.7, 0.9] * 3}
     >>> print(best_method(aupc, units=range(9)))
@@ -537,19 +537,19 @@ def best_method(
     unit = unit or (bag if different == n else "case")
     over = counted(n, bag) if unit == bag else f"{counted(n, bag)} of {counted(different, unit)}"
     nan = float("nan")
-    about: dict[str, Any] = {"n": n, "units": different, "over": over, "smallest": smallest}
+    fields: dict[str, Any] = {"n": n, "units": different, "over": over, "smallest": smallest}
     if not rest:
-        return BestMethod(first, means[first], None, Interval(nan, nan, nan), nan, False, **about)
+        return BestMethod(first, means[first], None, Interval(nan, nan, nan), nan, False, **fields)
     tests = compare(arrays, [(first, other) for other in rest], units=units)
     leads = {c.second: Interval(-c.difference, -c.high, -c.low) for c in tests}  # by unit: sizes may differ
     p = float(np.max([c.t_holm for c in tests]))
     clear = {c.second: bool(c.t_holm < ALPHA) and leads[c.second].is_above(smallest) for c in tests}
-    next_ = min(tests, key=lambda c: (clear[c.second], leads[c.second].estimate)).second
-    return BestMethod(first, means[first], next_, leads[next_], p, all(clear.values()), **about)
+    second = min(tests, key=lambda c: (clear[c.second], leads[c.second].estimate)).second
+    return BestMethod(first, means[first], second, leads[second], p, all(clear.values()), **fields)
 
 
 def bonferroni(p: npt.ArrayLike) -> Floats:
-    """p-values times their number, at most 1; nan is not counted.
+    """Bonferroni's correction: p-values times their number, at most 1; nan does not count.
 
     >>> bonferroni([0.01, 0.04, float("nan")])
     array([0.02, 0.08,  nan])
@@ -573,10 +573,10 @@ def holm(p: npt.ArrayLike) -> Floats:
 
 @dataclass(frozen=True)
 class PairedDesign:
-    """Two ways of answering the same cases, told apart by their shares of right answers; cases are the unit.
+    """Two ways of answering the same cases, compared by their shares of right answers; cases are the unit.
 
-    `correlation` is that of one reader's two answers to a case, `alike` that of two readers' differences
-    between the answers: at 1 a further reader adds nothing.
+    `correlation` is between one reader's two answers to a case, `alike` between two readers' differences of
+    the answers: at 1 another reader adds nothing.
 
     >>> design = PairedDesign((0.8, 0.9))
     >>> design.cases(power=0.8), round(design.power(202), 3)
@@ -596,7 +596,8 @@ class PairedDesign:
             raise bad_parameter("shares", "a paired design", must, self.shares)
         if self._differing < abs(second - first) + 1e-9:
             raise InputError(
-                f"Answers of which {first:g} and {second:g} right cannot correlate by {self.correlation:g}."
+                f"Answers with shares right of {first:g} and {second:g} cannot correlate by "
+                f"{self.correlation:g}."
             )
 
     @property
@@ -608,7 +609,7 @@ class PairedDesign:
 
     @property
     def _deviations(self) -> tuple[float, float]:
-        """Deviation of a case's difference, the mean of its readers', without and with a gap."""
+        """Deviation of a case's mean difference over readers, without and with a gap."""
         averaged = (1 + (self.readers - 1) * self.alike) / self.readers
         gap = self.shares[1] - self.shares[0]
         return float(np.sqrt(self._differing * averaged)), float(
@@ -616,13 +617,13 @@ class PairedDesign:
         )
 
     def power(self, cases: float) -> float:
-        """Predict the power of a two-sided test with so many cases."""
+        """Predict the power of a two-sided test from the number of cases."""
         null, spread = self._deviations
         gap = abs(self.shares[1] - self.shares[0])
         return NORMAL.cdf((gap * np.sqrt(cases) - NORMAL.inv_cdf(1 - self.alpha / 2) * null) / spread)
 
     def cases(self, *, power: float) -> int:
-        """Count the cases that reach a power."""
+        """Find the number of cases for a power."""
         null, spread = self._deviations
         gap = abs(self.shares[1] - self.shares[0])
         root = (NORMAL.inv_cdf(1 - self.alpha / 2) * null + NORMAL.inv_cdf(power) * spread) / gap
@@ -631,7 +632,7 @@ class PairedDesign:
 
 @dataclass(frozen=True)
 class UnpairedDesign(PairedDesign):
-    """Two ways of answering, each on cases of its own; `cases` and `power` are of so many under each.
+    """Two ways of answering, each with its own cases; `cases` is the number for each.
 
     >>> UnpairedDesign((0.8, 0.9)).cases(power=0.8)
     199
@@ -702,7 +703,7 @@ def _by_score(weights: Floats, positive: Bools, scores: Floats) -> tuple[Floats,
 
 
 def _ranks(weights: Floats, values: Floats) -> Floats:
-    """Rank values (draws, n) among the drawn; equal values share the middle of theirs."""
+    """Rank values (draws, n) among the drawn; equal values share their mean rank."""
     distinct, group = np.unique(values, return_inverse=True)
     starts = np.searchsorted(np.sort(values), distinct)
     drawn = np.add.reduceat(weights[:, np.argsort(values, kind="stable")], starts, axis=1)

@@ -1,4 +1,4 @@
-"""Survival: Harrell's C-index, a test of a number against survival, and Kaplan-Meier curves of two halves."""
+"""Survival: Harrell's C-index, a test of survival against a number, and Kaplan-Meier curves of two halves."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from xmil.evaluate.statistics import FEWEST, Bools, Floats, permutation_p, ratio, unit_codes, unit_means
 
-PAIRS = 1 << 22  # pairs that are compared at once
+PAIRS = 1 << 22  # pairs compared at once
 
 
 @dataclass(frozen=True, eq=False)
 class SurvivalCurve:
-    """Kaplan-Meier's estimate for a group of `n` units with as many `slides`, from time 0 on.
+    """Kaplan-Meier's estimate for a group of `n` units with `slides` slides, from time 0 on.
 
-    `low` and `high` are the 95 % band (log-log), nan for a group of too few units; `censored` are the times
-    at which units were lost.
+    `low` and `high` are the 95 % band (log-log), nan for a group of too few units; `censored` has the times
+    of censored units.
     """
 
     group: str
@@ -35,11 +35,11 @@ class SurvivalCurve:
 def hazard_p(
     values: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, *, units: Sequence[Any], seed: int = 0
 ) -> float:
-    """Test whether survival goes with a number: Cox's score test, by 5,000 permutations of units.
+    """Test whether survival depends on a number: Cox's score test, by 5,000 permutations of units.
 
-    The score is the sum over units of the number times events less those that were expected; of a group's
-    flag it is the log-rank test's. Its usual chi-square claims too much of few units, permutations do not. A
-    unit counts once, as in `median_halves`. The p is nan without an event, or if all units are alike.
+    The score is the sum over units of the number times (event - expected events); for a group's flag it is
+    the log-rank test's. With few units the usual chi-square rejects too often, permutations do not. A unit
+    counts once, as in `median_halves`. The p is nan without an event, or if all values are equal.
 
     >>> times, events = np.arange(1.0, 13.0), np.ones(12)
     >>> hazard_p(-times, times, events, units=range(12)) < 0.01
@@ -59,10 +59,10 @@ def hazard_p(
 def median_halves(
     values: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, *, units: Sequence[Any], seed: int = 0
 ) -> tuple[list[SurvivalCurve], float]:
-    """Curves of the units above the median value and of the others, and the p of their log-rank test.
+    """Compute curves of the units above the median value and of the others, and the p of their log-rank test.
 
-    A unit counts once, with the mean of its values; its time and event are those of its first row. The p is
-    that of `hazard_p`: nan if a half is empty, or no unit has an event.
+    A unit counts once, with the mean of its values and the time and event of its first row. The p is that of
+    `hazard_p`: nan if a half is empty, or no unit has an event.
 
     >>> upper, lower = median_halves([3, 1, 2, 0], [1, 2, 3, 4], [1, 0, 1, 1], units=range(4))[0]
     >>> upper.group, upper.times.tolist(), upper.share.tolist()
@@ -84,7 +84,7 @@ def median_halves(
 def _by_unit(
     values: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, units: Sequence[Any]
 ) -> tuple[Floats, Floats, Bools, npt.NDArray[np.int64]]:
-    """The mean value of each unit, time and event of its first row, and its number of rows."""
+    """Return each unit's mean value, time and event of its first row, and number of rows."""
     codes = unit_codes(units, len(np.asarray(values)))
     _, first = np.unique(codes, return_index=True)
     t, e = np.asarray(times, dtype=np.float64)[first], np.asarray(events).astype(bool)[first]
@@ -92,7 +92,7 @@ def _by_unit(
 
 
 def _kaplan_meier(sample: Any, *, band: bool) -> tuple[Floats, Floats, Floats, Floats]:
-    """Times, shares alive and their band; where the formula has no value the band is the share."""
+    """Compute times, shares alive and their band; the band is the share where the formula is undefined."""
     import warnings
 
     from scipy.stats import ecdf
@@ -109,10 +109,10 @@ def _kaplan_meier(sample: Any, *, band: bool) -> tuple[Floats, Floats, Floats, F
 
 
 def concordance(weights: Floats, times: Floats, events: Bools, risks: Floats) -> Floats:
-    """Harrell's C: of the pairs whose order is known, the share in which the higher risk goes first.
+    """Harrell's C: the share of pairs with a known order in which the higher risk has the event first.
 
-    A pair is known where the one with the shorter time had the event; of equal times where one had the event
-    and the other was censored, which is later. Equal risks count half.
+    The order is known if the one with the shorter time had the event; with equal times, if one had the event
+    and the other was censored, which counts as later. Equal risks count half.
 
     >>> times, events, risks = np.array([1.0, 2, 3]), np.array([True, True, False]), np.array([3.0, 1, 2])
     >>> concordance(np.ones((1, 3)), times, events, risks)

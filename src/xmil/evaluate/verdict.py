@@ -1,8 +1,8 @@
-"""The verdict on scores: does dropping patches in their order tell the model more than a random order does?
+"""The verdict on scores: does dropping patches in their order matter more to the model than a random order?
 
-One definition for certificates, runs and the viewer. The measure is the symmetric relevance gain (SRG): the
-output of the best patches minus that of the worst, averaged over sizes. Reversing an order turns the sign of
-its SRG, so random orders come with their reverses, and zero is chance.
+Certificates, runs and the viewer share this definition. The measure is the symmetric relevance gain (SRG):
+the output of the best patches minus that of the worst, averaged over sizes. Reversing an order changes the
+sign of its SRG, so random orders come with their reverses, and zero is chance.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from xmil.evaluate.curves import Flips, Scores, flip_order
 from xmil.evaluate.statistics import Floats, bootstrap_mean, permutation_share, unit_means
 
 BETTER, NO_BETTER, WORSE, CANNOT_TELL = KINDS
-LEVEL = 0.05  # of a false verdict on random scores: half of it "better", half "worse"
-SMALLEST = 0.01  # an SRG below this share of the output's scale is no difference
+LEVEL = 0.05  # chance of a false verdict on random scores: half of it "better", half "worse"
+SMALLEST = 0.01  # a smaller SRG, as a share of the output's scale, is not a difference
 ORDERS, FEWEST_ORDERS = 200, 199  # random orders of a bag: half of them drawn, the others their reverses
-STEPS = 10  # of the curves that are compared with random orders
-MOST = 2048  # patches of a larger bag are drawn
-FEWEST = 5  # patches that have enough orders for LEVEL: 5! = 120
-FEWEST_CASES, COHORT_ORDERS = 8, 999  # cases of a verdict on a run, and random orders of all its cases
-ROUNDING = 1e-6  # of the scale: orders this close are equal
+STEPS = 10  # of the curves to compare with random orders
+MOST = 2048  # patches to sample from a larger bag
+FEWEST = 5  # patches with enough orders for LEVEL: 5! = 120
+FEWEST_CASES, COHORT_ORDERS = 8, 999  # cases for a verdict on a run, and random orders of all its cases
+ROUNDING = 1e-6  # of the scale: closer orders are equal
 WORDS = {
     BETTER: "better than random",
     NO_BETTER: "no better than random",
@@ -41,10 +41,10 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What random orders say of scores; `p` is the share of orders at least as good, their own counted in.
+    """How scores compare with random orders; `p` is the share of orders at least as good, with their own.
 
-    `reason` says why it cannot tell. `share` is that of the best SRG among the methods that were judged
-    together, `best` the method that has it. `patches` is on how many the orders were compared.
+    `reason` is why the verdict cannot tell. `share` is the SRG relative to the best SRG of the methods judged
+    together, `best` the method with that SRG. `patches` is the number of patches that were ordered.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class Verdict:
         return f"{subject} has SRG {self.srg:.2f}{beside}; {chance}."
 
     def as_dict(self) -> dict[str, Any]:
-        """What a certificate says of the verdict, in plain types."""
+        """Convert to plain types for a certificate."""
         fields = ("p", "orders", "share", "best", "patches")
         return {"verdict": self.kind, **{name: getattr(self, name) for name in fields}}
 
@@ -92,7 +92,7 @@ def judge(srg: float, null: Floats, *, scale: float = 1.0) -> tuple[str, float]:
 
 
 def settle(kinds: Sequence[str]) -> list[str]:
-    """Settle what "cannot tell" on the same bags: if one map is better or worse, the order matters.
+    """Replace "cannot tell" if another map of the same bags is better or worse: then the order matters.
 
     >>> settle(["cannot tell", "better"]), settle(["cannot tell", "no better"])
     (['no better', 'better'], ['cannot tell', 'no better'])
@@ -102,9 +102,9 @@ def settle(kinds: Sequence[str]) -> list[str]:
 
 
 class Judge:
-    """Random orders of one bag and target, and verdicts on scores of its patches.
+    """Judge scores of the patches of one bag, for one target, by random orders.
 
-    Of a bag with more than 2,048 patches as many are drawn.
+    From a larger bag 2,048 patches are drawn.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=2, seed=0)
@@ -116,8 +116,8 @@ class Judge:
     """
 
     def __init__(self, flips: Flips, *, most: int = MOST, seed: int = 0) -> None:
-        self.whole, self.seed = flips, seed
-        self._rng = np.random.default_rng([seed, 0x5E7])  # other draws than those that part equal scores
+        self.full_bag, self.seed = flips, seed
+        self._rng = np.random.default_rng([seed, 0x5E7])  # independent of the draws that break ties
         self.rows = np.arange(flips.n)
         if flips.n > most:
             self.rows = np.sort(self._rng.choice(flips.n, most, replace=False))
@@ -132,15 +132,15 @@ class Judge:
         return np.concatenate([forth, -forth])
 
     def srgs(self, scores: Sequence[Scores]) -> Floats:
-        """SRGs (q,) of scores of all patches of the bag."""
-        every = [self.whole.check_scores(values)[self.rows] for values in scores]
+        """Compute the SRGs (q,) of scores of all patches of the bag."""
+        every = [self.full_bag.check_scores(values)[self.rows] for values in scores]
         return self.flips.gains(np.stack([flip_order(own, seed=self.seed) for own in every]), steps=STEPS)
 
     def verdicts(self, scores: Sequence[tuple[str, Scores]]) -> list[Verdict]:
-        """A verdict on the scores of each method, beside the best of them."""
+        """Judge the scores of each method, also relative to the best of them."""
         n = len(self.rows)
         if n < FEWEST:
-            reason = f"a bag of {counted(n, 'patch')} has too few orders, {FEWEST} patches are needed"
+            reason = f"a bag of {counted(n, 'patch')} has too few orders, it takes {FEWEST} patches"
             return [Verdict(CANNOT_TELL, name, 0.0, 1.0, 0, n, reason) for name, _ in scores]
         srgs = self.srgs([values for _, values in scores])
         best = int(srgs.argmax())
@@ -155,7 +155,7 @@ class Judge:
         return every
 
     def _flatness(self) -> str:
-        """Why no order differs from another: nothing changes the output, or any patches do alike."""
+        """Find why orders do not differ: nothing changes the output, or any patches change it equally."""
         ends = self.flips.values_of([np.ones(self.flips.n, dtype=bool), np.zeros(self.flips.n, dtype=bool)])
         if abs(ends[0] - ends[1]) < SMALLEST * self.flips.scale:
             return "the output hardly changes when patches leave"
@@ -165,12 +165,12 @@ class Judge:
 def judge_cohort(
     srgs: Mapping[str, npt.ArrayLike], *, units: Sequence[Any], unit: str = "case", seed: int = 0
 ) -> RunVerdict:
-    """Judge the SRGs (slides,) of each method over cases; the first method's is the verdict.
+    """Judge the SRGs (slides,) of each method over cases; the verdict is on the first method.
 
-    SRGs are in units of the output's scale; `units` has the case of each slide, or the slide itself if no
-    cases are known: `unit` is then "slide", and the sentence says that they count as independent. Reversing
-    the order of a case turns the sign of its SRG, so a random order of all cases is a sign for each. Methods
-    behind the first may be rivals that were tried on the same slides, nan where one was not.
+    SRGs are in units of the output's scale; `units` has the case of each slide, or the slide itself if cases
+    are unknown: then `unit` is "slide", and the sentence says that slides count as independent. Reversing the
+    order of a case changes the sign of its SRG, so a random order of all cases is a sign for each. The other
+    methods may be rivals that were tried on the same slides, with nan where they were not.
 
     >>> verdict = judge_cohort({"lrp": [0.4, 0.5, 0.3, 0.4, 0.6, 0.5, 0.4, 0.3]}, units=range(8))
     >>> print(verdict.sentence)
@@ -207,7 +207,7 @@ def judge_cohort(
 
 
 def _judge_method(name: str, values: Floats, units: Sequence[Any], unit: str, seed: int) -> dict[str, Any]:
-    """A row of the table: SRG over cases, its interval, p, and the kind with the reason if it cannot tell."""
+    """Make a row of the table: SRG over cases, its interval, p and kind, with a reason if it cannot tell."""
     known = np.isfinite(values)
     own = [unit for unit, is_known in zip(units, known, strict=True) if is_known]
     cases = unit_means(values[known], own) if own else np.zeros(0)
@@ -227,21 +227,21 @@ def _cohort_sentence(rows: Sequence[Mapping[str, Any]], top: Mapping[str, Any], 
     row = rows[0]
     name, numbers = card_of(row["method"]).title, f"SRG {row['srg']:.2f}"
     if row["low"] is not None:
-        alone = " (taken as independent: no case_id)" if unit == "slide" else ""
-        numbers += f" [{row['low']:.2f}, {row['high']:.2f}] over {counted(row['cases'], unit)}{alone}"
+        note = " (taken as independent: no case_id)" if unit == "slide" else ""
+        numbers += f" [{row['low']:.2f}, {row['high']:.2f}] over {counted(row['cases'], unit)}{note}"
         numbers += ", random order 0.00"
     beside = ""
     if row["kind"] == CANNOT_TELL:
-        said = f" (SRG {row['srg']:.2f})" if row["cases"] else ""
-        return f"Cannot tell whether {name} finds what the model uses: {row['reason']}{said}."
+        srg = f" (SRG {row['srg']:.2f})" if row["cases"] else ""
+        return f"Cannot tell whether {name} finds what the model uses: {row['reason']}{srg}."
     if row["kind"] == BETTER and row["share"] is not None:
         beside = f"; {100 * min(row['share'], 1):.0f} % of the best method tried"
         beside += "" if top is row else f" ({top['method']})"
     elif top is not row and top["kind"] == BETTER:
         beside = f"; {top['method']} does better (SRG {top['srg']:.2f})"
-    said = {
+    result = {
         BETTER: f"{name} finds what the model uses",
         NO_BETTER: f"{name} is no better than a random order here",
         WORSE: f"{name} is worse than a random order here",
     }[row["kind"]]
-    return f"{said}: {numbers}{beside}."
+    return f"{result}: {numbers}{beside}."

@@ -1,6 +1,6 @@
-"""Drawing and exporting saved explanations; nothing here imports torch.
+"""Drawing and exporting saved explanations; never imports torch.
 
-Names are imported when they are first used: matplotlib takes a second, and most of them do without it.
+Names are imported on first use, because matplotlib takes a second and most of them do not need it.
 """
 
 from __future__ import annotations

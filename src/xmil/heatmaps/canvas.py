@@ -25,8 +25,8 @@ from xmil.slides.slide import Box, Slide
 Ints = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 
-FITS = 0.95  # share of the patches on the slide below which a warning says so
-HATCH = (60, 60, 60, 255)  # of patches whose sign is not sure
+FITS = 0.95  # warn if a smaller share of the patches is on the slide
+HATCH = (60, 60, 60, 255)  # of patches with an uncertain sign
 TISSUES = ("grey", "colour")  # how the slide looks under the colours
 
 
@@ -59,7 +59,7 @@ class Canvas:
         return self.box[2] / self.size[0], self.box[3] / self.size[1]
 
     def strips(self, rows: int) -> Iterator[tuple[int, Canvas]]:
-        """Cut the canvas into strips of so many pixel rows; each with its first row."""
+        """Cut the canvas into strips of `rows` pixel rows; yield each with its first row."""
         width, height = self.size
         x, y, wide, _ = self.box
         step = self.downsample[1]
@@ -143,7 +143,7 @@ def _sums(spans: Ints, values: Floats, shape: tuple[int, ...]) -> Floats:
 
 
 def opened(slide: Slide | str | PathLike[str] | None, mpp: float | None = None) -> Any:
-    """Open the slide at a path for a `with` block; one that is open already stays open, as does None."""
+    """Open the slide at a path for a `with` block; an open slide stays open, and None stays None."""
     if not isinstance(slide, str | PathLike):
         return nullcontext(slide)
     from xmil.slides.open import open_slide
@@ -158,7 +158,7 @@ def place_on(
     mpp: float | None = None,
     patch_size: int | None = None,
 ) -> Explanation:
-    """Place the explanation in level-0 boxes, with the slide's mpp if they still wait for it."""
+    """Place the explanation in level-0 boxes, with the slide's mpp if they need it."""
     scale = mpp if mpp is not None else (None if slide is None else slide.mpp)
     waits = explanation.coords is None and explanation.raw_coords is not None
     if waits or patch_size is not None:
@@ -212,7 +212,7 @@ class View:
     def of(
         cls, boxes: IntArray, box: Box, *, slide: Slide | None, longest: int, enlarge: float = 1.0
     ) -> View:
-        """Look at a level-0 box with at most `longest` pixels on the longer edge."""
+        """Make the view of a level-0 box with at most `longest` pixels on the longer edge."""
         canvas = Canvas.fit(box, longest=longest, enlarge=enlarge)
         background = None if slide is None else slide.read_area(box, canvas.size)
         return cls(canvas, Cells.cut(boxes, canvas), background)
@@ -225,7 +225,7 @@ class View:
         unsure = self.cells.expand(self.cells.average(~explanation.stable)) > 0.5  # NaN is not
         boxes = explanation.boxes()
         wide = float(np.median(boxes[:, 2] - boxes[:, 0])) / self.canvas.downsample[0]
-        # Dark diagonal lines, four or so to a patch, and never so fine that they fill it.
+        # Dark diagonal lines, about four per patch, and never so fine that they fill it.
         period, (height, width) = int(np.clip(round(wide / 4), 4, 16)), unsure.shape
         lines = (np.arange(height)[:, None] + np.arange(width)) % period < max(1, period // 5)
         colours[unsure & lines] = HATCH
@@ -260,7 +260,7 @@ def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str 
 
 
 def same_places(explanations: Sequence[Explanation]) -> IntArray:
-    """Give the boxes that all the explanations share; refuse other boxes or bags."""
+    """Return the boxes that all the explanations share; refuse other boxes or bags."""
     boxes = explanations[0].boxes()
     bags = sorted({e.bag for e in explanations if e.bag is not None})
     if len(bags) > 1:

@@ -1,6 +1,6 @@
 """Pictures of explanations: `xmil.heatmap`, HTML in notebooks, and all files of one slide of a run.
 
-Files are drawn once, and again when the explanations change.
+Files are drawn once, and again if the explanations change.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 Kind = Literal["overlay", "side", "panel", "patches", "map"]
 KINDS: tuple[str, ...] = get_args(Kind)
 NEED_SLIDE = ("side", "patches")
-ENLARGE = 4.0  # pixels of a zoomed region for one of level 0, at most
-DRAWN = 30  # the strongest sure pairs: more lines hide the slide
+ENLARGE = 4.0  # the most pixels of a zoomed region per level-0 pixel
+DRAWN = 30  # strongest sure pairs; more lines would hide the slide
 THINNEST, THICKEST = 0.05, 0.22  # lines between pairs, in text sizes
 LEGEND = "; lines: red say more together, blue less"
 RANKED_SIZE = (5.0, 3.0)  # inches
@@ -111,11 +111,11 @@ def heatmap(
 
     `picture`: `overlay` (default), `side` (slide and overlay), `panel` (default for several), `patches`
     (highest and lowest, cut from the slide), each a matplotlib figure; `map` is a transparent Pillow image of
-    the colours alone, to be laid over the slide's scanned area at the same size. `clip`: `whiskers`,
-    `percentile` or `none`. `tissue` under the colours: `grey` or `colour`. `region` (x, y, width, height in
-    level-0 pixels) zooms in. `size`: pixels of a picture's longer edge. `scale` replaces the scores' own.
-    `pairs`, from `xmil.interactions` (a list for several targets), are lines between patches. Patches whose
-    sign is not sure are hatched.
+    only the colours, to lay over the slide's scanned area at the same size. `clip`: `whiskers`, `percentile`
+    or `none`. `tissue` under the colours: `grey` or `colour`. `region` (x, y, width, height in level-0
+    pixels) zooms in. `size`: pixels of a picture's longer edge. `scale` replaces the scores' own. `pairs`,
+    from `xmil.interactions` (a list for several targets), adds lines between patches. Patches with an
+    uncertain sign are hatched.
 
     >>> import numpy as np
     >>> from xmil import Explanation, Target
@@ -149,7 +149,7 @@ def heatmap(
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """All that a picture of one slide needs: placed explanations, the open slide, scales and words."""
+    """The input of a picture of one slide: placed explanations, the open slide, scales and texts."""
 
     explanations: tuple[Explanation, ...]
     slide: Slide | None
@@ -157,7 +157,7 @@ class Scene:
     caption: Caption
     scales: Mapping[str, Scale]
     views: tuple[View, ...]
-    note: str | None = None  # what is doubtful about the slide
+    note: str | None = None  # a doubt about the slide
     pairs: Mapping[Target, Interactions] = field(default_factory=dict)
 
     @classmethod
@@ -173,7 +173,7 @@ class Scene:
         patch_size: int | None = None,
         with_views: bool = True,
     ) -> Scene:
-        """Place the explanations and look at the slide; exports need no picture: `with_views=False`.
+        """Place the explanations and read the slide; exports need no pictures: `with_views=False`.
 
         An explanation without a scale gets its own.
         """
@@ -280,7 +280,7 @@ def _column(scene: Scene, explanation: Explanation) -> PanelColumn:
 
 
 def pair_lines(pairs: Interactions, canvas: Canvas, *, most: int = DRAWN) -> Lines:
-    """Draw the strongest pairs beyond three standard errors as lines: red where they say more together."""
+    """Draw the strongest pairs beyond three standard errors as lines: red if they add more together."""
     strongest = np.flatnonzero(pairs.sure)[:most]
     values = pairs.values[strongest]
     corner, step = np.tile(canvas.box[:2], 2), np.tile(canvas.downsample, 2)
@@ -315,7 +315,7 @@ def plot(explanation: Explanation, slide: Any = None, **look: Any) -> Any:
 
 
 def explanation_html(explanation: Explanation) -> str:
-    """Show the explanation as HTML in a notebook: its words, its picture, its audit, its warnings."""
+    """Show the explanation as HTML in a notebook: its title, its picture, its audit, its warnings."""
     picture = plot(explanation, **({"size": SMALL} if _has_places(explanation) else {}))
     png = io.BytesIO()
     picture.savefig(png, format="png", dpi=100)
@@ -345,7 +345,7 @@ def run_html(run: Run) -> str:
     lines += [f"{name}: {why}" for name, why in list(run.failed.items())[:ROWS]]
     try:
         rows = Html(run.table().head(ROWS).to_html(index=False))
-    except FileError:  # the run has not got that far
+    except FileError:  # the run has no table yet
         rows = Html()
     return join([*(tag("p", line) for line in lines), rows])
 
@@ -359,7 +359,7 @@ def _has_places(e: Explanation) -> bool:
 
 @dataclass(frozen=True)
 class Order:
-    """What to draw and how; `methods` and `targets` empty mean all."""
+    """What to draw and how; empty `methods` and `targets` mean all."""
 
     pictures: tuple[str, ...] = ("panel", "overlay", "patches")
     formats: tuple[str, ...] = ("png",)
@@ -390,10 +390,10 @@ class Order:
             raise InputError("There is nothing to draw; name pictures or exports.")
 
     def style(self) -> dict[str, Any]:
-        """Give what decides how a file looks, apart from which files there are."""
+        """Return the settings that decide the look of a file."""
         names = ("look", "scales", "mpp", "patch_size", "frame", "downsample")
         style = {name: value for name, value in asdict(self).items() if name in names}
-        if self.look.pairs == DRAWN:  # as it was before there were lines
+        if self.look.pairs == DRAWN:  # equal to the style of versions without lines
             del style["look"]["pairs"]
         return style
 
@@ -419,17 +419,17 @@ class DrawingJob:
     explanations: Path
     slide: Path | None = None
     fault: str = ""  # why the slide cannot be used
-    drawn: str = ""  # what the files held when they were drawn last
+    drawn: str = ""  # identity of the files at the last drawing
     pairs: tuple[Path, ...] = ()  # its interactions, if the run has any
     row: Mapping[str, str] = field(default_factory=dict)  # of the run's table
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Files written now and files that were current already, and what is doubtful about the slide.
+    """The numbers of written files and of files already current, and a doubt about the slide.
 
-    `source` is what the explanations and the slide held, `beyond` the largest share of patches beyond the
-    colour scale of an explanation, 0 where no colours are drawn.
+    `source` identifies the explanations and the slide, `beyond` is the largest share of patches beyond the
+    colour scale of an explanation, 0 if no colours are drawn.
     """
 
     written: int = 0
@@ -440,13 +440,13 @@ class Drawn:
 
 
 def cohort_scales(run: Run, order: Order) -> dict[str, Scale]:
-    """Make one scale for each method, over all slides and targets; pass over files that cannot be read."""
+    """Make one scale for each method, over all slides and targets; skip unreadable files."""
     scores: dict[str, list[npt.NDArray[Any]]] = {}
     signed: dict[str, bool] = {}
     for path in run.files.values():
         try:
             explanations = order.select(read_explanations(path))
-        except XmilError:  # it is reported when its turn comes
+        except XmilError:  # reported when the slide is drawn
             continue
         for e in explanations:
             scores.setdefault(e.method, []).append(e.scores.astype(np.float32))
@@ -462,15 +462,15 @@ def with_targets(run: Run, order: Order) -> Run:
     if not order.targets and not order.methods:
         return run
     files = run.files
-    listed = {name: _columns(path) for name, path in files.items()}
-    methods = {method for columns in listed.values() for method, _, _ in columns}
-    targets = {str(target) for columns in listed.values() for _, target, _ in columns}
+    columns_of = {name: _columns(path) for name, path in files.items()}
+    methods = {method for columns in columns_of.values() for method, _, _ in columns}
+    targets = {str(target) for columns in columns_of.values() for _, target, _ in columns}
     if methods:
         check_names("method", order.methods, methods)
         check_names("target", order.targets, targets | {PREDICTED, ALL})
     slides = {
         name: files[name]
-        for name, columns in listed.items()
+        for name, columns in columns_of.items()
         if not columns or any(order.shows(target, logits) for _, target, logits in columns)
     }
     if not slides:
@@ -479,7 +479,7 @@ def with_targets(run: Run, order: Order) -> Run:
 
 
 def _columns(path: Path) -> list[tuple[str, Target, Sequence[float]]]:
-    """List methods, targets and logits of a file; none if it cannot be read: that is reported in its turn."""
+    """List methods, targets and logits of a file; empty if it is unreadable, which drawing it reports."""
     try:
         columns = read_header(path)["columns"].values()
         return [(about["method"], Target(**about["target"]), about["logits"]) for about in columns]
@@ -495,7 +495,7 @@ def make_drawer(
 
 
 def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slides: Path | None) -> Drawn:
-    """Draw what is not there yet, or is older than the explanations."""
+    """Draw files that are missing, or older than the explanations."""
     if job.fault:
         raise InputError(job.fault)
     if slides is not None and job.slide is None:
@@ -511,7 +511,7 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
         raise InputError(f"{job.explanations}: holds no explanation of {', '.join(order.targets)}.")
     together = sha256(json.dumps([e.column for e in explanations]).encode()).hexdigest()[:16]
     source = " ".join([*(identity(path) for path in inputs), together])  # a panel shows all of them
-    restart = restart or job.drawn != source  # not recorded: a kill came between; the clock is not asked
+    restart = restart or job.drawn != source  # not recorded if a kill came between; file times do not decide
     targets = {e.target for e in explanations}
     every = [Interactions.load(path) for path in job.pairs] if order.look.pairs else []
     pairs = [each for each in every if each.target in targets]
@@ -556,7 +556,7 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
                 _write(file, scene, order)
             except WriteError:
                 raise
-            except XmilError as error:  # a format that this slide cannot have costs the others nothing
+            except XmilError as error:  # still write the other formats
                 faults.setdefault(str(error), error)
     if faults:
         raise next(iter(faults.values()))
@@ -619,7 +619,7 @@ def _write(file: File, scene: Scene, order: Order) -> None:
 
 
 def _safe(name: str) -> str:
-    """Replace spaces and what file systems refuse in a name.
+    """Replace spaces and characters that file systems refuse in a name.
 
     >>> _safe("HPV+/-: yes")
     'HPV+_-__yes'

@@ -1,6 +1,6 @@
 """Exports: their registry, and tiles, lines and tables of scores for QuPath, ASAP and spreadsheets.
 
-Packages add exports of their own through the entry-point group `xmil.exports`.
+Packages add their own exports through the entry-point group `xmil.exports`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TOGETHER, INSTEAD = "say more together", "say less together"
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export writes: placed explanations of one slide, and how the pictures show them.
+    """The input of an export: placed explanations of one slide, and the colours of their pictures.
 
     `frame` is the region as x, y, width, height in level-0 pixels; `scales` are by the explanations' columns.
     """
@@ -67,7 +67,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Export:
-    """A kind of file: `write` fills a path; `each` makes one per explanation in place of one per slide."""
+    """A kind of file: `write` fills a path; with `each` there is one per explanation, not one per slide."""
 
     write: Callable[[Path, Exported], None]
     suffix: str
@@ -96,9 +96,9 @@ def write_geojson(
 ) -> None:
     """Write the explanations of one slide as QuPath tiles, gzipped if the path ends in .gz.
 
-    Each has the measurements `<method>:<target>`; its class says whether it supports what the first signed
-    method explains, the predicted class where that is among them. Coordinates count from `origin`, which the
-    file names. `boxes` replace those of the patches.
+    Each has the measurements `<method>:<target>`; its class says whether it supports the target of the first
+    signed method, the predicted class if that is among them. Coordinates are relative to `origin`, which the
+    file names. `boxes` replaces those of the patches.
     """
     for e in explanations:
         if not np.isfinite(e.scores).all():
@@ -126,7 +126,7 @@ def write_geojson(
 
 
 def _classifications(explanations: Sequence[Explanation], task: str) -> list[str]:
-    """Give the class of each tile as a JSON member, empty if the score is zero or unsigned."""
+    """Write the class of each tile as a JSON member, empty if the score is zero or unsigned."""
     signed = [e for e in explanations if e.signed]
     if not signed:
         return [""] * len(explanations[0])
@@ -143,7 +143,7 @@ def _classifications(explanations: Sequence[Explanation], task: str) -> list[str
 def write_pairs(path: str | PathLike[str], pairs: Interactions, *, origin: tuple[int, int] = (0, 0)) -> None:
     """Write the pairs as lines that QuPath reads: annotations with value, standard error and the pair alone.
 
-    Coordinates count from `origin`, which the file names.
+    Coordinates are relative to `origin`, which the file names.
     """
     name = pairs.bag or ""
     space = uuid5(NAMESPACE_URL, f"xmil:{name}:pairs:{pairs.target}")
@@ -199,7 +199,7 @@ def class_name(feature: dict[str, Any]) -> str | None:
 
 
 def read_geojson(path: str | PathLike[str]) -> Tiles:
-    """Read tiles that we or QuPath wrote: level-0 boxes with their measurements and classes."""
+    """Read tiles from xmil or QuPath: level-0 boxes with their measurements and classes."""
     features, origin = open_geojson(path)
     with refuse_damage(f"{path}: a tile is damaged"):
         boxes, rows = np.empty((len(features), 4)), []
@@ -242,7 +242,7 @@ def write_asap(path: Path, request: Exported) -> None:
 
 
 def read_asap(path: str | PathLike[str]) -> Tiles:
-    """Read rectangles and polygons of ASAP's XML as boxes with their groups; our scores by their column."""
+    """Read rectangles and polygons of ASAP's XML as boxes with their groups; xmil's scores by column."""
     data = Path(path).read_bytes() if Path(path).is_file() else b""
     if not data:
         raise FileError(f"{path}: no such file, or an empty one.")
@@ -254,7 +254,7 @@ def read_asap(path: str | PathLike[str]) -> Tiles:
         boxes = [[*np.min(each, axis=0), *np.max(each, axis=0)] for each in points]
     groups = tuple(None if note.get("PartOfGroup") == "None" else note.get("PartOfGroup") for note in notes)
     parts = []
-    for note in notes:  # the names of those that we wrote: number, column, score
+    for note in notes:  # names written by `write_asap`: number, column, score
         number, _, rest = note.get("Name", "").partition(" ")
         column, _, score = rest.rpartition(" ") if number.isdecimal() else ("", "", "")
         parts.append((column, score))
@@ -289,14 +289,14 @@ PADDING = float(np.finfo(np.float32).min)  # where there is no patch
 CODING, MAKER = "99XMIL", "xmil"
 NO_UNIT = ("1", "no units", "UCUM")
 _WSI = "1.2.840.10008.5.1.4.1.1.77.1.6"
-UNKNOWN = (  # of the slide's patient and study, which DICOM wants to have said
+UNKNOWN = (  # attributes of patient and study that DICOM requires
     "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate",
     "StudyTime", "PositionReferenceIndicator",
 )  # fmt: skip
 
 
 def write_parametric_map(path: Path, request: Exported) -> None:
-    """Write one explanation as a Parametric Map of float32: a pixel per patch, or per part patches share."""
+    """Write one explanation as a Parametric Map of float32, with the largest pixels that fit all patches."""
     hd = load_optional("highdicom", "export")
     (e,) = request.explanations
     boxes, step = _boxes(request), _step(request)
@@ -371,13 +371,13 @@ def write_annotations(path: Path, request: Exported) -> None:
 
 
 def _boxes(request: Exported) -> IntArray:
-    """Count the boxes from the frame's corner, as pixels of a DICOM slide do."""
+    """Compute boxes relative to the frame's corner, as in a DICOM slide."""
     boxes: IntArray = request.explanations[0].boxes() - np.tile(request.frame[:2], 2)
     return boxes
 
 
 def _step(request: Exported) -> int:
-    """Find the largest step in level-0 pixels on whose grid every patch lies."""
+    """Find the largest step in level-0 pixels with all patches on its grid."""
     boxes = _boxes(request)
     low = boxes[:, :2].min(axis=0)
     step = int(np.gcd.reduce(np.concatenate([(boxes - np.tile(low, 2)).ravel(), [0]])))
@@ -392,7 +392,7 @@ def _step(request: Exported) -> int:
 
 
 def _slide_header(request: Exported, canvas: Canvas, step: int) -> Any:
-    """Make a whole-slide image's header in place of the slide: its size, its pixels and where they begin."""
+    """Make the header of a whole-slide image for the slide: its size, pixels and origin."""
     from pydicom.dataset import Dataset
 
     def dataset(**values: Any) -> Dataset:
@@ -449,7 +449,7 @@ def _slide_header(request: Exported, canvas: Canvas, step: int) -> Any:
 
 
 def _identity(e: Explanation, kind: str) -> dict[str, Any]:
-    """Say what tells an object from others, and who made it."""
+    """Make the attributes that identify an object and its maker."""
     return {
         "series_instance_uid": _uid(e, f"series {kind}"),
         "series_number": 1,
@@ -463,9 +463,9 @@ def _identity(e: Explanation, kind: str) -> dict[str, Any]:
 
 
 def _uid(e: Explanation, what: str) -> str:
-    """Make an identifier under the root for names made by a digest (2.25, ISO 9834-8).
+    """Make an identifier from a digest, under the root for UUIDs (2.25, ISO 9834-8).
 
-    What belongs to the slide is the same for all of its explanations.
+    Identifiers of the slide are the same for all of its explanations.
     """
     own = what in ("map", "annotations", "group") or what.startswith("series")
     scores: npt.NDArray[Any] = np.ascontiguousarray(e.scores if own else np.zeros(0))
@@ -486,7 +486,7 @@ def _write_tiles(path: Path, request: Exported) -> None:
     write_style(folder / f"{name}.groovy", request.explanations, request.scales)
 
 
-STOPS = 33  # colours of a scale that the script has; those between are mixed
+STOPS = 33  # colours of a scale in the script, which interpolates between them
 STYLE = """// Colours the tiles of {slide} as the legend does: import the GeoJSON, then run this script.
 // Another explanation: change the name; scores beyond the ends have the ends' colours.
 def measurement = {first}
@@ -515,7 +515,7 @@ fireHierarchyUpdate()
 
 
 def write_style(path: Path, explanations: Sequence[Explanation], scales: Mapping[str, Scale]) -> None:
-    """Write a script for QuPath that gives imported tiles the colours of our pictures."""
+    """Write a script for QuPath that gives imported tiles the colours of the pictures."""
     entries = []
     for e in explanations:
         scale = scales[e.column]
@@ -529,15 +529,15 @@ def write_style(path: Path, explanations: Sequence[Explanation], scales: Mapping
 
 
 def _groovy(text: str) -> str:
-    """A text as Groovy writes it, without its dollar signs being read."""
+    """Quote a text for Groovy, without interpolation of dollar signs."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", " ") + "'"
 
 
 def to_anndata(explanations: Sequence[Explanation]) -> Any:
-    """The explanations of one slide as AnnData: a row per patch, a variable `<method>:<target>` each.
+    """Convert the explanations of one slide to AnnData: a row per patch, a variable `<method>:<target>` each.
 
-    `obsm["spatial"]` has the middle of each patch in level-0 pixels, as scanpy and LazySlide expect it, and
-    `uns["xmil"]` what else is known: outputs, audits, patch edge, mpp and warnings.
+    `obsm["spatial"]` has the centre of each patch in level-0 pixels, as scanpy and LazySlide expect, and
+    `uns["xmil"]` outputs, audits, patch edge, mpp and warnings.
     """
     anndata, first = load_optional("anndata", "anndata"), explanations[0]
     if len({len(e) for e in explanations}) > 1:

@@ -22,8 +22,8 @@ from xmil.heatmaps.words import number
 from xmil.slides.slide import Slide, export_frame
 
 EDGE, BETWEEN, ACROSS = 256, 6, 4  # pixels of a patch, between it and its map, patches in a row
-OUTLINED = 0.5  # of all that speaks for the target, or against it: what the outlines enclose
-LIGHT = 0.35  # how far the tissue under a map goes towards white
+OUTLINED = 0.5  # share of the evidence for the target, or against it, inside the outlines
+LIGHT = 0.35  # how much the tissue under a map is lightened towards white
 SCALES = ("patch", "sheet")
 STRONG = Scale(-1.0, 1.0, signed=True, colours="red-blue").paint([-1.0, 1.0])[:, :3].astype(np.float64)
 
@@ -81,7 +81,7 @@ def draw_inside(
 def _draw_patch(
     sheet: Sheet, x: float, i: int, inside: Inside, slide: Slide | None, *, limit: float, alpha: float
 ) -> None:
-    """Draw a patch beside its map, with score and place below; without a slide the map alone."""
+    """Draw a patch beside its map, with score and place below; without a slide only the map."""
     box, score = inside.boxes[i], float(inside.audit.score[i])
     values = draw_between(inside.maps[i], EDGE)
     below = sheet.y + EDGE + round(0.3 * sheet.unit)
@@ -143,7 +143,7 @@ def half_level(values: npt.NDArray[Any]) -> float:
 
 
 def _outline(axes: Any, values: npt.NDArray[Any], sign: int) -> None:
-    """Draw a line, on a light rim, around the fewest places that hold half of what has this sign."""
+    """Draw a line, on a light rim, around the fewest places with half of the evidence of this sign."""
     height, width = values.shape
     at = (np.arange(width) + 0.5, np.arange(height) + 0.5)
     level, colour = half_level(sign * values), RED if sign > 0 else BLUE

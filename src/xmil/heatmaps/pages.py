@@ -1,7 +1,7 @@
-"""HTML pages that stand alone: one skeleton and style, light or dark as the reader's screen, and their parts.
+"""Self-contained HTML pages: one skeleton and style, light or dark like the reader's screen, and their parts.
 
-Text is escaped unless it is `Html`, which these functions return; so parts nest without being escaped twice.
-Tables as plain text are `xmil.core.text.text_table`.
+Text is escaped unless it is `Html`, which these functions return, so nested parts are not escaped twice. For
+tables as plain text see `xmil.core.text.text_table`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ nav a { margin-right: 1rem; color: inherit; }
 @media print { body { max-width: none; } h2 { break-after: avoid; } }
 """
 
-# After a page's own style: a phone shows it without scrolling sideways.
+# Follows a page's own style, so that phones show it without scrolling sideways.
 PHONE = """
 @media (max-width: 40rem) { table { display: block; overflow-x: auto; } th, td { padding: .25rem .4rem; }
   th, td, td:not(:first-child), .figures td { white-space: normal; overflow-wrap: break-word; }
@@ -56,7 +56,7 @@ class Html(str):
 
 
 def html(value: object) -> Html:
-    """A value as HTML: escaped, unless it is HTML already.
+    """Convert a value to HTML: escape it, unless it is HTML already.
 
     >>> html("a < b"), html(Html("<b>a</b>"))
     ('a &lt; b', '<b>a</b>')
@@ -65,28 +65,28 @@ def html(value: object) -> Html:
 
 
 def join(parts: Iterable[object], between: str = "") -> Html:
-    """Parts one after another; `between` is HTML."""
+    """Join parts; `between` is HTML."""
     return Html(between.join(map(html, parts)))
 
 
 def tag(name: str, *parts: object, **attributes: str) -> Html:
-    """An element around parts; `kind` is its class.
+    """Make an element around parts; `kind` is its class.
 
     >>> tag("p", "a & ", tag("b", "c"), kind="small")
     '<p class="small">a &amp; <b>c</b></p>'
     """
-    named = {("class" if key == "kind" else key): value for key, value in attributes.items() if value}
-    words = "".join(f' {key}="{escape(value)}"' for key, value in named.items())
-    return Html(f"<{name}{words}>{join(parts)}</{name}>")
+    pairs = [("class" if key == "kind" else key, value) for key, value in attributes.items() if value]
+    text = "".join(f' {key}="{escape(value)}"' for key, value in pairs)
+    return Html(f"<{name}{text}>{join(parts)}</{name}>")
 
 
 def small(*parts: object) -> Html:
-    """A paragraph in small dim letters: what a table or a figure is, where its numbers stand."""
+    """Make a paragraph in small print: notes on a table or figure, and the file of its numbers."""
     return tag("p", *parts, kind="small")
 
 
 def bullets(items: Iterable[object]) -> Html:
-    """A list; empty without items."""
+    """Make a list; empty without items."""
     rows = join(tag("li", item) for item in items)
     return tag("ul", rows) if rows else rows
 
@@ -98,33 +98,33 @@ def table(
     kind: str = "",
     marked: Sequence[bool] = (),
 ) -> Html:
-    """A table that scrolls where it is too wide; `kind="words"` aligns it to the left, marked rows stand out.
+    """Make a table that scrolls if it is too wide; `kind="words"` aligns it left, marked rows are bold.
 
     >>> table([["a", 1]], head=["name", "n"]).count("<td>")
     2
     """
     lines = [tag("tr", *(tag("th", cell) for cell in head))] if head else []
     for i, row in enumerate(rows):
-        look = "marked" if marked and marked[i] else ""
-        lines.append(tag("tr", *(tag("td", cell) for cell in row), kind=look))
+        style = "marked" if marked and marked[i] else ""
+        lines.append(tag("tr", *(tag("td", cell) for cell in row), kind=style))
     return tag("div", tag("table", *lines, kind=kind), kind="wide")
 
 
 def image(picture: bytes, words: str) -> Html:
-    """A PNG or JPEG inside the page; `words` stand for it where it cannot be seen."""
+    """Embed a PNG or JPEG in the page; `words` is its alternative text."""
     form = "png" if picture.startswith(b"\x89PNG") else "jpeg"
     data = b64encode(picture).decode()
     return Html(f'<img alt="{escape(words)}" src="data:image/{form};base64,{data}">')
 
 
 def figure(picture: bytes | Path, caption: str) -> Html:
-    """A picture with its caption."""
+    """Make a picture with its caption."""
     data = picture.read_bytes() if isinstance(picture, Path) else picture
     return tag("figure", image(data, caption), tag("figcaption", caption))
 
 
 def page(title: str, *parts: object, style: str = "") -> str:
-    """Write a page of parts, one below another, that needs no other file; `style` adds to the kit's."""
+    """Write a self-contained page of parts, one below another; `style` adds to the common style."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{COLOURS}{STYLE}{style}{PHONE}</style>"

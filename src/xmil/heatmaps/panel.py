@@ -33,10 +33,10 @@ DPI = 200
 FORMATS = ("png", "pdf", "svg")
 GREY, INK = "#555555", "#111111"
 WARNING = "#8F3A00"  # as in the viewer
-SMALLEST = 0.62  # share of the size asked for; text that still does not fit is cut short
+SMALLEST = 0.62  # share of the requested size; text that still does not fit is truncated
 NARROWEST = 30  # units that a column's words need
 EDGE, ACROSS, FRAME = 224, 8, 5  # pixels of a patch, patches in a row, pixels of colour around each
-WIDEST = 6600  # pixels of a panel; columns that would go beyond stand in further rows
+WIDEST = 6600  # pixels of a panel; more columns go into further rows
 
 
 class Picture(Figure):
@@ -180,7 +180,7 @@ class Sheet:
             self.y += round((4.4 + 1.2 * max(lines)) * self.unit)
 
     def text(self, text: str, size: float, x: float, y: float, *, width: float, **look: Any) -> None:
-        """Write text whose upper edge is at `y`, made to fit `width` pixels."""
+        """Write text with its upper edge at `y`, fitted to `width` pixels."""
         shown, points = fit_text(drawable(text), width, size * self.unit, look.get("weight", "normal"))
         look = {"va": "top", "ha": "left", "color": INK, "parse_math": False, **look}
         self.texts.append((self.figure.text(0, 0, shown, fontsize=points, **look), x, y))
@@ -202,7 +202,7 @@ class Sheet:
         return axes
 
     def close(self) -> Picture:
-        """Give the figure its final size, and everything its place."""
+        """Set the figure's final size, and place everything."""
         width, height = self.width, self.y + round(0.6 * self.unit)
         self.figure.set_size_inches(width / DPI, height / DPI)
         for axes, (x, y, w, h) in self.placed:
@@ -264,7 +264,7 @@ class Sheet:
         self.text(column.ends[1], 0.85, x + wide, words, width=wide * 0.43, ha="right", color=right)
         length = text_width(column.note, 0.85 * u)
         letters = len(column.note) * (0.95 * wide / length if SMALLEST * length > wide else 1)
-        lines = wrap(column.note, max(1, int(letters)))  # in one line while it fits made smaller
+        lines = wrap(column.note, max(1, int(letters)))  # in one line if it fits at a smaller size
         for k, line in enumerate(lines):
             lower = words + round((1.25 + 1.2 * k) * u)
             self.text(line, 0.85, centre, lower, width=wide, ha="center", color=WARNING)
@@ -272,7 +272,7 @@ class Sheet:
 
 
 def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tuple[str, float]:
-    """Fit text: give it and its size in points, smaller if it must be, cut short if that is not enough."""
+    """Fit text: return it and its size in points, smaller if necessary, truncated if that is not enough."""
     wide = text_width(text, size, weight)
     factor = min(1.0, width / wide) if wide else 1.0
     if factor >= SMALLEST:

@@ -163,7 +163,7 @@ def _write(
 def _tiles(
     boxes: IntArray, canvas: Canvas, strip: Strip, *, channels: int, empty: float
 ) -> Iterator[npt.NDArray[Any]]:
-    """Give the tiles of a level in the order of the file: channel by channel, row by row."""
+    """Yield the tiles of a level in the order of the file: channel by channel, row by row."""
     for channel in range(max(channels, 1)):
         for _, part in canvas.strips(TILE):
             picture = strip(Cells.cut(boxes, part), channel)
@@ -175,7 +175,7 @@ def _tiles(
 
 
 def _link_levels(path: str) -> None:
-    """Link the first page's levels, which tifffile has chained already, behind the last page."""
+    """Link the first page's levels, which tifffile has chained already, after the last page."""
     with load_optional("tifffile", "slides").TiffFile(path) as file:
         last = int(file.pages[-1].offset)
         levels = file.pages[0].subifds

@@ -1,4 +1,4 @@
-"""How pictures look: scores as colours, a colour for each method, and fonts for names in any script.
+"""The style of pictures: scores as colours, a colour for each method, and fonts for names in any script.
 
 Signed scores are red and blue around zero, unsigned ones a sequence of colours. Matplotlib's own font lacks
 Chinese, Japanese and Korean signs and most emoji, and draws boxes in their place: a font of the system draws
@@ -29,19 +29,19 @@ SIGNED, UNSIGNED = "red-blue", "viridis"  # red supports the explained class, bl
 RED, BLUE = "#8E0F23", "#1B4F87"  # the same two for letters and lines, on white
 LIGHT_RED, LIGHT_BLUE = "#F2858F", "#7FB2EA"  # and on dark pages
 TRIMMED = (0.1, 0.9)  # of RdBu: its darkest ends turn brown and black over tissue
-BEYOND = 0.1  # share of patches beyond the scale from which on pictures and commands say so
-FAR = 5.0  # times the scale's end: from there on weak scores look like the strongest, and pictures say so
+BEYOND = 0.1  # pictures and commands report a larger share of patches beyond the scale
+FAR = 5.0  # times the scale's end: pictures report stronger scores, because weak ones look the same
 STEPS = 257  # odd, so that zero has the middle colour to itself
 Clip = Literal["whiskers", "percentile", "none"]
 CLIPS: tuple[str, ...] = get_args(Clip)
-OWN = "DejaVu Sans"  # which matplotlib brings
-PREFERRED = (  # for their many letters
+OWN = "DejaVu Sans"  # part of matplotlib
+PREFERRED = (  # fonts with many letters
     "Noto Sans CJK", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR", "Source Han Sans", "WenQuanYi",
     "PingFang", "Hiragino", "Apple SD Gothic", "Microsoft YaHei", "SimHei", "MS Gothic", "Yu Gothic",
     "Malgun", "NanumGothic", "Droid Sans Fallback", "Arial Unicode", "Unifont", "Noto Emoji", "Symbola",
     "Segoe UI Symbol", "Noto Sans",
 )  # fmt: skip
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = {
     "random": "#999999",
     "attention": "#E69F00",
@@ -97,7 +97,7 @@ class Scale:
             high = max(abs(low), abs(high))
             low = -high
         elif values.min() >= 0 and values.max() - low < FLAT * values.max():
-            low = 0.0  # hardly different: they must look so
+            low = 0.0  # scores that hardly differ must look alike
         cut = (bool(values.min() < low), bool(values.max() > high))
         return cls(low, high, signed, colours or (SIGNED if signed else UNSIGNED), cut)
 
@@ -146,7 +146,7 @@ def _table(name: str) -> Pixels:
 def clip_limits(
     scores: npt.ArrayLike, *, clip: str = "whiskers", percentile: float = 99.0
 ) -> tuple[float, float]:
-    """Find the lowest and highest score that keep a colour of their own.
+    """Find the lowest and highest score with their own colour.
 
     Whiskers end at the last score within 1.5 interquartile ranges of the quartiles, as a box plot draws them.
     If more than half of the scores are equal, whiskers would cut off everything else: then nothing is cut.
@@ -222,7 +222,7 @@ def spelt_out(text: str) -> str | None:
 
 
 def families(text: str) -> list[str]:
-    """List matplotlib's own font, and behind it those that the text needs."""
+    """List matplotlib's own font, then those that the text needs."""
     needed = (_family(letter) for letter in text if not letter.isascii())
     return list(dict.fromkeys([OWN, *(family for family in needed if family)]))
 
@@ -230,7 +230,7 @@ def families(text: str) -> list[str]:
 def new_figure(
     size: tuple[float, float], rows: int = 1, columns: int = 1, *, dpi: float | None = None, **options: Any
 ) -> tuple[Figure, Any]:
-    """Make a figure of so many inches, and its axes; `options` are those of matplotlib's `subplots`."""
+    """Make a figure with a size in inches, and its axes; `options` are those of matplotlib's `subplots`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
@@ -238,7 +238,7 @@ def new_figure(
 
 
 def letter_figure(figure: Figure) -> Figure:
-    """Draw every text of a figure by fonts that have its letters."""
+    """Draw every text of a figure in fonts that have its letters."""
     from matplotlib.text import Text
 
     for each in figure.findobj(Text):

@@ -1,4 +1,4 @@
-"""What a picture says in words: the method, the ends of a colour bar, the slide's label and prediction."""
+"""The texts of pictures: the method, the ends of a colour bar, the slide's label and prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Caption:
-    """What a picture says of a slide beside its scores; all of it text that is shown as it is."""
+    """The text of a picture about a slide, shown unchanged."""
 
     name: str = ""
     label: str | None = None
@@ -79,7 +79,7 @@ def caption(
 
 
 def title(explanation: Explanation) -> str:
-    """Name the method as readers know it."""
+    """Title the method for readers."""
     return card_of(explanation.method).title
 
 
@@ -119,38 +119,37 @@ def ends(explanation: Explanation, task: str = "classification") -> tuple[str, s
     return _meaning(explanation, task).ends(explained(explanation))
 
 
-TECHNICAL = re.compile(  # words of engineers, which a figure for readers does without
+TECHNICAL = re.compile(  # technical terms, which figures for readers avoid
     r"[\w.]+=|`|\bof shape\b|\b(tensors?|softmax|forward|logits?|dtype|audit\.\w+)\b|\(\d+, ?\d"
 )
 BRACKETS = re.compile(r" \((?:[^()]|\([^()]*\))*\)")
-PARTS = re.compile(r"(?<=[.;]) ")  # between sentences, and before what follows a semicolon
+PARTS = re.compile(r"(?<=[.;]) ")  # between sentences, and after semicolons
 NOTE = "Technical notes belong to this map: slides.csv of the run and e.warnings have them."
-EVEN = 0.5  # spread over mean of scores that hardly differ
-FEWEST = 8  # patches below which that says nothing
+EVEN = 0.5  # deviation over mean of scores that hardly differ
+FEWEST = 8  # patches; with fewer, even scores mean nothing
 
 
 def figure_notes(explanations: Sequence[Explanation]) -> list[str]:
-    """The sentences above a picture: warnings in plain words, one sentence for what is technical in them, and
-    why a map has one colour."""
-    warned = list(dict.fromkeys(text for e in explanations for text in e.warnings))
-    plain = [plain_words(text) for text in warned]
-    notes = [*filter(None, plain), *([NOTE] if plain != warned else [])]
+    """Write the notes above a picture: warnings without technical parts, and why a map has one colour."""
+    warnings = list(dict.fromkeys(text for e in explanations for text in e.warnings))
+    plain = [plain_words(text) for text in warnings]
+    notes = [*filter(None, plain), *([NOTE] if plain != warnings else [])]
     return list(dict.fromkeys([*notes, *(text for e in explanations if (text := why_one_colour(e)))]))
 
 
 def plain_words(warning: str) -> str:
-    """What a warning says before it turns technical, without technical brackets; empty if that is nothing.
+    """Shorten a warning to its part before technical terms, without technical brackets; it may be empty.
 
     >>> plain_words("The scores contradict the model (logit 0.3); try method='single'. It compares outputs.")
     'The scores contradict the model.'
     """
-    text = BRACKETS.sub(lambda found: "" if TECHNICAL.search(found[0]) else found[0], warning)
-    kept = list(takewhile(lambda part: not TECHNICAL.search(part), PARTS.split(text)))
-    return re.sub(r";$", ".", " ".join(kept))
+    text = BRACKETS.sub(lambda match: "" if TECHNICAL.search(match[0]) else match[0], warning)
+    plain = list(takewhile(lambda part: not TECHNICAL.search(part), PARTS.split(text)))
+    return re.sub(r";$", ".", " ".join(plain))
 
 
 def why_one_colour(e: Explanation, task: str = "classification") -> str | None:
-    """Say why all patches have one colour, where no patch stands out from the others.
+    """Say why all patches have one colour, if no patch stands out from the others.
 
     >>> import numpy as np
     >>> from xmil.core.task import Target
@@ -170,7 +169,7 @@ def why_one_colour(e: Explanation, task: str = "classification") -> str | None:
 
 
 def beyond_scale(share: float, times: float = 1.0) -> str:
-    """Warn of patches whose scores lie beyond a colour scale; empty if they are few and not far beyond.
+    """Warn of patches with scores beyond a colour scale; empty if they are few and not far beyond.
 
     >>> beyond_scale(0.34), beyond_scale(0.05)
     ('34 % of patches beyond the scale, at full colour; clip none shows all', '')
@@ -183,7 +182,7 @@ def beyond_scale(share: float, times: float = 1.0) -> str:
 
 
 def _meaning(explanation: Explanation, task: str) -> Task:
-    """Find the task whose words fit: an explained value or risk is not a class, whatever the caller says."""
+    """Find the task with fitting words: an explained value or risk is not a class, whatever `task` is."""
     kind, default = explanation.params.get("output"), TASKS[task]
     tasks = (TASKS[name] for name in TASKS)
     own = (other for other in tasks if not other.decides and other.noun == kind)
@@ -191,7 +190,7 @@ def _meaning(explanation: Explanation, task: str) -> Task:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Write a number with so many digits, powers of ten written out.
+    """Write a number with `digits` digits, and powers of ten written out.
 
     >>> number(0.00123456), number(0.0), number(12345.6), number(0.00157321, 5)
     ('0.00123', '0', '12,346', '0.0015732')
@@ -208,7 +207,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def digits_for(low: float, high: float) -> int:
-    """Count the digits that tell numbers between two ends apart.
+    """Count the digits that distinguish numbers between two ends.
 
     >>> digits_for(0.0, 1.0), digits_for(0.001571, 0.001579)
     (3, 5)
@@ -218,7 +217,7 @@ def digits_for(low: float, high: float) -> int:
 
 
 def is_predicted(target: Target, logits: npt.ArrayLike, task: str = "classification") -> bool:
-    """Whether a target is the class that the model predicts, or the one value it has.
+    """Whether a target is the predicted class, or the model's only value.
 
     >>> is_predicted(Target(1), [0.2, 1.4]), is_predicted(Target(0), [0.2, 1.4])
     (True, False)
@@ -230,7 +229,7 @@ def is_predicted(target: Target, logits: npt.ArrayLike, task: str = "classificat
 
 
 def without_repeats(explanations: Sequence[Explanation]) -> list[Explanation]:
-    """Keep one explanation of scores that are the same for every class, as attention's mostly are."""
+    """Keep one explanation if scores are the same for every class, as with most attention."""
     different: dict[str, Explanation] = {}
     for e in explanations:
         for key, first in different.items():

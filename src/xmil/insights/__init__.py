@@ -1,7 +1,7 @@
 """What a model learned over a cohort: concepts, strategies, shortcuts, biomarkers, and its report.
 
-The verb is `xmil.insight_slides(run, ...)`, also called `xmil.insight`. The room is not called `insight`:
-importing a package `xmil.insight` would put the module in the place of the function.
+The verb is `xmil.insight_slides(run, ...)`, also called `xmil.insight`. The package is not called `insight`,
+because importing `xmil.insight` would replace the function by the module.
 """
 
 from xmil.insights.biomarkers import (

@@ -1,11 +1,11 @@
-"""Numbers per slide from its map: how much supports the class, how it lies, and what it is worth.
+"""Numbers per slide from its map: how much supports the class, spatial patterns, and tests as biomarkers.
 
-Where several models explain a slide, their consensus: sign agreement, rank correlation and the published
-mask, which drops patches whose mean sign speaks against the sign of their mean score, and patches whose
-standard deviation over the models lies above its 99.5 % quantile (Keyl et al., TAPAS). TAPAS is the share of
-(tumour) patches whose masked mean is above zero.
+If several models explain a slide, also their consensus: sign agreement, rank correlation and the published
+mask, which drops patches whose mean sign contradicts the sign of their mean score, and patches whose standard
+deviation over the models is above its 99.5 % quantile (Keyl et al., TAPAS). TAPAS is the share of (tumour)
+patches whose masked mean is above zero.
 
-What a number is worth is asked of cases: a patient with five slides is one patient, with the slides' mean.
+Biomarkers are tested over cases: a patient with five slides counts once, with the slides' mean.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from xmil.evaluate.statistics import (
 
 MICRON = 1e-3  # millimetres
 OUTCOMES = ("time", "event")  # columns of a cohort
-STRONG = 0.7  # of the cohort's mean absolute score; docs/studies/insight.md says how it was chosen
-QUANTILE = 0.995  # of the spread over models, above which the mask drops a patch
+STRONG = 0.7  # of the cohort's mean absolute score; chosen in docs/studies/insight.md
+QUANTILE = 0.995  # of the spread over models; the mask drops patches above it
 REGION = ("patches", "supporting_share", "mean_score", "hot_regions", "largest_region", "density_per_mm2")
 
 
@@ -49,9 +49,9 @@ REGION = ("patches", "supporting_share", "mean_score", "hot_regions", "largest_r
 class Consensus:
     """Mean and standard deviation per patch over the models, mean sign, and which patches the mask keeps.
 
-    `agreed` marks patches that most models count as support and none counts against; a model that gives a
-    patch no score at all has no say. `largest` is the share of all absolute score that one model gives: near
-    1 the mean is that model's map.
+    `agreed` marks patches that most models count as support and none counts against; a score of zero counts
+    as neither. `largest` is the largest share of one model in the absolute scores: near 1 the mean is that
+    model's map.
     """
 
     mean: FloatArray
@@ -66,7 +66,7 @@ class Consensus:
 
     @property
     def summary(self) -> dict[str, float]:
-        """What a table says of a slide."""
+        """The numbers of a slide for a table."""
         return {
             "models": float(self.models),
             "sign_agreement": self.agreement,
@@ -78,7 +78,7 @@ class Consensus:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of patches that all models count as support, and whose masked mean is above zero."""
+        """Shares of patches that models agree on as support, and whose masked mean is above zero."""
         return {"agreed_share": float(self.agreed.mean()), "masked_share": float((self.scores > 0).mean())}
 
     @property
@@ -88,7 +88,7 @@ class Consensus:
 
 
 def find_consensus(scores: npt.ArrayLike) -> Consensus:
-    """What m models say of n patches, from scores (m, n).
+    """Compute the consensus of m models on n patches from scores (m, n).
 
     >>> consensus = find_consensus([[1.0, -1.0, 0.5], [2.0, -2.0, -0.4], [1.5, -1.0, -0.3]])
     >>> consensus.mask.tolist(), round(consensus.agreement, 2)
@@ -117,9 +117,9 @@ def map_biomarkers(
     mpp: float | None = None,
     region: npt.ArrayLike | None = None,
 ) -> dict[str, float]:
-    """Shares, densities and spatial statistics of one slide's scores; nan where places are unknown.
+    """Compute shares, densities and spatial statistics of one slide's scores; nan where places are unknown.
 
-    `region` (n,) marks patches to look at, such as the annotated tumour.
+    `region` (n,) marks the patches to use, such as the annotated tumour.
 
     >>> grid = np.array([[x * 10, y * 10] for y in range(3) for x in range(3)])
     >>> values = map_biomarkers([1, 1, -1, 1, -1, -1, -1, -1, 2.0], coords=grid, patch_size=10)
@@ -150,7 +150,7 @@ def map_biomarkers(
 
 
 def region_files(folder: str | PathLike[str]) -> dict[str, Path]:
-    """The annotations of a folder, one GeoJSON file per slide."""
+    """List the annotations in a folder, one GeoJSON file per slide."""
     place = Path(folder)
     if not place.is_dir():
         raise InputError(f"{place}: not a folder; give one with an annotation <slide_id>.geojson per slide.")
@@ -161,14 +161,14 @@ def region_files(folder: str | PathLike[str]) -> dict[str, Path]:
 
 
 def region_mask(path: Path, e: Explanation, classes: Sequence[str] = ()) -> Bools:
-    """The patches of which at least half lies in the annotation, or in its parts of these classes."""
+    """Mark the patches with at least half in the annotation, or in its parts of these classes."""
     if e.coords is None or e.patch_size is None:
         raise InputError(f"{path}: the explanation has no places of patches to hold against a region.")
     return marked_by_geojson(path, e.coords, patch_size=e.patch_size, names=list(classes) or None)
 
 
 def region_biomarkers(e: Explanation, inside: Bools, consensus: Consensus | None) -> dict[str, float]:
-    """Biomarkers within a region; TAPAS is the share of its patches whose masked mean is above zero."""
+    """Compute biomarkers within a region; TAPAS is the share of its patches with a masked mean above zero."""
     every = map_biomarkers(e.scores, coords=e.coords, patch_size=e.patch_size, mpp=e.mpp, region=inside)
     values = {f"region_{name}": every[name] for name in REGION}
     if consensus is not None and inside.any():
@@ -177,7 +177,7 @@ def region_biomarkers(e: Explanation, inside: Bools, consensus: Consensus | None
 
 
 def strong_share(scores: npt.ArrayLike, scale: float, *, region: npt.ArrayLike | None = None) -> float:
-    """The share of patches, of the `region` where one is given, that score above the cohort's scale.
+    """Compute the share of patches, in the `region` if there is one, that score above the cohort's scale.
 
     >>> strong_share([3.0, 0.1, -2.0, 0.2], scale=1.0)
     0.25
@@ -211,7 +211,7 @@ def _spatial(hot: Bools, cold: Bools, coords: IntArray | None, patch_size: int |
 
 
 def _neighbours(cells: IntArray) -> IntArray:
-    """Pairs (2, m) of patches that share a side, each once."""
+    """Find pairs (2, m) of patches that share a side, each once."""
     if not len(cells):
         return np.zeros((2, 0), dtype=np.int64)
     x, y = (cells - cells.min(axis=0)).T
@@ -221,13 +221,13 @@ def _neighbours(cells: IntArray) -> IntArray:
     pairs = []
     for step in (width, 1):
         at = np.searchsorted(places, keys + step).clip(max=len(places) - 1)
-        there = np.flatnonzero(places[at] == keys + step)
-        pairs.append(np.stack([there, rows[at[there]]]))
+        matches = np.flatnonzero(places[at] == keys + step)
+        pairs.append(np.stack([matches, rows[at[matches]]]))
     return np.concatenate(pairs, axis=1)
 
 
 def read_number(cell: Any) -> float:
-    """A cell as a number; nan if it is not one."""
+    """Convert a cell to a number; nan if it is not one."""
     try:
         return float(cell)
     except (TypeError, ValueError):
@@ -236,9 +236,9 @@ def read_number(cell: Any) -> float:
 
 @dataclass(frozen=True)
 class SurvivalSplit:
-    """Hazard ratio per standard deviation with its 95 % interval, its score test, and one of the halves.
+    """Hazard ratio per standard deviation with its 95 % interval, its score test, and a test of the halves.
 
-    Both p-values are of permutations of cases (`hazard_p`).
+    Both p-values come from permutations of cases (`hazard_p`).
     """
 
     hazard_ratio: Interval
@@ -256,9 +256,9 @@ def survival_of(
     cases: Sequence[str] | None,
     seed: int = 0,
 ) -> SurvivalSplit:
-    """Cox regression on one biomarker (lifelines), and a log-rank test of its halves.
+    """Run a Cox regression on one biomarker (lifelines), and a log-rank test of its halves.
 
-    `cases` names the patient of each slide, whose mean counts once; None takes slides as independent.
+    `cases` names the patient of each slide, whose mean counts once; None treats slides as independent.
     """
     if find_spec("lifelines") is None:
         raise InputError("Cox regression needs lifelines: pip install 'xmil[insight]'.")
@@ -288,7 +288,7 @@ def survival_of(
 def survival_curves(
     biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, *, cases: Sequence[str] | None
 ) -> list[SurvivalCurve]:
-    """Kaplan-Meier curves of the cases above the biomarker's median and of the others."""
+    """Compute Kaplan-Meier curves of the cases above the biomarker's median and of the others."""
     x, t, e, slides = _case_outcomes(biomarker, times, events, cases)
     rows = np.repeat(np.arange(len(x)), slides)  # a case has as many rows as slides
     return median_halves(x[rows], t[rows], e[rows], units=rows.tolist())[0]
@@ -297,7 +297,7 @@ def survival_curves(
 def _case_outcomes(
     biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, cases: Sequence[str] | None
 ) -> tuple[Floats, Floats, Floats, IntArray]:
-    """Biomarker, time, event and slides of each case that has all three; too few of them are refused."""
+    """Return biomarker, time, event and slides of each case with all three; refuse too few cases."""
     (x, t, e), units = _case_means((biomarker, times, events), cases)
     if not np.isin(e, (0.0, 1.0)).all():
         raise InputError("The slides of a case must have one event, 0 or 1.")
@@ -323,9 +323,9 @@ def _case_means(
 def correlation_with(
     biomarker: npt.ArrayLike, values: Sequence[Any], *, cases: Sequence[str] | None, seed: int = 0
 ) -> Interval:
-    """Spearman's correlation with a numeric column over cases, with its bootstrap interval.
+    """Compute Spearman's correlation with a numeric column over cases, with its bootstrap interval.
 
-    `cases` names the patient of each slide, whose means count once; None takes slides as independent.
+    `cases` names the patient of each slide, whose means count once; None treats slides as independent.
     """
     (x, y), _ = _case_means((biomarker, values), cases)
     if len(x) < 3:

@@ -1,16 +1,16 @@
-"""Concepts and strategies: what a cohort's patches are made of, and which mix of it decides each slide.
+"""Concepts and strategies: the concepts in a cohort's patches, and the mix of them that decides each slide.
 
-A dictionary writes features as codes @ atoms + offset + residual, exactly. `kmeans` gives each patch its
-nearest centre; `nmf` (features that are never negative) and `topk` (a sparse autoencoder whose k strongest
-units speak) give it several concepts at once. Every patch score is split among the concepts and a rest.
-More concepts than there are kinds of patches are cut anew by every seed: how alike the groups of several
-seeds are says how many concepts the cohort holds.
+A dictionary decomposes features exactly into codes @ atoms + offset + residual. `kmeans` gives each patch its
+nearest centre; `nmf` (for non-negative features) and `topk` (a sparse autoencoder with k active units) give
+it several concepts. Every patch score is split into the concepts and a rest. If there are more concepts than
+kinds of patches, every seed groups patches differently, so the agreement between seeds shows how many
+concepts the cohort has.
 
-Strategies are groups of slides that are decided for different reasons. Each slide is a profile of relevance
-over concepts. Profiles are scaled to unit length, so that what counts is the mix and not the amount, and
-clustered; the number of clusters is the one with the best silhouette, or one where no split is convincing. No
-cluster has fewer slides than three, or a fiftieth of all. After Lapuschkin et al., "Unmasking Clever Hans
-predictors", Nature Communications 2019.
+Strategies are groups of slides that are decided for different reasons. Each slide has a profile of relevance
+over concepts. Profiles are scaled to unit length, so that only the mix counts, and clustered; the number of
+clusters has the best silhouette, or is one if no split is convincing. A cluster has at least three slides,
+and at least a fiftieth of all. After Lapuschkin et al., "Unmasking Clever Hans predictors", Nature
+Communications 2019.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from xmil.core.errors import InputError, bad_parameter, check_names
 from xmil.storage import load_arrays, save_arrays
 
 KINDS = ("kmeans", "nmf", "topk")
-SAMPLE = 50_000  # patches that a dictionary is fitted on, at most
-COMPARED_PATCHES, SEEDS = 2048, 3  # on which, and by how many dictionaries, the number of concepts is judged
-STABLE = 0.9  # agreement over seeds from which on concepts are taken for the cohort's own
-STEP, SMALLEST = 1.37, 3  # between numbers of concepts that are tried, down to this one
-ACTIVE = 4  # units of a sparse autoencoder that speak for one patch
+SAMPLE = 50_000  # the most patches to fit a dictionary on
+COMPARED_PATCHES, SEEDS = 2048, 3  # patches and dictionaries that judge the number of concepts
+STABLE = 0.9  # agreement over seeds at which concepts count as the cohort's own
+STEP, SMALLEST = 1.37, 3  # ratio of the numbers of concepts to try, and the smallest one
+ACTIVE = 4  # active units of a sparse autoencoder per patch
 STEPS, BATCH, RATE = 2_000, 256, 1e-3
 REMOVAL = ("concept", "relevance", "predicted", "measured")
 MOST = 8
-CONVINCING = 0.25  # silhouette below which slides are not split
-FEWEST, LEAST_SHARE = 3, 0.02  # slides of a strategy: a single odd slide is none
-COMPARED = 2_000  # slides of a silhouette, whose time goes with their square
-LEADERS = 3  # concepts named for a strategy
+CONVINCING = 0.25  # the least silhouette for a split
+FEWEST, LEAST_SHARE = 3, 0.02  # slides of a strategy: a single odd slide does not form one
+COMPARED = 2_000  # slides of a silhouette, which takes quadratic time
+LEADERS = 3  # concepts to name for a strategy
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Dictionary:
         return f"Dictionary({self.kind}, {len(self)} concepts x {self.atoms.shape[1]} features)"
 
     def codes(self, features: npt.ArrayLike) -> FloatArray:
-        """How much of each concept each patch has (n, k)."""
+        """Compute how much of each concept each patch has (n, k)."""
         x = np.asarray(features, dtype=np.float32)
         if x.ndim != 2 or x.shape[1] != self.atoms.shape[1]:
             raise InputError(
@@ -92,7 +92,7 @@ class Dictionary:
         return codes.astype(np.float32)
 
     def residual(self, features: npt.ArrayLike, codes: FloatArray | None = None) -> FloatArray:
-        """What of the features the dictionary does not write (n, d)."""
+        """Compute the part of the features that the dictionary misses (n, d)."""
         x = np.asarray(features, dtype=np.float32)
         rest = (self.codes(x) if codes is None else codes) @ self.atoms
         rest += self.offset
@@ -106,17 +106,17 @@ class Dictionary:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Dictionary:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
 
-        def build(arrays: dict[str, Any], about: Any) -> Dictionary:
+        def build(arrays: dict[str, Any], facts: Any) -> Dictionary:
             optional = {key: arrays[key] for key in ("weights", "biases") if key in arrays}
-            return cls(about["kind"], arrays["atoms"], arrays["offset"], **optional)
+            return cls(facts["kind"], arrays["atoms"], arrays["offset"], **optional)
 
         return load_arrays(path, build, "dictionary of concepts", "fit it again")
 
 
 def even_counts(sizes: npt.ArrayLike, *, limit: int = SAMPLE, seed: int = 0) -> IntArray:
-    """How many patches to draw from slides of these sizes: all of them, or `limit` in proportion.
+    """Count the patches to draw from slides of these sizes: all, or `limit` in proportion.
 
     >>> even_counts([100, 300], limit=8).tolist()
     [2, 6]
@@ -135,7 +135,7 @@ def even_counts(sizes: npt.ArrayLike, *, limit: int = SAMPLE, seed: int = 0) -> 
 def fit_dictionary(
     sample: npt.ArrayLike, *, concepts: int = 20, kind: str = "kmeans", seed: int = 0
 ) -> Dictionary:
-    """A dictionary of the sample (n, d); the same sample and seed give the same dictionary."""
+    """Fit a dictionary to the sample (n, d); the same sample and seed give the same dictionary."""
     x = np.ascontiguousarray(sample, dtype=np.float32)
     check_names("dictionary", [kind], KINDS)
     if x.ndim != 2 or len(x) < 2:
@@ -165,9 +165,9 @@ def fit_dictionary(
 
 
 def seed_agreement(sample: npt.ArrayLike, *, concepts: int, kind: str = "kmeans", seed: int = 0) -> float:
-    """How alike patches are grouped by dictionaries of several seeds: adjusted Rand index, mean over pairs.
+    """Measure how well dictionaries of several seeds agree on groups: adjusted Rand index, mean over pairs.
 
-    A patch belongs to its strongest concept. 1 is the same groups, 0 chance.
+    A patch belongs to its strongest concept. 1 means the same groups, 0 chance.
 
     >>> x = np.random.default_rng(0).normal(0, 0.1, (300, 4)) + np.repeat(np.eye(4)[:3], 100, axis=0)
     >>> seed_agreement(x, concepts=3)
@@ -187,7 +187,7 @@ def seed_agreement(sample: npt.ArrayLike, *, concepts: int, kind: str = "kmeans"
 def compare_sizes(
     sample: npt.ArrayLike, *, concepts: int, kind: str = "kmeans", seed: int = 0
 ) -> dict[int, float]:
-    """The agreement over seeds of so many concepts, and of smaller numbers, on an even part of the sample."""
+    """Compute the agreement over seeds for this and smaller numbers of concepts, on part of the sample."""
     x = np.asarray(sample, dtype=np.float32)
     rows = np.random.default_rng(seed).permutation(len(x))[:COMPARED_PATCHES]
     sizes, size = {min(concepts, len(rows))}, concepts / STEP
@@ -198,7 +198,7 @@ def compare_sizes(
 
 
 def recommend_size(agreement: Mapping[int, float]) -> int:
-    """The largest number of concepts that seeds agree on, or that of the best agreement if on none.
+    """Find the largest number of concepts that seeds agree on, else the one with the best agreement.
 
     >>> recommend_size({3: 0.9, 6: 0.99, 20: 0.4}), recommend_size({3: 0.5, 20: 0.4})
     (6, 3)
@@ -232,9 +232,9 @@ def _fit_topk(x: FloatArray, concepts: int, seed: int) -> Dictionary:
 
 @dataclass(frozen=True, eq=False)
 class ConceptShares:
-    """A patch's score is the sum of its row in `concepts` (n, k), `offset` (n,) and `residual` (n,).
+    """Shares of patch scores, which sum up `concepts` (n, k), `offset` (n,) and `residual` (n,) in each row.
 
-    `codes` (n, k) say how much of each concept a patch has.
+    `codes` (n, k) is how much of each concept a patch has.
     """
 
     concepts: FloatArray
@@ -249,14 +249,14 @@ class ConceptShares:
 
 
 def feature_weights(features: npt.ArrayLike, relevance: npt.ArrayLike) -> FloatArray:
-    """g = R / x: what a unit of each feature is worth (n, d); a feature of zero carries nothing.
+    """g = R / x: the relevance per unit of each feature (n, d); a feature of zero has none.
 
     >>> feature_weights([[2.0, 0.0]], [[1.0, 0.0]]).tolist()
     [[0.5, 0.0]]
     """
     x, r = np.asarray(features, dtype=np.float32), np.asarray(relevance, dtype=np.float32)
     if x.shape != r.shape:
-        raise InputError(f"Features {x.shape} and relevance {r.shape} must have one shape.")
+        raise InputError(f"Features {x.shape} and relevance {r.shape} must have the same shape.")
     size = np.abs(x)
     large = size > np.float32(1e-7) * size.max(axis=1, keepdims=True, initial=0.0)
     return np.divide(r, x, out=np.zeros_like(x), where=large)
@@ -265,10 +265,10 @@ def feature_weights(features: npt.ArrayLike, relevance: npt.ArrayLike) -> FloatA
 def split_scores(
     dictionary: Dictionary, features: npt.ArrayLike, weights: npt.ArrayLike, baseline: npt.ArrayLike = 0.0
 ) -> ConceptShares:
-    """Relevance through the dictionary: concept k of patch i gets code_ik * (atom_k . g_i).
+    """Split relevance over the dictionary: concept k of patch i gets code_ik * (atom_k . g_i).
 
-    With features = codes @ atoms + offset + residual the shares of a patch add up to x_i . g_i exactly, less
-    the `baseline` (n,): what patches that equal the baseline would have, which the offset gives up.
+    With features = codes @ atoms + offset + residual the shares of a patch add up to exactly x_i . g_i minus
+    the `baseline` (n,), the relevance of patches that equal the baseline, which the offset subtracts.
     """
     x, g = np.asarray(features, dtype=np.float32), np.asarray(weights, dtype=np.float32)
     codes = dictionary.codes(x)
@@ -287,25 +287,25 @@ def remove_concepts(
     slope: npt.ArrayLike,
     concepts: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """Delete each of the concepts from a slide and ask the model; `slope` (n, d) is its gradient there.
+    """Delete each of the concepts from a slide and run the model; `slope` (n, d) is its gradient there.
 
-    A row has the entries `REMOVAL`: `relevance` is minus the concept's share of the score, `predicted` what
-    the slope says of the deletion, `measured` what it did to the output.
+    A row has the entries `REMOVAL`: `relevance` is minus the concept's share of the score, `predicted` the
+    change of the output by the slope, `measured` its actual change.
     """
     x, g = np.asarray(features, dtype=np.float32), np.asarray(slope, dtype=np.float32)
     before, profile, rows = output(x), shares.profile, []
     for k in concepts:
         code, atom = shares.codes[:, k], dictionary.atoms[k]
-        left = np.outer(-code, atom)
-        left += x
+        rest = np.outer(-code, atom)
+        rest += x
         predicted = -float((code * (g @ atom)).sum(dtype=np.float64))
-        values = (int(k), -float(profile[k]), predicted, output(left) - before)
+        values = (int(k), -float(profile[k]), predicted, output(rest) - before)
         rows.append(dict(zip(REMOVAL, values, strict=True)))
     return rows
 
 
 def removal_agreement(expected: npt.ArrayLike, measured: npt.ArrayLike) -> dict[str, float]:
-    """How often the output moved in the expected direction, and the correlation of the two.
+    """Compute how often the output moved in the expected direction, and the correlation of the two.
 
     >>> removal_agreement([-1.0, -2.0, 1.0], [-2.0, -4.0, 2.0])
     {'agreement': 1.0, 'correlation': 1.0}
@@ -317,16 +317,16 @@ def removal_agreement(expected: npt.ArrayLike, measured: npt.ArrayLike) -> dict[
 
 
 def leading_concepts(profiles: npt.ArrayLike, top: int = 5) -> IntArray:
-    """The concepts with the most relevance of either sign over the slides (m, k), strongest first."""
+    """Find the concepts with the most absolute relevance over the slides (m, k), strongest first."""
     total = np.abs(np.asarray(profiles, dtype=np.float64)).mean(axis=0)
     return np.argsort(-total, kind="stable")[:top].astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Strategies:
-    """Cluster of each slide (m,), an embedding in the plane (m, 2), and the slide nearest to each centre.
+    """The cluster of each slide (m,), an embedding in the plane (m, 2), the slide nearest to each centre.
 
-    `leaders` are the concepts with the largest part in each cluster's mean profile, strongest first.
+    `leaders` are the concepts with the largest share of each cluster's mean profile, strongest first.
     """
 
     labels: IntArray
@@ -337,11 +337,11 @@ class Strategies:
 
     @property
     def count(self) -> int:
-        """How many strategies there are."""
+        """The number of strategies."""
         return int(self.labels.max()) + 1
 
     def accuracy(self, correct: npt.ArrayLike) -> list[float]:
-        """The share of right decisions in each cluster; nan where none is known."""
+        """Compute the share of right decisions in each cluster; nan where none is known."""
         right = np.asarray(correct, dtype=np.float64)
         groups = [right[(self.labels == k) & np.isfinite(right)] for k in range(self.count)]
         return [float(group.mean()) if len(group) else float("nan") for group in groups]

@@ -51,7 +51,7 @@ WORDS = {"density_per_mm2": "supporting patches per mm\u00b2", "models": "models
 
 
 def suspect_patches(run: InsightRun, shortcuts: Sequence[Association]) -> list[tuple[str, bytes]]:
-    """The strongest patches of the slides that the first shortcut names."""
+    """Cut the strongest patches of the slides that the first shortcut names."""
     slides = next((a.slides for a in shortcuts if a.is_shortcut), ())
     sizes = {slide: np.abs(run.explanation(slide).scores) for slide in slides}
     return cut_patches(
@@ -60,7 +60,7 @@ def suspect_patches(run: InsightRun, shortcuts: Sequence[Association]) -> list[t
 
 
 def cut_patches(run: InsightRun, patches: Sequence[tuple[str, int]]) -> list[tuple[str, bytes]]:
-    """Slides and JPEGs of patches, where their slides are at hand and can be read."""
+    """Cut patches from their slides as JPEGs; skip slides that are missing or unreadable."""
     from PIL import Image
 
     pictures: dict[tuple[str, int], bytes] = {}
@@ -74,7 +74,7 @@ def cut_patches(run: InsightRun, patches: Sequence[tuple[str, int]]) -> list[tup
                     Image.fromarray(pixels).save(stream, format="JPEG", quality=85)
                     pictures[slide, row] = stream.getvalue()
         except XmilError:
-            continue  # the slide's own row says what is wrong with it
+            continue  # reported in the slide's row
     return [(patch[0], pictures[patch]) for patch in patches if patch in pictures]
 
 
@@ -95,7 +95,7 @@ def write_sheet(run: InsightRun, concept: int, pictures: Sequence[bytes]) -> Non
 
 
 def write_album(run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:
-    """Write one page after another, so that memory does not grow with the cohort; whole or not at all."""
+    """Write the album page by page, so that memory does not grow with the cohort; whole or not at all."""
     from matplotlib.backends.backend_pdf import PdfPages
 
     rows, source = run.explained.rows, run.explained.path
@@ -111,13 +111,13 @@ def write_album(run: InsightRun, slides: Sequence[str], results: Sequence[Mappin
 
 
 def _draw_page(run: InsightRun, slide: str, result: Mapping[str, Any], row: Mapping[str, str]) -> Any:
-    """A slide's page: label and prediction, thumbnail, map, strongest patches, biomarkers, certificate."""
+    """Draw a slide's page: label, prediction, thumbnail, map, strongest patches, biomarkers, certificate."""
     from matplotlib.figure import Figure
 
     e = run.explanation(slide)
     words = caption(slide, row, [e], task=run.explained.task, class_names=run.explained.class_names)
     label = run.columns.label.get(slide)
-    if words.label is None and label is not None:  # the run's own label counts first
+    if words.label is None and label is not None:  # the run's own label takes precedence
         words = replace(words, label=str(label))
     figure = Figure(figsize=PAGE, facecolor="white")
     figure.text(LEFT, 0.965, slide, fontsize=14, weight="bold")
@@ -166,7 +166,7 @@ def _draw_maps(figure: Any, path: Path | None, e: Explanation) -> None:
 
 
 def _colour_bar(figure: Any, scale: Scale, e: Explanation, *, top: float) -> None:
-    """What the map's colours mean, under it."""
+    """Draw the meaning of the map's colours below it."""
     axis = figure.add_axes((0.62, top - 0.014, 0.22, 0.007))
     axis.imshow(scale.paint(np.linspace(scale.low, scale.high, 256))[None], aspect="auto")
     axis.set_axis_off()
@@ -187,7 +187,7 @@ def _image(figure: Any, place: tuple[float, float, float, float], pixels: Any, w
 
 
 def _certificate_text(evaluated: Run | None, slide: str, e: Explanation) -> str:
-    """What `xmil evaluate` certified of the slide; else the account, and how to get a certificate."""
+    """Write the slide's certificate of `xmil evaluate`; else the audit, and how to get a certificate."""
     path = None if evaluated is None else evaluated.find("certificate", slide)
     if path is not None:
         with refuse_damage(f"{path}: not a certificate", way="evaluate the slide again"):
@@ -195,8 +195,8 @@ def _certificate_text(evaluated: Run | None, slide: str, e: Explanation) -> str:
             own = [m for m in certificate.get("methods", ()) if m.get("method") == e.method]
             sentence = (own or [certificate.get("headline", {})])[0].get("sentence", "")
         return fill(f"Certificate ({path.name}): {sentence}", LETTERS)
-    account = ""
+    audit = ""
     if e.audit is not None:
         shares = {key: value for key, value in e.audit.as_dict().items() if value}
-        account = "Audit: " + ", ".join(f"{key} {number(value)}" for key, value in shares.items()) + ". "
-    return fill(f"{account}No certificate: run xmil evaluate and give its folder as evaluated=.", LETTERS)
+        audit = "Audit: " + ", ".join(f"{key} {number(value)}" for key, value in shares.items()) + ". "
+    return fill(f"{audit}No certificate: run xmil evaluate and give its folder as evaluated=.", LETTERS)

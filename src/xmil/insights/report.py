@@ -1,6 +1,6 @@
 """The report of an insight run, one HTML file with its pictures inside, and the explanation card for hubs.
 
-Every number stands in a table of the run's folder, which is named beside it.
+Every number is also in a table of the run's folder, which the report names.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from xmil.insights.concepts import SEEDS, STABLE, Strategies, recommend_size
 from xmil.insights.shortcuts import Association
 
 CONCEPTS = 8  # in the report
-NAMED = 4  # strategies whose typical slides are named in the figure: more names lie on each other
-GREY = "#808080"  # can be read on white and on black
+NAMED = 4  # strategies with their typical slide named in the figure; more names would overlap
+GREY = "#808080"  # readable on white and on black
 GROUPS = ("#3aa66b", "#b06fd0", "#c9a227", "#7a5c3e", "#9bbf3b", "#5fb3a0", "#5e5e5e", "#b5b5b5")
 STYLE = """
 .short, .notes { background: var(--soft); border-radius: .5rem; padding: .6rem 1.2rem; margin: 1rem 0; }
@@ -107,7 +107,7 @@ class ConceptRow:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """Everything an insight run found; the report and the card are made of this alone."""
+    """All results of an insight run, from which the report and the card are made."""
 
     title: str
     about: Mapping[str, Any]
@@ -117,7 +117,7 @@ class Findings:
     strategies: Strategies | None = None
     accuracy: Sequence[float] = ()
     shortcuts: Sequence[Association] = ()
-    cases: int | None = None  # None: nothing says which slides are of one patient
+    cases: int | None = None  # None if patients are unknown
     untested: Mapping[str, str] = field(default_factory=dict)  # columns, and why they cannot be tested
     suspects: Sequence[tuple[str, bytes]] = ()  # patches of the slides that the first shortcut names
     agreement: Mapping[int, float] = field(default_factory=dict)  # over seeds, by the number of concepts
@@ -132,7 +132,7 @@ class Findings:
 
 
 def report_html(findings: Findings) -> str:
-    """The report as one page: the findings in a line each, then a section for each kind."""
+    """Write the report as one page: the findings in a line each, then a section for each kind."""
     facts = [[key, _short(value)] for key, value in findings.about.items() if value]
     sections = {
         "Concepts": _concepts(findings),
@@ -176,7 +176,7 @@ def report_html(findings: Findings) -> str:
 
 
 def verdict(findings: Findings) -> str:
-    """One sentence on shortcuts."""
+    """Write one sentence on shortcuts."""
     shortcuts = [a for a in findings.shortcuts if a.is_shortcut]
     tested = [a for a in findings.shortcuts if not (a.tissue or a.confounded)]
     units, unit = (len(findings.slides), "slide") if findings.cases is None else (findings.cases, "case")
@@ -199,7 +199,7 @@ def verdict(findings: Findings) -> str:
 
 
 def _short(value: Any) -> str:
-    """A number with three digits, anything else as it is."""
+    """Write a number with three digits, and anything else unchanged."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -267,7 +267,7 @@ def _concepts(findings: Findings) -> Html:
 
 
 def stability_sentence(agreement: Mapping[int, float]) -> str:
-    """Whether other seeds give the same concepts, and how many would."""
+    """Write whether other seeds find the same concepts, and how many would be stable."""
     size, best = max(agreement), recommend_size(agreement)
     measured = f"adjusted Rand index {agreement[size]:.2f} over {SEEDS} seeds; 1 is the same groups, 0 chance"
     if best == size and agreement[size] >= STABLE:
@@ -364,7 +364,7 @@ def _shortcuts(findings: Findings) -> Html:
 
 
 def _unit(findings: Findings) -> str:
-    """What counts once in tests and intervals."""
+    """Write what counts once in tests and intervals."""
     if findings.cases is None:
         return "Slides are taken as independent: no case_id says which are of one patient."
     slides = len(findings.slides)
@@ -393,7 +393,7 @@ def _biomarkers(findings: Findings) -> Html:
 
 
 def _trust(findings: Findings) -> Html:
-    """How far the maps can be trusted: faithfulness, sanity, stability, the account of the output."""
+    """Write how far one can trust the maps: faithfulness, sanity, stability, the audit of the output."""
     faithful = {name: {"mean (95 % interval)": value} for name, value in findings.faithfulness.items()}
     meanings = {name: MEASURES.get(name.split(",")[0], "") for name in faithful}
     sane = {name: {"": value} for name, value in findings.sanity.items()}
@@ -426,7 +426,7 @@ def _trust(findings: Findings) -> Html:
 def _glossary(
     rows: Mapping[str, Mapping[str, str]], meanings: Mapping[str, str], *, kind: str = "figures"
 ) -> Html:
-    """A table whose first column says in small letters what a row is; empty without rows."""
+    """Write a table that explains each row in small print; empty without rows."""
     if not rows:
         return Html()
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
@@ -441,7 +441,7 @@ def _glossary(
 
 
 def _strategy_figure(s: Strategies, slides: Sequence[str]) -> Html:
-    """Slides in the plane of their profiles, coloured by strategy; a ring marks the typical slide of each."""
+    """Draw slides in the plane of their profiles, coloured by strategy, with a ring at each typical slide."""
     figure, axis = new_figure((6.4, 3.8))
     for k in range(s.count):
         own, colour = s.labels == k, GROUPS[k % len(GROUPS)]
@@ -460,7 +460,7 @@ def _strategy_figure(s: Strategies, slides: Sequence[str]) -> Html:
 
 
 def _survival(curves: Mapping[str, Sequence[SurvivalCurve]]) -> Html:
-    """Kaplan-Meier curves with their bands, a panel for each biomarker; empty without any."""
+    """Draw Kaplan-Meier curves with their bands, a panel for each biomarker; empty without any."""
     if not curves:
         return Html()
     figure, panels = new_figure((4.6 * len(curves), 3.8), 1, len(curves), squeeze=False)
@@ -495,11 +495,11 @@ def _transparent(figure: Any, words: str) -> Html:
     return tag("figure", image(stream.getvalue(), words))
 
 
-# The explanation card: what was explained, how, and how far it can be trusted; for model hubs.
+# The explanation card for model hubs: what was explained, how, and how far to trust it.
 
 
 def card(findings: Findings) -> dict[str, Any]:
-    """The card's entries by name."""
+    """Make the card's entries by name."""
     return {
         "title": findings.title,
         **findings.about,
@@ -522,7 +522,7 @@ def card(findings: Findings) -> dict[str, Any]:
 
 
 def card_markdown(findings: Findings) -> str:
-    """The card for a model hub's README."""
+    """Write the card for a model hub's README."""
     lines = [f"# Explanation card: {findings.title}", ""]
     for name, value in _card_entries(findings):
         if isinstance(value, list):
@@ -533,7 +533,7 @@ def card_markdown(findings: Findings) -> str:
 
 
 def card_html(findings: Findings) -> str:
-    """The card as a page."""
+    """Write the card as a page."""
     title = f"Explanation card: {findings.title}"
     rows = [
         [tag("b", name), join(value if isinstance(value, list) else [value], "<br>")]
@@ -543,7 +543,7 @@ def card_html(findings: Findings) -> str:
 
 
 def _card_entries(findings: Findings) -> list[tuple[str, str | list[str]]]:
-    """What a reader is shown, in words: no empty entries; title and limits have places of their own."""
+    """Write the entries for readers, without empty ones, and without title and limits."""
     entries: list[tuple[str, str | list[str]]] = []
     for key, value in card(findings).items():
         if key in ("title", "limits") or value in (None, [], {}):

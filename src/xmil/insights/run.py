@@ -2,14 +2,14 @@
 
 run.json, slides.csv, failures.csv
 dictionary.npz                       the concepts
-slides/<slide_id>.json               what each slide gave
-concept_stability.csv                how alike seeds group patches, by the number of concepts
+slides/<slide_id>.json               the results of each slide
+concept_stability.csv                agreement of seeds on groups of patches, by the number of concepts
 concepts.csv, profiles.csv           relevance by concept, over the cohort and by slide
-concepts/<slide_id>.npz              what of each patch's score goes through each concept
+concepts/<slide_id>.npz              the share of each patch's score through each concept
 classes.csv                          relevance by concept, class and slide, if several classes were explained
 atlas/concept_<k>.jpg                patches of the leading concepts
 strategies.csv, shortcuts.csv, biomarkers.csv, survival.csv, removals.csv, stability.csv, sanity.csv
-consensus/<slide_id>.parquet         what the models of an ensemble, or several runs, agree on
+consensus/<slide_id>.parquet         the agreement of the models of an ensemble, or of several runs
 report.html, card.html, card.json, card.md, album.pdf
 """
 
@@ -86,31 +86,31 @@ from xmil.storage import (
     write_table,
 )
 
-LOOKED_FOR = ("method", "target", "concepts", "dictionary", "seed")
+DECISIVE = ("method", "target", "concepts", "dictionary", "seed")
 CASE, LABEL = "case_id", "label"
 NOT_CAUSES = ("slide_id", CASE, "split", "fold", "path", "patient", *OUTCOMES)
 Column = Mapping[str, Any]
-VIEWED = 96  # patches of a slide whose pictures are read, evenly by score
+VIEWED = 96  # patches of a slide to read as pictures, evenly by score
 PIXELS = 64  # of such a picture
 EXAMPLES = 5  # patches per concept and slide
-DELETED = 5  # leading concepts that are deleted, where the model is at hand
+DELETED = 5  # leading concepts to delete, if there is a model
 Models = Sequence[Any]
 
 
 @takes(InsightRequest, "run")
 def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run:
-    """Concepts, strategies, shortcuts and biomarkers of a run of `xmil explain`, into RUN/insight or `out`.
+    """Find concepts, strategies, shortcuts and biomarkers in a run of `xmil explain`.
 
-    `features` are the files that were explained, by default where the run found them. Concepts need relevance
-    per feature: explanations with stored vectors (lrp's `feature_level`), or the `model`, by default the
-    checkpoint that the run names. `cohort` brings labels, cases and columns of
-    acquisition; `causes` names those to test, by default all that are not ids, splits or outcomes. `slides`
-    bring pictures: properties of patches, and examples in the report. `model` may be the folder of a
-    training: stability is then that of its folds; `beside` names further runs of the same slides to compare
-    with. `evaluated` is a run of `xmil evaluate`, whose certificates go into card and album. `album` writes
-    a PDF with a page for each slide. `regions` is a folder of annotations, <slide_id>.geojson: biomarkers
-    are then given within them as well, or within their classes `within`. With the model, `sanity` slides are
-    explained again, with it and with new weights in it, and the card says how the scores changed.
+    Results go to RUN/insight or `out`. `features` are the explained files, by default where the run found
+    them. Concepts need relevance per feature: explanations with stored vectors (lrp's `feature_level`), or
+    the `model`, by default the checkpoint that the run names. `cohort` has labels, cases and columns of
+    acquisition; `causes` names those to test, by default all but ids, splits and outcomes. `slides` provides
+    pictures, for properties of patches and examples in the report. If `model` is the folder of a training,
+    stability is measured over its folds; `beside` names other runs of the same slides to compare. `evaluated`
+    is a run of `xmil evaluate`, whose certificates go into card and album. `album` writes a PDF with a page
+    for each slide. `regions` is a folder of annotations, <slide_id>.geojson: biomarkers are then also
+    computed within them, or within their classes `within`. With the model, `sanity` slides are explained
+    again, by it and by a copy with new weights, and the card states how the scores changed.
     """
     listener, run = listener or Listener(), request.run
     explained = explained_run(run.path if isinstance(run, Run) else run)
@@ -144,14 +144,14 @@ insight_slides = insight  # named as the other verbs over slides are
 
 @dataclass(frozen=True)
 class InsightRun(CohortRun[str, dict[str, Any]]):
-    """A folder of findings on one run of explanations."""
+    """A folder of results about one run of explanations."""
 
     request: InsightRequest
     explained: Run
     paths: Mapping[str, Path]  # of the features, by slide
     pictures: Mapping[str, Path]
     columns: CohortColumns
-    beside: tuple[Path, ...]  # further runs of the same slides
+    beside: tuple[Path, ...]  # other runs of the same slides
     evaluated: Run | None
     regions: Mapping[str, Path]
     kind = "insight"
@@ -170,43 +170,43 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         return self.out / "dictionary.npz"
 
     def explanation(self, slide: str) -> Explanation:
-        """The explanation of a slide that is looked at."""
+        """Read the explanation of a slide by the method and target of the request."""
         return pick_explanation(self.explained.file(slide), self.request.method, self.request.target)
 
     def identity_of(self, slide: str) -> list[Any]:
-        """What a slide's findings were made from: its explanations, its features and its region."""
+        """Identify the inputs of a slide's results: its explanations, its features and its region."""
         runs = [run / "slides" / f"{slide}.parquet" for run in (self.explained.path, *self.beside)]
         region = [self.regions[slide]] if slide in self.regions else []
         return [identity(path) for path in (*runs, self.paths[slide], *region)]
 
     def settings(self) -> dict[str, Any]:
-        """What is looked for, in which run."""
-        more = {
+        """The settings that decide results, and the run."""
+        optional = {
             "within": list(self.request.within),
             "beside": [str(path.resolve()) for path in self.beside],
             "weights": self.weights,
         }
         return {
-            **{name: getattr(self.request, name) for name in LOOKED_FOR},
+            **{name: getattr(self.request, name) for name in DECISIVE},
             "of": self.explained.about.get("fingerprint"),
-            **{name: value for name, value in more.items() if value},
+            **{name: value for name, value in optional.items() if value},
         }
 
     @cached_property
     def weights(self) -> list[str]:
-        """Checksums of the models: findings of other weights are not taken for those of these."""
+        """Digests of the models, so that results of other weights are not reused."""
         return [] if self.models is None else list(self.models.digests)
 
     @cached_property
     def models(self) -> Ensemble | None:
-        """The models, with the background that the run gave them."""
+        """The models, with the background of the run."""
         if self.request.model is None:
             return None
         background = Background.load(self.explained.path / BACKGROUND)
         return load_models(self.request.model, background, self.request.features)
 
     def about(self) -> dict[str, Any]:
-        """The run that is looked at."""
+        """Describe the explained run for run.json."""
         return {"run": str(self.explained.path.resolve()), "task": self.explained.task}
 
     def slides_of(self, item: str) -> Sequence[str]:
@@ -214,23 +214,23 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         return (item,)
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Fit the dictionary and judge its size, unless an earlier run of these settings has done so."""
+        """Fit the dictionary and judge its size, unless an earlier run with these settings did."""
         table = self.out / STABILITY
         if self.dictionary_path.is_file() and table.is_file():
             return
         sample, request = self._sample_features(), self.request
-        about: dict[str, Any] = {"kind": request.dictionary, "seed": request.seed}
-        about["concepts"] = min(request.concepts, len(sample))
+        options: dict[str, Any] = {"kind": request.dictionary, "seed": request.seed}
+        options["concepts"] = min(request.concepts, len(sample))
         if not self.dictionary_path.is_file():
-            fit_dictionary(sample, **about).save(self.dictionary_path)
-        agreement = compare_sizes(sample, **about)
+            fit_dictionary(sample, **options).save(self.dictionary_path)
+        agreement = compare_sizes(sample, **options)
         write_table(table, ("concepts", "agreement"), agreement.items())
 
     def _sample_features(self) -> FloatArray:
-        """Patches of every slide that can be read, in proportion; files are asked for these rows alone."""
+        """Sample patches of every readable slide, in proportion; read only these rows of the files."""
         seed, layout, sizes = self.request.seed, self.request.format, {}
         for slide in self.items:
-            with suppress(XmilError):  # the slide's failure says why
+            with suppress(XmilError):  # reported as the slide's failure
                 header = open_bag(self.paths[slide], layout)
                 sizes[slide] = (len(header), header.dim)
         counts = even_counts([n for n, _ in sizes.values()], seed=seed)
@@ -244,11 +244,11 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         return sample
 
     def make_worker(self) -> MakeWorker[str, dict[str, Any]]:
-        """A worker has the dictionary, the model and the places of the files."""
+        """Make a worker with the dictionary, the models and the paths of the files."""
         return partial(make_slide_worker, self if self.request.pool.in_process else replace(self))
 
     def find_result(self, item: str) -> dict[str, Any] | None:
-        """What a slide gave earlier under these settings."""
+        """Find the earlier result of a slide with these settings."""
         try:
             result = read_json(self.out / "slides" / f"{item}.json")
         except XmilError:
@@ -257,7 +257,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         return result if is_same and result.get("source") == self.identity_of(item) else None
 
     def outputs(self, items: Sequence[str]) -> list[Path]:
-        """What a restart removes."""
+        """List the files that a restart removes."""
         kinds = (("slides", "json"), ("concepts", "npz"), ("consensus", "parquet"))
         files = [self.out / folder / f"{slide}.{suffix}" for folder, suffix in kinds for slide in items]
         return [
@@ -268,22 +268,22 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         ]
 
     def rows_of(self, item: str, result: dict[str, Any]) -> list[TableRow]:
-        """The slide with its output and biomarkers."""
+        """Make the slide's row with its output and biomarkers."""
         row = {"slide_id": item, "target": result["target"], "output": result["output"]}
         return [{**row, **result["biomarkers"]}]
 
     def warnings(self, items: Sequence[str], tally: Tally[dict[str, Any]]) -> list[str]:  # noqa: ARG002
-        """Features, models and evaluations that are not the run's."""
+        """Warn of features, models and evaluations that do not belong to the run."""
         return self.doubts
 
     @cached_property
     def doubts(self) -> list[str]:
-        """A sentence for each of the inputs that the run was not made of."""
+        """A sentence for each input that does not belong to the run."""
         doubts = []
         if featureless := [slide for slide in self.explained if slide not in self.paths]:
             doubts.append(f"{_count(featureless, ' of the run left out, without features')}.")
-        if dark := [slide for slide in self.items if self.pictures and slide not in self.pictures]:
-            doubts.append(f"{_count(dark, ' without a picture')}.")
+        if pictureless := [slide for slide in self.items if self.pictures and slide not in self.pictures]:
+            doubts.append(f"{_count(pictureless, ' without a picture')}.")
         doubts += self.columns.notes
         if changed := [slide for slide in self.items if not _has_explained_features(self, slide)]:
             doubts.append(
@@ -298,8 +298,8 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
                 f"The run was explained with other models than {names}: scores and biomarkers are the "
                 "run's; concepts, deletions and sanity tests are those of the model given."
             )
-        listed = None if evaluated is None else evaluated.about.get("models")
-        rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+        stored = None if evaluated is None else evaluated.about.get("models")
+        rows = [row for row in stored if isinstance(row, dict)] if isinstance(stored, list) else []
         digests = {str(row["digest"]) for row in rows if row.get("digest")}
         if evaluated is not None and explained and digests and digests != explained:
             doubts.append(
@@ -328,15 +328,15 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         return about
 
 
-# The inputs: columns of the cohort, and whether features, model, slides and runs fit.
+# Checking the inputs: columns of the cohort, features, model, slides and other runs.
 
 
 @dataclass(frozen=True)
 class CohortColumns:
-    """Columns of the cohort by slide: the label, what may be a cause, time and event; None where unknown.
+    """Columns of the cohort by slide: label, possible causes, time and event; None where unknown.
 
-    `cases` holds the patient of each slide; it is empty if nothing says which slides are of one patient.
-    `notes` say what the table lacks.
+    `cases` has the patient of each slide, or is empty if patients are unknown. `notes` lists what the table
+    lacks.
     """
 
     label: Column = field(default_factory=dict)
@@ -347,16 +347,16 @@ class CohortColumns:
 
 
 def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
-    """The columns of the cohort's table for the run's slides; a table of other slides is refused.
+    """Read the columns of the cohort's table for the run's slides; refuse a table of other slides.
 
-    The cases that the run itself noted do for tables without a `case_id`.
+    If the table has no `case_id`, use the cases that the run recorded.
     """
     cohort, label, causes, slides = request.cohort, request.label, request.causes, explained.slides
-    noted = {slide: row["case_id"] for slide, row in explained.rows.items() if row.get("case_id")}
-    if all(slide == case for slide, case in noted.items()):  # a run without cases notes the slides
-        noted = {}
+    recorded = {slide: row["case_id"] for slide, row in explained.rows.items() if row.get("case_id")}
+    if all(slide == case for slide, case in recorded.items()):  # a run without cases records the slides
+        recorded = {}
     if cohort is None:
-        return CohortColumns(cases=noted)
+        return CohortColumns(cases=recorded)
     table = read_cohort(cohort, slide_column=request.slide_column)
     if not set(table.slides) & set(slides):
         first = f" Its first is {table.slides[0]!r}, the run's {slides[0]!r}." if len(table) else ""
@@ -372,7 +372,7 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
             raise InputError(f"{cohort}: has no column {name!r}; found {', '.join(columns)}.")
     label, labels, label_notes = _find_labels(columns, label, explained)
     tested = causes or tuple(name for name in columns if name not in (*NOT_CAUSES, label))
-    cases = {slide: case for slide, case in columns.get(CASE, {}).items() if case is not None} or noted
+    cases = {slide: case for slide, case in columns.get(CASE, {}).items() if case is not None} or recorded
     outcomes, unfit = _read_outcomes(columns, cases)
     notes = [*label_notes, *_missing_cells(Path(cohort).name, slides, columns, labels, label, cases), *unfit]
     if not tested:
@@ -385,15 +385,15 @@ def read_columns(request: InsightRequest, explained: Run) -> CohortColumns:
 
 
 def _find_labels(columns: Mapping[str, Column], label: str, explained: Run) -> tuple[str, Column, list[str]]:
-    """The label's column and cells, and a note if they are not where they were looked for.
+    """Find the label's column and cells, and a note if they are in another column.
 
-    Without that column: what the run noted, else the column that holds the model's classes.
+    Without the named column: the labels that the run recorded, else the column with the model's classes.
     """
     if label in columns:
         return label, columns[label], []
-    noted = {slide: row["label"] for slide, row in explained.rows.items() if row.get("label")}
-    if noted:
-        return label, noted, []
+    recorded = {slide: row["label"] for slide, row in explained.rows.items() if row.get("label")}
+    if recorded:
+        return label, recorded, []
     classes = set(map(str, explained.spec.get("class_names") or ()))
     for name, cells in columns.items():
         values = {cell for slide in explained.slides if (cell := cells.get(slide)) is not None}
@@ -410,7 +410,7 @@ def _missing_cells(
     label: str,
     cases: Mapping[str, str],
 ) -> list[str]:
-    """A sentence each for slides without a row, without a label and without a case."""
+    """Write a sentence each for slides without a row, without a label and without a case."""
     notes = []
     rows: Iterable[str] = next(iter(columns.values()), slides)
     if absent := [slide for slide in slides if slide not in rows]:
@@ -441,7 +441,7 @@ def _count(slides: list[str], which: str = "") -> str:
 def _read_outcomes(
     columns: Mapping[str, Column], cases: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Times and events as numbers where they are outcomes, and why they are not."""
+    """Read times and events as numbers, or say why they are not valid outcomes."""
     if not set(OUTCOMES) <= set(columns):
         return {}, []
     outcomes = {name: {s: read_number(cell) for s, cell in columns[name].items()} for name in OUTCOMES}
@@ -458,7 +458,7 @@ def _read_outcomes(
 
 
 def check_inputs(run: InsightRun) -> None:
-    """Refuse, before anything is computed, what does not fit the run."""
+    """Refuse inputs that do not fit the run, before computing anything."""
     if run.evaluated is not None:
         folder = run.evaluated.path
         if run.evaluated.kind != "evaluate" or not (folder / "summary.csv").is_file():
@@ -482,7 +482,7 @@ def check_inputs(run: InsightRun) -> None:
 
 
 def _check_widths(run: InsightRun) -> None:
-    """Refuse features of another width than those that were explained, and a model that takes others."""
+    """Refuse features of another width than the explained ones, and a model that takes another width."""
     width, unread = run.explained.spec.get("in_dim"), []
     if run.models is not None and isinstance(width, int):
         taken = run.models.spec.in_dim
@@ -495,7 +495,7 @@ def _check_widths(run: InsightRun) -> None:
         try:
             own = open_bag(run.paths[slide], run.request.format).dim
         except XmilError as error:
-            unread.append(error)  # which the slide's failure will say, unless it is every slide's
+            unread.append(error)  # reported as the slide's failure, unless all slides fail
             continue
         width = width if isinstance(width, int) else own
         if own != width:
@@ -516,28 +516,28 @@ def _check_method(run: InsightRun) -> None:
         except UnknownNameError as error:
             unknown.append(error)
         except XmilError:
-            return  # cannot be read, which the slide's failure says
+            return  # unreadable, which the slide's failure reports
         else:
             return
     raise unknown[0]
 
 
 def _has_explained_features(run: InsightRun, slide: str) -> bool:
-    """Whether a feature file holds what was explained, as far as the run has noted it."""
+    """Whether a feature file is the explained one, as far as the run recorded it."""
     try:
         provenance = read_provenance(run.explained.file(slide))[0].get("provenance")
         stored = provenance.get("source") if isinstance(provenance, dict) else None
         path = run.paths[slide]
         return stored is None or unchanged(path, stored, times=True) or unchanged(path, stored)
     except XmilError:
-        return True  # cannot be read, which the slide's failure says
+        return True  # unreadable, which the slide's failure reports
 
 
-# One slide: its concepts, its biomarkers, what its patches look like.
+# One slide: its concepts, its biomarkers, the look of its patches.
 
 
 def make_slide_worker(run: InsightRun) -> Callable[[str], dict[str, Any]]:
-    """A function from a slide to what it gives, with dictionary and models loaded once."""
+    """Make a function that analyses a slide, with dictionary and models loaded once."""
     models: Models = () if run.models is None else run.models.models
     return partial(_analyse, run, Dictionary.load(run.dictionary_path), models)
 
@@ -589,20 +589,20 @@ def _analyse(run: InsightRun, dictionary: Dictionary, models: Models, slide: str
 def _split(
     run: InsightRun, dictionary: Dictionary, e: Explanation, bag: Bag, models: Models
 ) -> ConceptShares | None:
-    """The scores by concept; None without relevance per feature, stored or computed with the models."""
+    """Split the scores by concept; None without relevance per feature, stored or computed with the models."""
     if e.relevance is not None:
         stored = Background.load(run.explained.path / BACKGROUND)
         background = stored or getattr(next(iter(models), None), "background", None)
-        weights, baseline = _feature_worth(e, bag, background)
-    elif models:  # the mean over models, of which one after another is in memory
+        weights, baseline = _weigh_features(e, bag, background)
+    elif models:  # the mean over models, with one at a time in memory
         parts = (
-            _feature_worth(explain_again(model, bag, e), bag, getattr(model, "background", None))
+            _weigh_features(explain_again(model, bag, e), bag, getattr(model, "background", None))
             for model in models
         )
         weights, baseline = next(parts)
-        for more, other in parts:
-            weights += more
-            baseline += other
+        for model_weights, model_baseline in parts:
+            weights += model_weights
+            baseline += model_baseline
         weights /= len(models)
         baseline /= len(models)
     else:
@@ -610,8 +610,8 @@ def _split(
     return split_scores(dictionary, bag.features, weights, baseline)
 
 
-def _feature_worth(e: Explanation, bag: Bag, background: Background | None) -> tuple[FloatArray, FloatArray]:
-    """What a unit of each feature is worth (n, d), and what a patch that equals the baseline has (n,)."""
+def _weigh_features(e: Explanation, bag: Bag, background: Background | None) -> tuple[FloatArray, FloatArray]:
+    """Compute the relevance per unit of each feature (n, d), and of patches that equal the baseline (n,)."""
     relevance = np.asarray(e.relevance, dtype=np.float32)
     shift, notes = baseline_shift(e, torch.from_numpy(bag.features), background, width=relevance.shape[1])
     if notes:
@@ -623,7 +623,7 @@ def _feature_worth(e: Explanation, bag: Bag, background: Background | None) -> t
 def _scores_of_models(
     run: InsightRun, slide: str, e: Explanation, bag: Bag, models: Models
 ) -> FloatArray | None:
-    """Scores (m, n) of the models of an ensemble, and of further runs; None where there is one alone."""
+    """Collect scores (m, n) of the models of an ensemble, and of other runs; None if there is only one."""
     rows = [e.scores]
     if len(models) > 1:
         rows = [explain(model, bag, method=e.method, target=e.target).scores for model in models]
@@ -639,7 +639,7 @@ def _scores_of_models(
 
 
 def _summarise(shares: ConceptShares) -> dict[str, Any]:
-    """The slide's profile over concepts, what they do not hold, and each concept's strongest patches."""
+    """Summarise a slide: its profile over concepts, the rest, and each concept's strongest patches."""
     strength = np.abs(shares.concepts)
     rows = np.argsort(-strength, axis=0, kind="stable")[:EXAMPLES]
     examples = [
@@ -653,7 +653,7 @@ def _summarise(shares: ConceptShares) -> dict[str, Any]:
 def _class_profiles(
     run: InsightRun, slide: str, dictionary: Dictionary, bag: Bag, models: Models
 ) -> dict[str, list[float]]:
-    """The profile of every class that the run explains, where there are several and none is named."""
+    """Compute the profile of every explained class, if there are several and none is named."""
     every = [e for e in read_explanations(run.explained.file(slide)) if e.method == run.request.method]
     if run.request.target is not None or len(every) < 2:
         return {}
@@ -664,7 +664,7 @@ def _class_profiles(
 def _delete_leading(
     models: Models, e: Explanation, dictionary: Dictionary, bag: Bag, shares: ConceptShares
 ) -> list[dict[str, Any]]:
-    """What deleting the slide's leading concepts does to the explained logit."""
+    """Measure what deleting the slide's leading concepts does to the explained logit."""
     if not models or not isinstance(e.target.cls, int) or e.target.cls >= len(e.logits):
         return []
     output = MeanLogit(models, e.target.cls)
@@ -685,7 +685,7 @@ class MeanLogit:
             return float(self._mean(torch.from_numpy(features)))
 
     def slope(self, features: FloatArray) -> FloatArray:
-        """The gradient at the features (n, d)."""
+        """Compute the gradient at the features (n, d)."""
         x = torch.from_numpy(features).requires_grad_(True)
         (gradient,) = torch.autograd.grad(self._mean(x), x)
         return np.asarray(gradient.numpy(), dtype=np.float32)
@@ -696,7 +696,7 @@ class MeanLogit:
 
 
 def _view_patches(path: Path | None, e: Explanation) -> dict[str, Any]:
-    """What patches look like, evenly over the range of scores: within-slide correlations and means."""
+    """Measure the look of patches, evenly over the range of scores: within-slide correlations and means."""
     if path is None:
         return {}
     order = np.argsort(e.scores, kind="stable")
@@ -706,14 +706,14 @@ def _view_patches(path: Path | None, e: Explanation) -> dict[str, Any]:
             boxes = place_on(e, slide).boxes()
             pixels = np.stack([cut_patch(slide, boxes[i], PIXELS) for i in rows])
     except XmilError as error:
-        return {"problem": str(error)}  # the rest of the slide's findings needs no picture
+        return {"problem": str(error)}  # the other results need no picture
     each = [appearance(patch) for patch in pixels]
     values = {name: np.array([numbers[name] for numbers in each]) for name in each[0]}
     within = patch_correlations(e.scores[rows], values)
-    lit = light(pixels)
+    tint = light(pixels)
     return {
         "correlations": {name: value for name, value in within.items() if np.isfinite(value)},
         "means": {name: float(value.mean()) for name, value in values.items()},
-        "made": {name: float((values[name] > 0).mean()) for name in INK} | {LIGHT: lit.colour},
-        "stain": lit.stain,
+        "made": {name: float((values[name] > 0).mean()) for name in INK} | {LIGHT: tint.colour},
+        "stain": tint.stain,
     }

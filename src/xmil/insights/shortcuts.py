@@ -1,16 +1,16 @@
-"""Shortcuts: does what the model looks at go with how a slide was made?
+"""Shortcuts: does the model's evidence depend on how a slide was made?
 
-Two questions. Per slide: does the explained output go with a column of acquisition (site, scanner, stain), or
-with ink and light in the picture, among slides of one label? Per patch: within slides, does ink carry more
-relevance than the rest? Effects are rank correlations or the share of rank variance between groups; p-values
-come from permutations, within labels, and are corrected over all questions (Holm).
+There are two questions. Per slide: is the explained output associated with a column of acquisition (site,
+scanner, stain), or with ink and light in the picture, among slides of one label? Per patch: within slides,
+does ink carry more relevance than the rest? Effects are rank correlations or the share of rank variance
+between groups; p-values come from permutations, within labels, and are corrected over all questions (Holm).
 
-Patients are the unit: a site's five slides of one patient are one piece of evidence, not five. Each case
-weighs as much as any other; permutations exchange whole cases, and slides within their case.
+Patients are the unit: five slides of one patient are one piece of evidence, not five. All cases have the same
+weight; permutations exchange whole cases, and slides within their case.
 
-Properties that tissue has, too (brightness, hue, focus), are listed and never called a shortcut: a model that
-knows its cells goes with them as well. Nor is a column that cannot be told from the label: a model that is
-right goes with it.
+Properties that tissue also has (brightness, hue, focus) are listed but never called a shortcut, because they
+are also associated with a model that knows its cells. Neither is a column that repeats the label, because it
+is associated with any model that is right.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from xmil.evaluate.statistics import (
 
 DRAWS = 5000
 LEVEL = 0.01
-LEAST = 0.1  # share of rank variance between slides, or mean correlation within: less is no shortcut
+LEAST = 0.1  # share of rank variance between slides, or mean correlation within, for a shortcut
 UNFIXED = ", label not held fixed"
 INK = ("blue ink", "green ink", "red ink", "black ink")
 LIGHT = "tint of the light"
 TISSUE = ("brightness", "saturation", "redness", "blueness", "focus")
 LEAST_INK = 0.02  # of a patch's pixels; less is dark nuclei
-BRIGHTEST, LEAST_LIGHT = 0.01, 0.6  # share of a slide's pixels; how bright they are where there is no tissue
-HUES = {  # hue in degrees from, to; how saturated and how dark ink is beside stained tissue
+BRIGHTEST, LEAST_LIGHT = 0.01, 0.6  # share of a slide's pixels; their brightness if they show no tissue
+HUES = {  # range of the hue in degrees
     "blue ink": (195.0, 255.0),
     "green ink": (75.0, 175.0),
     "red ink": (345.0, 15.0),
 }
 Pixels = npt.NDArray[np.uint8]
 
-# What a patch looks like. Ink and the light's colour (the brightest pixels of a slide, which hold no tissue)
-# say how a slide was made. Brightness, saturation, hue and focus of a patch depend on its cells as well.
+# The look of a patch. Ink and the light's colour (the brightest pixels of a slide, which show no tissue) tell
+# how a slide was made. Brightness, saturation, hue and focus of a patch also depend on its cells.
 
 
 def appearance(patch: Pixels) -> dict[str, float]:
-    """Numbers that describe a patch (h, w, 3) and say nothing of its cells.
+    """Measure properties of a patch (h, w, 3) other than its cells.
 
     >>> numbers = appearance(np.full((8, 8, 3), (20, 60, 200), dtype=np.uint8))
     >>> numbers["blue ink"], numbers["green ink"], round(numbers["brightness"], 2)
@@ -86,9 +86,9 @@ def appearance(patch: Pixels) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Light:
-    """The light on a slide: red and blue against green, strength; and the stain that is measured against it.
+    """The light on a slide: red and blue relative to green, strength; and the stain relative to it.
 
-    `stain` is the mean optical density of each colour beside the light's own: it tells tissue, not the light.
+    `stain` is the mean optical density of each colour relative to the light: it depends on tissue, not light.
     """
 
     colour: tuple[float, float, float]
@@ -96,9 +96,9 @@ class Light:
 
 
 def light(patches: npt.ArrayLike) -> Light:
-    """The light on patches (m, h, w, 3) of a slide, from its brightest pixels; nan where none is bright.
+    """Measure the light on patches (m, h, w, 3) of a slide by its brightest pixels; nan if none is bright.
 
-    A tint colours the empty glass, too; tissue does not.
+    A tint also colours the empty glass; tissue does not.
 
     >>> pink = light(np.full((4, 8, 8, 3), (250, 225, 250), dtype=np.uint8))
     >>> [round(part, 2) for part in pink.colour], pink.stain
@@ -116,7 +116,7 @@ def light(patches: npt.ArrayLike) -> Light:
 
 
 def _focus(grey: Floats) -> float:
-    """The Laplacian's spread relative to that of the grey values: low where the patch is blurred."""
+    """Compute the Laplacian's deviation relative to that of the grey values, which is low for blur."""
     if min(grey.shape) < 3:
         return 0.0
     inner = grey[1:-1, 1:-1]
@@ -124,17 +124,17 @@ def _focus(grey: Floats) -> float:
     return float(laplacian.std() / max(float(grey.std()), 1e-3))
 
 
-# What goes with what the model uses.
+# Associations with the model's evidence.
 
 
 @dataclass(frozen=True)
 class Association:
-    """How strongly a cause goes with what the model looks at.
+    """The association of a cause with the model's evidence.
 
     `effect` is in the range [-1, 1] for numbers (rank correlation) and [0, 1] for groups (share of rank
-    variance). `slides` are those that show it most. `tissue` says that tissue has the property, too;
-    `confounded` that too few slides of one label differ in it, so that the label was not held fixed.
-    `cases` is the number of patients behind the `n` slides; None if slides were taken as independent.
+    variance). `slides` are those that show it most. `tissue`: tissue also has the property. `confounded`: too
+    few slides of one label differ in it, so the label was not held fixed. `cases` is the number of patients
+    of the `n` slides; None if slides were treated as independent.
     """
 
     cause: str
@@ -151,14 +151,14 @@ class Association:
 
     @property
     def is_shortcut(self) -> bool:
-        """Whether it is both sure and large enough to be called a shortcut."""
+        """Whether it is significant and large enough to be called a shortcut."""
         squared = self.level == "slide" and "correlation" in self.measure
         size = self.effect**2 if squared else abs(self.effect)
         return not (self.tissue or self.confounded) and self.corrected < LEVEL and size >= LEAST
 
     @property
     def extent(self) -> str:
-        """The slides and cases behind the numbers, in words."""
+        """The number of slides and cases, in words."""
         return f"{self.n} slides" + ("" if self.cases is None else f" of {counted(self.cases, 'case')}")
 
     def __str__(self) -> str:
@@ -181,12 +181,12 @@ def slide_associations(
 ) -> list[Association]:
     """Test columns of the cohort against one number per slide, such as the explained output.
 
-    `cases` names the patient of each slide; None takes slides as independent. With `labels` only slides of
+    `cases` names the patient of each slide; None treats slides as independent. With `labels` only slides of
     one label are compared, so that a site with more cases is not a shortcut by itself; slides without a label
     are left out. A column that repeats the label is not tested; one that hardly differs among slides of one
     label is tested over all, and `confounded`. Cells are words, numbers, or tuples of numbers, which are
-    tested together. `beside` holds numbers by cause that may explain its effect, such as the amount of stain
-    for the light: what they explain is taken out first.
+    tested together. `beside` has numbers by cause that may explain its effect, such as the amount of stain
+    for the light: their effect is removed first.
 
     >>> site, names = ["a"] * 10 + ["b"] * 10, [str(i) for i in range(20)]
     >>> (site,) = slide_associations(range(20), {"site": site}, names, cases=None)
@@ -222,7 +222,7 @@ def slide_associations(
 def why_untested(
     cells: Sequence[Any], cases: Sequence[str] | None = None, *, labels: Sequence[Any] | None = None
 ) -> str | None:
-    """Why a column cannot be tested; None where it can.
+    """Say why a column cannot be tested; None if it can.
 
     >>> why_untested(["north"] * 20), why_untested(["north", None, "south"])
     ('the same on all slides', 'known for 2 slides, and 8 are needed')
@@ -252,9 +252,9 @@ def why_untested(
 
 
 def patch_correlations(relevance: npt.ArrayLike, statistics: Mapping[str, npt.ArrayLike]) -> dict[str, float]:
-    """Rank correlation of a slide's relevance with each property of its patches; nan for constants.
+    """Correlate the ranks of a slide's relevance with each property of its patches; nan for constants.
 
-    For ink it is the amount of relevance, whatever its sign: a model that ignores ink gives it little.
+    For ink the absolute relevance counts: a model that ignores ink gives it little.
     """
     signed = np.asarray(relevance, dtype=np.float64)
     return {
@@ -275,10 +275,10 @@ def patch_associations(
 ) -> list[Association]:
     """Test properties of the picture against relevance, from the correlations within each slide.
 
-    Where a property does not vary inside a slide, that slide says nothing. `cases` names the patient of each
-    slide, whose mean correlation counts; None takes slides as independent. The null hypothesis is that the
-    sign of a case's correlation is a coin's: signs are flipped at random. Ink is a shortcut where it carries
-    more relevance than the rest, so that only a positive correlation with the amount counts.
+    A slide does not count for a property that is constant in it. `cases` names the patient of each slide,
+    whose mean correlation counts; None treats slides as independent. Under the null hypothesis the sign of a
+    case's correlation is random, so signs are flipped at random. Ink is a shortcut if it carries more
+    relevance than the rest, so only a positive correlation with the amount counts.
     """
     names = list(dict.fromkeys(name for row in correlations for name in row))
     units = slides if cases is None else cases
@@ -304,7 +304,7 @@ def patch_associations(
 
 
 def rank_associations(associations: Sequence[Association]) -> list[Association]:
-    """All questions with their corrected p-values, the surest and strongest first."""
+    """Correct the p-values over all questions, and sort by shortcut and strength."""
     corrected = []
     for tissue in (False, True):
         own = [a for a in associations if a.tissue == tissue]
@@ -318,19 +318,19 @@ def rank_associations(associations: Sequence[Association]) -> list[Association]:
 
 @dataclass(frozen=True, eq=False)
 class _Design:
-    """Slides (n,) in strata of one label, and their cases, which weigh the same however many slides."""
+    """Slides (n,) in strata of one label, and their cases, each with the same total weight."""
 
     strata: Ints
     units: Sequence[str]
 
     @cached_property
     def root(self) -> Floats:
-        """Square roots of the slides' weights: each case weighs one."""
+        """Square roots of the slides' weights, which add up to one per case."""
         sizes = Counter(self.units)
         return np.asarray(1 / np.sqrt([sizes[unit] for unit in self.units]))
 
     def centre(self, columns: Floats) -> Floats:
-        """Columns (n,) or (n, k) without their strata's means."""
+        """Subtract the means of strata from columns (n,) or (n, k)."""
         free, weights = columns.astype(np.float64).copy(), self.root**2
         for k in np.unique(self.strata):
             here = self.strata == k
@@ -338,7 +338,7 @@ class _Design:
         return free
 
     def rank(self, values: Floats) -> Floats:
-        """Ranks within each stratum, as shares of its slides; zero in the middle."""
+        """Rank within each stratum, as shares of its slides; zero in the middle."""
         from scipy.stats import rankdata
 
         ranks = np.zeros(len(values))
@@ -348,18 +348,18 @@ class _Design:
         return self.centre(ranks)
 
     def basis(self, columns: Floats) -> Floats:
-        """Orthonormal columns that span the weighted ones."""
+        """Compute orthonormal columns that span the weighted ones."""
         left, sizes, _ = np.linalg.svd((columns.T * self.root).T, full_matrices=False)
         return np.asarray(left[:, sizes > 1e-9 * max(1.0, float(sizes.max()))])
 
     def without(self, other: Floats, columns: Floats) -> Floats:
-        """What is left of columns (n,) or (n, k) once a linear fit on others is taken out."""
+        """Remove a linear fit on others from columns (n,) or (n, k)."""
         basis = self.basis(self.centre(other))
         fit = basis @ (basis.T @ (columns.T * self.root).T)
         return np.asarray(columns - (fit.T * (1 / self.root)).T)
 
     def can_compare(self, columns: Floats) -> bool:
-        """Whether enough cases lie in strata in which the columns differ."""
+        """Whether enough cases are in strata in which the columns differ."""
         varied = [k for k in np.unique(self.strata) if np.ptp(columns[self.strata == k], axis=0).max() > 1e-9]
         inside = np.flatnonzero(np.isin(self.strata, varied)).tolist()
         return len({self.units[i] for i in inside}) >= FEWEST
@@ -377,7 +377,7 @@ def _test_column(
     draws: int,
     seed: int,
 ) -> Association | None:
-    """Test one column within labels; over all slides where the labels leave nothing to compare."""
+    """Test one column within labels, or over all slides if the labels leave nothing to compare."""
     rng = np.random.default_rng([seed, *name.encode()])
     numbers, codes = _as_numbers(cells), _group_codes(cells)
     together = np.zeros_like(strata)
@@ -398,7 +398,7 @@ def _test_column(
         basis, root = design.basis(columns), design.root
 
         def share(rows: Floats, basis: Floats = basis, root: Floats = root) -> Floats:
-            """The share of each row's (draws, n) squares that the columns explain."""
+            """Compute the share of each row's (draws, n) squares that the columns explain."""
             weighted = rows * root
             total = np.maximum((weighted**2).sum(axis=1), 1e-12)
             return np.asarray(((weighted @ basis) ** 2).sum(axis=1) / total)
@@ -411,12 +411,12 @@ def _test_column(
             effect = float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
         elif measure == "multiple correlation":
             effect = float(np.sqrt(effect))
-        # Slides that carry the association: what is fitted and what is there are far out together.
-        carried = ranks * (basis @ (basis.T @ (root * ranks))) / root
-        telling = tuple(slides[i] for i in np.argsort(-carried, kind="stable")[:5])
+        # The slides with the strongest association have a large fitted value and a large rank.
+        strength = ranks * (basis @ (basis.T @ (root * ranks))) / root
+        strongest = tuple(slides[i] for i in np.argsort(-strength, kind="stable")[:5])
         unfixed = bool(strata.max()) and within is together
         measure += UNFIXED if unfixed else ""
-        return Association(name, "slide", measure, effect, p, len(y), slides=telling, confounded=unfixed)
+        return Association(name, "slide", measure, effect, p, len(y), slides=strongest, confounded=unfixed)
     return None
 
 
@@ -433,7 +433,7 @@ def _group_codes(cells: Sequence[Any]) -> Ints:
 
 
 def _as_numbers(cells: Sequence[Any]) -> Floats | None:
-    """Cells as numbers (n, k) where all are and there are more than two different ones; else groups."""
+    """Convert cells to numbers (n, k) if all are and there are more than two different ones; else None."""
     try:
         values = np.array([[float(part) for part in _parts(cell)] for cell in cells])
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Everything over the cohort of an insight run: its findings, their tables, sanity tests, report and card."""
+"""The cohort's part of an insight run: findings, tables, sanity tests, report and card."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from xmil.insights.run import InsightRun
 
 PICTURES, ON_SHEET = 12, 25  # patches of a concept in the report, and on its sheet
-ONE_MODEL = 0.7  # share of the absolute scores from which on a mean is hardly one of several models
+ONE_MODEL = 0.7  # if one model has a larger share of the absolute scores, the mean is hardly of several
 REDRAWS = 3  # of new weights, in a sanity test
-SAME = 0.9  # rank correlation from which on repeated scores are taken for the run's
+SAME = 0.9  # least rank correlation of repeated scores with the run's
 OUTPUT = "plain output"
 STABILITY = "concept_stability.csv"
 
 
 @dataclass(frozen=True)
 class _Cohort:
-    """The slides of a run that were analysed, and what each of them gave."""
+    """The analysed slides of a run, and their results."""
 
     run: InsightRun
     slides: Sequence[str]
@@ -55,12 +55,12 @@ class _Cohort:
 
     @cached_property
     def cases(self) -> list[str] | None:
-        """The case of each slide, without one the slide itself; None if no slide has a case."""
+        """The case of each slide, or the slide itself; None if no slide has a case."""
         cases = self.run.columns.cases
         return [cases.get(slide, slide) for slide in self.slides] if cases else None
 
     def count_cases(self, rows: npt.ArrayLike) -> int:
-        """The number of cases, or of slides taken as independent, among marked slides (n,)."""
+        """Count the cases, or slides treated as independent, among marked slides (n,)."""
         units = self.slides if self.cases is None else self.cases
         return len({units[i] for i in np.flatnonzero(rows).tolist()})
 
@@ -80,7 +80,7 @@ class _Cohort:
         return times, events
 
     def biomarker(self, name: str) -> list[float]:
-        """A number of each slide, nan where it has none."""
+        """List a biomarker by slide, nan where it is missing."""
         if name == OUTPUT:
             return [float(result["output"]) for result in self.results]
         return [result["biomarkers"].get(name, float("nan")) for result in self.results]
@@ -93,17 +93,17 @@ class _Cohort:
 
     @cached_property
     def profiles(self) -> Floats:
-        """Relevance by slide and concept (m, k), of slides that have a profile."""
+        """Relevance by slide and concept (m, k), of slides with a profile."""
         return np.array([result["profile"] for result in self.results])
 
 
 def write_insight(
     run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Write everything over the cohort; returns what run.json says of it."""
+    """Write all files over the cohort; return the entries for run.json."""
     cohort = _Cohort(run, slides, results)
     rows = [i for i, result in enumerate(results) if "profile" in result]
-    split = _Cohort(run, [slides[i] for i in rows], [results[i] for i in rows])  # among concepts
+    split = _Cohort(run, [slides[i] for i in rows], [results[i] for i in rows])  # slides with concepts
     strategies = find_strategies(split.profiles, seed=run.request.seed) if split.slides else None
     shortcuts = _find_shortcuts(cohort)
     reasons = {
@@ -161,7 +161,7 @@ def _describe(cohort: _Cohort) -> dict[str, Any]:
 
 
 def _name_target(cohort: _Cohort) -> str:
-    """What was explained: a class by its name or number, where all slides have one."""
+    """Name the explained class, if it is the same for all slides."""
     targets = {str(result["target"]) for result in cohort.results}
     only = "the explained class" if len(targets) > 1 else next(iter(targets), "the target")
     return f"class {only}" if only.isdigit() else only
@@ -186,7 +186,7 @@ def _write_notes(cohort: _Cohort, *, has_concepts: bool) -> list[str]:
     if cohort.outcome is not None:
         try:
             survival_of(cohort.biomarker(OUTPUT), *cohort.outcome, cases=cohort.cases)
-        except XmilError as error:  # no survival by the plain output, and so by hardly any biomarker
+        except XmilError as error:  # if survival fails for the plain output, it does for most biomarkers
             notes.append(str(error))
     return notes + cohort.run.doubts + [str(line) for line in cohort.run.explained.warnings]
 
@@ -209,7 +209,7 @@ def _find_shortcuts(cohort: _Cohort) -> list[Association]:
 
 
 def _rank_concepts(cohort: _Cohort) -> list[ConceptRow]:
-    """The concepts by falling strength; the leading ones with their patches, which go to the atlas, too."""
+    """Rank the concepts by strength; the leading ones get pictures, also in the atlas."""
     if not cohort.slides:
         return []
     profiles = cohort.profiles
@@ -231,12 +231,12 @@ def _rank_concepts(cohort: _Cohort) -> list[ConceptRow]:
 
 
 def _read_agreement(run: InsightRun) -> dict[int, float]:
-    """How alike seeds group patches, by the number of concepts; that of the dictionary is the largest."""
+    """Read the agreement of seeds by the number of concepts; the largest number is the dictionary's."""
     return {int(row["concepts"]): float(row["agreement"]) for row in csv_rows(run.out / STABILITY)}
 
 
 def _decisions(cohort: _Cohort) -> list[float]:
-    """Whether the run decided rightly: as it says itself, else by the label of the cohort given here."""
+    """Collect whether decisions are correct: by the run's table, else by the cohort's labels."""
     rows, labels, decisions = cohort.run.explained.rows, cohort.run.columns.label, []
     for slide in cohort.slides:
         row, label = rows.get(slide, {}), str(labels.get(slide, ""))
@@ -266,7 +266,7 @@ def _write_removals(cohort: _Cohort) -> dict[str, float]:
 
 
 def _write_biomarkers(cohort: _Cohort) -> dict[str, dict[str, str]]:
-    """Each biomarker beside the plain prediction, over cases: correlation with numeric causes, hazards."""
+    """Write each biomarker and the plain prediction, over cases: correlation with numeric causes, hazards."""
     run, table = cohort.run, {}
     for name in BIOMARKERS:
         if name != OUTPUT and not any(name in result["biomarkers"] for result in cohort.results):
@@ -299,12 +299,12 @@ def _write_biomarkers(cohort: _Cohort) -> dict[str, dict[str, str]]:
 
 
 def _write_curves(cohort: _Cohort) -> dict[str, list[SurvivalCurve]]:
-    """Kaplan-Meier curves by the strong share, and by the plain output beside it."""
+    """Write Kaplan-Meier curves by the strong share and by the plain output."""
     if cohort.outcome is None:
         return {}
     curves = {}
     for name in ("strong_share", OUTPUT):
-        with suppress(XmilError):  # the notes say why
+        with suppress(XmilError):  # the notes give the reason
             curves[name] = survival_curves(cohort.biomarker(name), *cohort.outcome, cases=cohort.cases)
     rows = [
         (name, curve.group, curve.n, curve.slides, *point)
@@ -331,7 +331,7 @@ def _write_stability(cohort: _Cohort) -> dict[str, float]:
 
 
 def _read_faithfulness(run: InsightRun) -> dict[str, str]:
-    """The method's measures in the evaluated run, with their intervals."""
+    """Read the method's measures in the evaluated run, with their intervals."""
     if run.evaluated is None:
         return {}
     path, measures = run.evaluated.path / "summary.csv", {}
@@ -353,7 +353,7 @@ def _mean_audit(cohort: _Cohort) -> dict[str, float]:
 
 
 def _write_tables(cohort: _Cohort, findings: Findings) -> None:
-    """Write the tables of concepts, by slide and class too, of strategies and of shortcuts."""
+    """Write the tables of concepts, also by slide and class, of strategies and of shortcuts."""
     out, slides, profiles = cohort.run.out, cohort.slides, cohort.profiles
     rows: list[tuple[Any, ...]] = [(c.concept, c.relevance, c.strength, c.leads) for c in findings.concepts]
     write_table(out / "concepts.csv", ("concept", "mean_relevance", "mean_absolute", "leads_in"), rows)
@@ -380,9 +380,9 @@ def _write_tables(cohort: _Cohort, findings: Findings) -> None:
 
 
 def _test_sanity(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
-    """What the card says of explaining a few slides again, with the model and with new weights in it.
+    """Explain a few slides again, with the model and with new weights, and write sentences for the card.
 
-    A row for each slide goes to sanity.csv. Without the model there is nothing to test.
+    Also write a row for each slide to sanity.csv. Without a model there is nothing to test.
     """
     if run.models is None or not run.request.sanity or not slides:
         return {}

@@ -1,4 +1,4 @@
-"""Explanation methods behind one `explain`: one file for each kind."""
+"""Explanation methods behind one `explain`: one file per kind."""
 
 from xmil.methods import attention, gradients, lrp, perturbation, shapley
 from xmil.methods.explain import Bags, explain, explain_targets, list_methods

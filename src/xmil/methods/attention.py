@@ -33,7 +33,7 @@ def attention_batch(network: Network, x: Tensor, outputs: Sequence[Output], *, f
     "attention",
     signed=False,
     cost="1 to 2",
-    # a foreign module shows only when it runs whether it has attention
+    # whether a foreign module has attention only shows when it runs
     supports=lambda network: None if network.model is None else network.model.no_attention,
     batch=attention_batch,
 )
@@ -50,15 +50,15 @@ def attention(
 ) -> Attributions:
     """Attention to each instance.
 
-    Pooling models: the softmax weights, of the class's own branch if there is one. TransMIL: what the
-    class token attends to, in one `layer` (0, 1, ..., or -1 for the last) or by "rollout", the product over
-    layers of 0.5 A + 0.5 I with the heads fused by "mean", "max" or "min"; `normalise` scales rows to one.
-    A is the published matrix, over the padded sequence; what falls on padding is left out of the scores,
-    and what falls on the repeated instances that fill the square is given back to them, unless `fold=False`
-    (as the published code has it). Modules of others: the last softmax that pools the instances, else the
-    last that weighs them, or number `layer` of these; the explanation says which.
+    Pooling models: the softmax weights, of the class's own branch if there is one. TransMIL: the attention of
+    the class token in one `layer` (0, 1, ..., or -1 for the last) or by "rollout", the product over layers
+    of 0.5 A + 0.5 I with the heads fused by "mean", "max" or "min"; `normalise` scales rows to one. A is the
+    published matrix, over the padded sequence; the scores leave out the attention to padding, and instances
+    that are repeated to fill the square also get the attention to their copies, unless `fold=False` (as in
+    the published code). Foreign modules: the last softmax that pools the instances, else the last that
+    weights them, or number `layer` of these; the explanation names it.
     """
-    about: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if network.model is not None:
         logits, (weights,) = compute_attention(
             network, x, layer=layer, heads=heads, normalise=normalise, fold=fold
@@ -68,9 +68,9 @@ def attention(
             raise bad_parameter("heads", f"attention of {network.name}", "'mean'", heads)
         logits = network(x)
         weights, description = capture_attention(network, x, logits.shape[1], layer=layer)
-        about["params"] = {"softmax": description}
-        about["warnings"] = (f"The attention shown is {description}.",)
-    return attributions(logits, question, lambda o: branch(weights, o.target, network), **about)
+        fields["params"] = {"softmax": description}
+        fields["warnings"] = (f"The attention shown is {description}.",)
+    return attributions(logits, question, lambda o: branch(weights, o.target, network), **fields)
 
 
 def compute_attention(
@@ -82,10 +82,10 @@ def compute_attention(
     normalise: bool = False,
     fold: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Logits (b, c) and attention (b, n, branches) of bags (b, n, d)."""
+    """Compute logits (b, c) and attention (b, n, branches) of bags (b, n, d)."""
     check_choice("heads", heads, FUSIONS, owner="attention")
     model = network.model
-    assert model is not None  # noqa: S101  # foreign modules are read by `capture_attention`
+    assert model is not None  # noqa: S101  # `capture_attention` is for foreign modules
     if not model.attention_layers():
         if layer != "rollout":
             must = "left out: it has one attention"
@@ -108,19 +108,19 @@ def compute_attention(
     row = torch.zeros(0)
     for attn, h in reversed(inputs):
         matrix = attn.attention(h, None if row.numel() else 1)  # at first only the class token's row
-        if not row.numel():  # picks the class token, behind the padding
+        if not row.numel():  # select the class token, after the padding
             row = h.new_zeros(len(h), matrix.skip + 1)
             row[:, matrix.skip] = 1.0
         row = _step(matrix, row, attn.heads, heads, residual=residual, normalise=normalise)
     instances, n = row[:, -h.shape[1] + 1 :], x.shape[1]
-    received, repeats = instances[:, :n].clone(), instances[:, n:]  # these tokens repeat the first instances
+    received, repeats = instances[:, :n].clone(), instances[:, n:]  # repeats of the first instances
     if fold:
         received[:, : repeats.shape[1]] += repeats
     return logits, received.unsqueeze(-1)
 
 
 def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
-    """The column (..., n) of the target's class, if each class has its own; else the mean of the columns."""
+    """Return the column (..., n) of the target's class, or the mean of the columns if classes share them."""
     per_class = network.model is None or network.model.class_attention
     if not per_class or int(target) >= weights.shape[-1]:  # the risk of a survival model needs every bin
         return weights.mean(dim=-1)
@@ -128,10 +128,10 @@ def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
 
 
 def _step(matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: float, normalise: bool) -> Tensor:
-    """The row vector times (1 - residual) A + residual I, rows scaled to one on demand.
+    """Multiply the row vector by (1 - residual) A + residual I, with rows scaled to one if `normalise`.
 
     The mean over heads commutes with the product, which stays linear in n; the other fusions need the rows
-    of the matrix and take them in blocks.
+    of the matrix, and compute them in blocks.
     """
     if fusion == "mean":
         if normalise:
@@ -154,17 +154,17 @@ def _step(matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: floa
     return attended
 
 
-# Foreign modules: the softmaxes of a pass that weigh the instances.
+# Foreign modules: the softmaxes of a pass that weight the instances.
 
 BLOCK = 1024  # query rows whose weights are in memory at once
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of one softmax, over the last of their dimensions; `place` is the module that ran it.
+    """Weights of one softmax, over their last dimension; `place` is the module that ran it.
 
-    `received` are the mean weights (keys,) over all rows before it, `first` and `last` those of the first and
-    the last row: of a class token, if there is one. `rows` counts them, heads apart.
+    `received` (keys,) is the mean over all rows, `first` and `last` are the first and the last row, one of
+    which belongs to the class token if there is one. `rows` counts the rows of all heads.
     """
 
     place: str
@@ -174,12 +174,12 @@ class Weights:
     last: Tensor
     columns: Tensor | None
     rows: int
-    ends: bool = False  # whether the class token stands behind the instances
+    ends: bool = False  # whether the class token comes after the instances
     source: tuple[Tensor, int] | None = None  # the softmax and its dimension, if it has a gradient
 
 
 class SoftmaxWatch(Watch):
-    """Keep the result of every softmax of a pass, attention within one call included."""
+    """Record the result of every softmax of a pass, including fused attention."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -191,15 +191,15 @@ class SoftmaxWatch(Watch):
         if name == "softmax" and isinstance(out, Tensor) and out.ndim:
             dim = args[1] if len(args) > 1 else options.get("dim")
             dim = -1 if dim is None else int(dim)
-            self._keep(out.movedim(dim, -1), (out, dim) if out.requires_grad else None)
+            self._record(out.movedim(dim, -1), (out, dim) if out.requires_grad else None)
         elif name == "scaled_dot_product_attention":
-            self._keep_attention(*args, **options)
+            self._record_attention(*args, **options)
         elif name == "multi_head_attention_forward":
             both = function(*args, **{**options, "need_weights": True, "average_attn_weights": True})
-            self._keep(both[1])
+            self._record(both[1])
 
-    def _keep(self, weights: Tensor, source: tuple[Tensor, int] | None = None) -> None:
-        """Weights over the last dimension; the one before it counts rows, the others heads and bags."""
+    def _record(self, weights: Tensor, source: tuple[Tensor, int] | None = None) -> None:
+        """Record weights over the last dimension; the one before it is rows, others are heads and bags."""
         flat = weights.detach().reshape(-1, weights.shape[-1])
         steps = weights.shape[-2] if weights.ndim > 1 else 1
         first, last = (flat.reshape(-1, steps, flat.shape[1])[:, at].mean(dim=0) for at in (0, -1))
@@ -209,8 +209,8 @@ class SoftmaxWatch(Watch):
             Weights(self._place(), shape, flat.mean(dim=0), first, last, columns, len(flat), source=source)
         )
 
-    def _keep_attention(self, query: Tensor, key: Tensor, *positional: Any, **options: Any) -> None:
-        """Weights of fused attention, worked out in blocks of rows; masked attention is passed over."""
+    def _record_attention(self, query: Tensor, key: Tensor, *positional: Any, **options: Any) -> None:
+        """Compute the weights of fused attention in blocks of rows; skip masked attention."""
         masked = options.get("attn_mask") is not None or options.get("is_causal") or len(positional) > 1
         if masked or query.shape[:-2] != key.shape[:-2]:
             return
@@ -227,21 +227,21 @@ class SoftmaxWatch(Watch):
             self.softmaxes.append(Weights(self._place(), shape, total / count, first, last, None, count))
 
     def _place(self) -> str:
-        """The innermost part of the module on the call stack."""
+        """Name the innermost part of the module on the call stack."""
         path = self._paths.get(id(innermost_module(self._paths)))
         return f"module {path!r}" if path else "the module itself"
 
 
 def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int | str) -> tuple[Tensor, str]:
-    """The attention (n, k) of a foreign module to the instances of x (1, n, d), and what it is in words.
+    """Return the attention (n, k) of a foreign module to the instances of x (1, n, d), and its description.
 
-    It has one column, or one per class; `layer` numbers the softmaxes.
+    It has one column, or one per class; `layer` is the number of the softmax.
     """
     n = x.shape[1]
-    softmaxes = _keep_used(network, x, *_find_instance_softmaxes(network, x))
+    softmaxes = _select_used(network, x, *_find_instance_softmaxes(network, x))
     if not softmaxes:
         raise UnsupportedError(
-            f"No softmax of {network.name} weighs the {n} patches: it has no attention to show; use lrp, "
+            f"No softmax of {network.name} weights the {n} patches: it has no attention to show; use lrp, "
             "ig or single."
         )
     count = len(softmaxes)
@@ -253,24 +253,25 @@ def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int
     else:
         raise bad_parameter("layer", "attention", f"an int in the range [0, {count})", layer)
     softmax = softmaxes[at]
-    what = f"softmax {at} of {count} over patches, in {softmax.place}, of shape {softmax.shape}"
-    token = len(softmax.received) - n  # 1 if a class token is among what is weighed
+    description = f"softmax {at} of {count} over patches, in {softmax.place}, of shape {softmax.shape}"
+    token = len(softmax.received) - n  # 1 if the softmax also weights a class token
     if softmax.columns is not None and not token and softmax.columns.shape[1] == n_outputs > 1:
-        return softmax.columns, f"{what}, a row for each class"
+        return softmax.columns, f"{description}, a row for each class"
     instances = slice(0, n) if softmax.ends else slice(token, None)
     if softmax.rows < n:
-        how = "" if softmax.rows == 1 else ", the mean of its rows"
-        return softmax.received[instances, None], f"{what}{how}"
+        mean = "" if softmax.rows == 1 else ", the mean of its rows"
+        return softmax.received[instances, None], f"{description}{mean}"
     if token:
         which, row = ("last", softmax.last) if softmax.ends else ("first", softmax.first)
-        return row[instances, None], f"{what}, the row of the {which} token, taken as the class token"
-    return softmax.received[:, None], f"{what}, what each patch receives in the mean"
+        return row[instances, None], f"{description}, the row of the {which} token, taken as the class token"
+    return softmax.received[:, None], f"{description}, the mean weight of each patch"
 
 
 def _find_instance_softmaxes(network: Network, x: Tensor) -> tuple[list[Weights], list[int]]:
-    """The softmaxes of a pass, and which are over n or n + 1 things and lose one when an instance leaves.
+    """Return the softmaxes of a pass, and the indices of those over instances, with or without a class token.
 
-    Of n + 1, the class token is last if what they receive follows the instances in turned order before it.
+    Such a softmax has n or n + 1 weights, and one fewer when an instance leaves. Of n + 1, the class token is
+    the last if reversing the instances reverses the other weights.
     """
     n = x.shape[1]
     every = _softmaxes(network, x, None)
@@ -280,19 +281,19 @@ def _find_instance_softmaxes(network: Network, x: Tensor) -> tuple[list[Weights]
         if len(fewer) == len(every):
             fitting = [i for i in fitting if len(fewer[i].received) == len(every[i].received) - 1]
     if n > 1 and any(len(every[i].received) == n + 1 for i in fitting):
-        turned = _softmaxes(network, x.flip(1), torch.arange(n, device=x.device).flip(0).unsqueeze(0))
-        for i in fitting if len(turned) == len(every) else ():
-            received, from_turned = every[i].received, turned[i].received
-            if len(received) == len(from_turned) == n + 1:
+        reversed_ = _softmaxes(network, x.flip(1), torch.arange(n, device=x.device).flip(0).unsqueeze(0))
+        for i in fitting if len(reversed_) == len(every) else ():
+            received, from_reversed = every[i].received, reversed_[i].received
+            if len(received) == len(from_reversed) == n + 1:
                 before = torch.cat([received[:1], received[1:].flip(0)])
-                behind = torch.cat([received[:-1].flip(0), received[-1:]])
-                far, near = (float((from_turned - other).abs().max()) for other in (before, behind))
+                after = torch.cat([received[:-1].flip(0), received[-1:]])
+                far, near = (float((from_reversed - other).abs().max()) for other in (before, after))
                 every[i] = replace(every[i], ends=near < far / 10)
     return every, fitting
 
 
-def _keep_used(network: Network, x: Tensor, every: list[Weights], fitting: list[int]) -> list[Weights]:
-    """The fitting ones that an output depends on; rows belong to classes only if each is of one alone."""
+def _select_used(network: Network, x: Tensor, every: list[Weights], fitting: list[int]) -> list[Weights]:
+    """Select the softmaxes that an output depends on; rows are classes if each affects only its own logit."""
     candidates = [every[i] for i in fitting]
     if len(candidates) < 2 and all(weights.columns is None for weights in candidates):
         return candidates
@@ -305,7 +306,7 @@ def _keep_used(network: Network, x: Tensor, every: list[Weights], fitting: list[
     used = []
     for i in fitting:
         source = watch.softmaxes[i].source
-        if source is None:  # within one call: taken as it is
+        if source is None:  # fused attention: there is no gradient to test
             used.append(every[i])
             continue
         rows = []  # whether each logit depends on each row of the softmax
@@ -323,7 +324,7 @@ def _keep_used(network: Network, x: Tensor, every: list[Weights], fitting: list[
 
 @torch.no_grad()
 def _softmaxes(network: Network, x: Tensor, rows: Tensor | None) -> list[Weights]:
-    """The softmaxes of a pass over a bag; none if a module cannot run on the rows."""
+    """Record the softmaxes of a pass over a bag; none if a module cannot run on the rows."""
     with SoftmaxWatch(network.module) as watch:
         out = network(x) if rows is None else attempt(partial(network, x, rows))
     return [] if out is None else watch.softmaxes

@@ -1,4 +1,4 @@
-"""A cheap check of scores: does the half of the patches with the higher scores give the higher output?"""
+"""Check scores cheaply: does the half of the patches with the higher scores have the higher output?"""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from xmil.methods.method import Attribution, Attributions, Method
 from xmil.network import Network, attempt
 
-MOST, FEWEST = 1024, 8  # patches that are tried: more are drawn, of fewer the halves say nothing
-MARGIN = 0.05  # of the larger output: halves this close are level
-LITTLE = 0.1  # of what the output loses when all patches leave: scores below it in all explain something else
+MOST, FEWEST = 1024, 8  # patches: more are sampled, with fewer the comparison means nothing
+MARGIN = 0.05  # share of the larger output: halves closer than this tie
+LITTLE = 0.1  # share of the change without patches: scores with a smaller total explain something else
 
 
 @torch.no_grad()
 def check_attributions(method: Method, network: Network, x: Tensor, result: Attributions) -> Attributions:
-    """Warn beside scores of a bag (1, n, d) that contradict the model; the scores stay as they are.
+    """Warn about scores of a bag (1, n, d) that contradict the model, without changing them.
 
-    Of signed methods alone, and not of `random`, which is there to be beaten. `params["check"]` says why
-    scores were not checked. It takes three passes over at most 1,024 patches: each half, and zero vectors.
+    Only signed methods are checked, and not `random`. `params["check"]` says why scores were not checked. The
+    check takes three passes over at most 1,024 patches: each half, and zero vectors.
     """
     if not method.signed or method.name == "random":
         return result
@@ -41,7 +41,7 @@ def check_attributions(method: Method, network: Network, x: Tensor, result: Attr
 def _check(
     a: Attribution, network: Network, x: Tensor, drawn: Tensor, none: Tensor | None, other: str
 ) -> Attribution:
-    """Compare the halves, and the scores of methods that account for the output with what all patches do."""
+    """Compare the halves; if there is an audit, also compare all scores with the effect of all patches."""
     scores = a.scores.detach().double()
     ranked = drawn[scores[drawn].argsort(descending=True, stable=True)]
     first, last = ranked[: len(ranked) // 2].sort().values, ranked[-(len(ranked) // 2) :].sort().values
@@ -55,29 +55,30 @@ def _check(
     if low - high > MARGIN * max(abs(low), abs(high)):
         return _warned(
             a,
-            "The scores contradict the model: the half of the patches with the lower scores gives the "
+            "The scores contradict the model: the half of the patches with the lower scores has the "
             f"higher output ({low:.3g} against {high:.3g}); {advice}.",
         )
     change = 0.0 if none is None else abs(a.value - float(a.output(none.double())))
     if a.audit is not None and float(scores.abs().sum()) < LITTLE * change:
         return _warned(
             a,
-            f"The scores miss what the patches do: they amount to {float(scores.abs().sum()):.3g} in total, "
-            f"but the output changes by {change:.3g} when the patches are zeroed; {advice}.",
+            "The scores miss the effect of the patches: their sizes add up to "
+            f"{float(scores.abs().sum()):.3g}, but the output changes by {change:.3g} when the patches are "
+            f"zeroed; {advice}.",
         )
     return a
 
 
 def with_notes(a: Attribution, x: Tensor) -> Attribution:
-    """Warn of features that cannot tell patches apart, and of scores that say nothing."""
+    """Warn if all features are equal, or all scores zero."""
     notes = []
     n, alike = x.shape[1], x[0, 0] == x[0, -1]
     if n >= FEWEST and bool(alike.all()) and bool((x[0] == x[0, :1]).all()):
-        what = "only zeros for features" if not bool(x[0, 0].any()) else "the same features"
-        notes.append(f"All {n} patches have {what}: the extraction probably failed.")
+        features = "only zeros as features" if not bool(x[0, 0].any()) else "the same features"
+        notes.append(f"All {n} patches have {features}: the extraction probably failed.")
     if not bool(a.scores.any()) and not a.warnings:
         notes.append(
-            "Every score is zero: as far as this method sees, the output does not depend on the patches."
+            "Every score is zero: as far as this method can tell, the output does not depend on the patches."
         )
     return replace(a, warnings=(*a.warnings, *notes)) if notes else a
 

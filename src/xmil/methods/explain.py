@@ -43,9 +43,9 @@ from xmil.network import (
     open_network,
 )
 
-PREDICTED = "predicted"  # the target of that name, as None is
+PREDICTED = "predicted"  # as a target, the same as None
 PLAIN_METHODS = ("ig", "gxi", "grad2", "one_added", "single", "one_removed")  # need outputs or gradients
-# in `e.params`; they change nothing when passed
+# in `e.params` for the record; ignored when passed
 RECORDED = ("call", "company_from", "baseline_digest", "chosen_by", "chosen_on", "verdict", "softmax")
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 
@@ -53,24 +53,24 @@ Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 def explain(
     model: nn.Module | str | PathLike[str], bag: Bags, *, target: Any = None, **options: Any
 ) -> Explanation:
-    """One score per instance for one target, by a named method; options as for `xmil.explain`."""
+    """Score each instance for one target, by a named method; options as for `xmil.explain`."""
     return explain_targets(model, bag, [target], **options)[0]
 
 
 def one_method(method: Any, params: dict[str, Any]) -> str:
-    """The method that is meant by `method` or `methods`, which is taken out of the parameters."""
-    named = params.pop("methods", method)
-    several = [named] if isinstance(named, str) else list(named)
-    if len(several) != 1:
+    """Return the one method in `method` or `methods`, and remove the latter from the parameters."""
+    methods = params.pop("methods", method)
+    names = [methods] if isinstance(methods, str) else list(methods)
+    if len(names) != 1:
         raise InputError(
-            f"explain takes one method at a time. Got {several} instead; call it once for each, or explain a "
-            "folder of slides by explain_slides(methods=[...])."
+            f"explain takes one method at a time. Got {names} instead; call it once for each, or explain a "
+            "folder of slides with explain_slides(methods=[...])."
         )
-    return str(several[0])
+    return str(names[0])
 
 
 def list_methods(model: nn.Module | str | PathLike[str] | None = None) -> list[str]:
-    """Names of the methods, or of those that can explain the model, which may be a path.
+    """List the methods, or those that can explain the model, which may be a path.
 
     >>> list_methods()
     ['attention', 'combined', 'grad2', 'gxi', 'ig', 'logits', 'lrp', 'milli', 'one_added', 'one_removed',
@@ -93,7 +93,7 @@ def explain_targets(
     check: bool = True,
     **params: Any,
 ) -> list[Explanation]:
-    """An explanation for each target, or each class, from one forward pass if the method allows it."""
+    """Explain each target, or each class, in one forward pass if the method allows it."""
     if device is not None:
         model, bag = as_model(model), as_bag(bag)
         with on_device(model, device) as place:
@@ -103,7 +103,9 @@ def explain_targets(
     method = one_method(method, params)
     entry = METHODS[method]
     if "baseline_digest" in params and isinstance(params.get("baseline"), str):
-        raise InputError(f"The baseline {params['baseline']!r} is known by its name alone; pass it itself.")
+        raise InputError(
+            f"The baseline {params['baseline']!r} cannot be found by its name; pass the baseline itself."
+        )
     params = {name: value for name, value in params.items() if name not in RECORDED}
     entry.check_parameters(params)
     entry.check_output(output)
@@ -117,7 +119,7 @@ def explain_targets(
     with reused_memory(size), frozen(network.module), torch.inference_mode(False), torch.enable_grad():
         x = x.clone() if x.is_inference() else x
         result = _run(entry, network, x, question, params)
-        for attribution in result.of if entry.name == "lrp" else ():  # others say themselves why all is zero
+        for attribution in result.of if entry.name == "lrp" else ():  # other methods warn of zeros themselves
             check_zero_map(network, x, attribution)
         if check:
             result = check_attributions(entry, network, x, result)
@@ -129,7 +131,7 @@ def explain_targets(
 def _run(
     method: Method, network: Network, x: Tensor, question: Question, params: dict[str, Any]
 ) -> Attributions:
-    """The method on the bag, or its mean over sub-bags if the user wants contexts."""
+    """Run the method on the bag, or average it over sub-bags if the user wants contexts."""
     try:
         chosen = {key: params[key] for key in CONTEXTS if key in params and method.contexts}
         own = {key: value for key, value in params.items() if key not in chosen}
@@ -161,9 +163,9 @@ def _explanation(
         first = int(np.flatnonzero(~np.isfinite(scores))[0])
         rules = {"preset", "epsilon"} <= set(method.parameters)
         raise UnsupportedError(
-            f"The method {method.name!r} gave scores that are not finite for {described.called}, "
+            f"The method {method.name!r} returned scores that are not finite for {described.called}, "
             f"first at patch {first}; {'another preset, a larger epsilon or ' if rules else ''}"
-            "model.double() may help, if numbers are too small or large for single precision."
+            "model.double() may help if numbers are too small or too large for single precision."
         )
     return Explanation(
         scores=scores,
@@ -193,12 +195,12 @@ def _array(values: Tensor | None) -> npt.NDArray[np.float32] | None:
     return None if values is None else values.detach().float().cpu().numpy()
 
 
-# Large temporaries on the CPU: glibc maps every block above 32 MB afresh and unmaps it when freed, and the
+# Large temporaries on the CPU: glibc maps every block above 32 MB anew and unmaps it when freed, and the
 # kernel clears the pages each time. For bags of more than 30,000 instances that costs as much as the
-# arithmetic. For the time of one explanation such blocks come from the heap, where freed ones are used again;
-# then the memory is given back.
+# arithmetic. During an explanation such blocks come from the heap, which reuses freed ones; afterwards the
+# memory is released.
 
-LARGE_BYTES = 1 << 26  # bags below this never meet the limit
+LARGE_BYTES = 1 << 26  # smaller bags stay below the limit
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _USUAL_LIMITS = {_M_MMAP_MAX: 65_536, _M_TRIM_THRESHOLD: 1 << 26}  # glibc's own limits
 _NO_LIMITS = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: (1 << 31) - 1}
@@ -242,8 +244,8 @@ def _glibc() -> ctypes.CDLL | None:
     return libc
 
 
-FEWEST = 2  # sub-bags that must hold an instance: one has no standard error
-SKEWED, OFTEN = 1.5, 0.1  # the skewness that few normal samples have, and the share of patches that may
+FEWEST = 2  # sub-bags that must hold an instance: a single one has no standard error
+SKEWED, OFTEN = 1.5, 0.1  # a skewness rare in normal samples, and the share of patches that may exceed it
 
 
 def explain_contexts(
@@ -254,7 +256,7 @@ def explain_contexts(
     own: Mapping[str, Any],
     contexts: Mapping[str, Any],
 ) -> Attributions:
-    """Average a method with its `own` parameters over sub-bags; `contexts` are those of `deal`."""
+    """Average a method with its `own` parameters over sub-bags; `contexts` are the parameters of `deal`."""
     if own.get("feature_level"):
         raise InputError("Contexts average scores of patches; leave out feature_level=True.")
     with torch.no_grad():
@@ -269,14 +271,14 @@ def explain_contexts(
     attributions, n, size = [], x.shape[1], sum(map(len, hands)) / len(hands)
     for k, output in enumerate(outputs):
         mean = _average([run[k] for run in runs], hands, x)
-        what = "scores" if mean.audit is None else "scores and the audit"
+        means = "scores" if mean.audit is None else "scores and the audit"
         sizes = f"1 to {n}" if contexts["keep"] is None else f"{size:.0f}"
-        note = f"The {what} are means over {len(hands)} sub-bags of {sizes} patches"
+        note = f"The {means} are means over {len(hands)} sub-bags of {sizes} patches"
         if size < n:
             total = f", so their sum is about {n / size:.3g} times audit.instances"
             note += (
                 f"; a score is the mean over those that hold its patch{'' if mean.audit is None else total}: "
-                "compare the order of these scores with that of plain ones, not their size"
+                "compare the ranking of these scores with plain scores, not their size"
             )
         attributions.append(
             replace(mean, value=float(output(logits)), output=output, warnings=(f"{note}.", *mean.warnings))
@@ -285,7 +287,7 @@ def explain_contexts(
 
 
 def deal(n: int, *, contexts: int, keep: float | None, seed: int | Sequence[int] = 0) -> list[IntArray]:
-    """The instances of each sub-bag, ascending: ceil(keep n) of n, dealt from shuffled decks.
+    """Deal the instances of each sub-bag from shuffled decks: ceil(keep n) of n, ascending.
 
     Without `keep` the sizes are spread evenly over 1..n, in random order.
 
@@ -302,8 +304,8 @@ def deal(n: int, *, contexts: int, keep: float | None, seed: int | Sequence[int]
     fewest = ceil(FEWEST * n / size)
     most = max(fewest, MOST_PASSES)
     if isinstance(contexts, bool) or not isinstance(contexts, int) or not fewest <= contexts <= most:
-        need = f"an int in the range [{fewest}, {most}], so that each of {n} patches is in {FEWEST} sub-bags"
-        raise bad_parameter("contexts", "explain", need, contexts)
+        must = f"an int in the range [{fewest}, {most}], so that each of {n} patches is in {FEWEST} sub-bags"
+        raise bad_parameter("contexts", "explain", must, contexts)
     rng = np.random.default_rng(seed_words(seed, "contexts"))
     sizes = [size] * contexts
     if keep is None:
@@ -313,10 +315,10 @@ def deal(n: int, *, contexts: int, keep: float | None, seed: int | Sequence[int]
     for size in sizes:
         hand = deck[:size]
         deck = deck[size:]
-        if len(hand) < size:  # a new deck, of which the hand takes the first that it does not hold
+        if len(hand) < size:  # take the first instances of a new deck that the hand lacks
             fresh = rng.permutation(n).tolist()
-            first = set(hand)
-            rest = [i for i in fresh if i not in first][: size - len(hand)]
+            in_hand = set(hand)
+            rest = [i for i in fresh if i not in in_hand][: size - len(hand)]
             hand += rest
             dealt = set(rest)
             deck = [i for i in fresh if i not in dealt]
@@ -338,11 +340,12 @@ def _average(parts: Sequence[Attribution], hands: Sequence[IntArray], x: Tensor)
     warnings = list(dict.fromkeys(line for part in parts for line in part.warnings))
     if (share := float((skewness > SKEWED).double().mean())) > OFTEN:  # a few sub-bags decide these scores
         warnings.append(
-            f"The scores of {share:.0%} of the patches are skewed over the sub-bags, so that their standard "
-            "errors are too small more often than they should be; interval() allows for it, more contexts "
-            "help."
+            f"The scores of {share:.0%} of the patches are skewed over the sub-bags, so their standard "
+            "errors are often too small; interval() corrects for it, and more contexts help."
         )
-    sizes = {len(hand) for hand in hands}  # a patch always alone, or always with all, has but one context
+    sizes = {
+        len(hand) for hand in hands
+    }  # a patch always alone, or always with all others, has only one context
     varied = not sizes <= {1} and not sizes <= {x.shape[1]}
     return replace(
         parts[0],

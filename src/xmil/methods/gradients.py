@@ -24,13 +24,13 @@ from xmil.methods.method import (
 )
 from xmil.network import Network
 
-STEPS = 50  # of integrated gradients, by default
-WARNED_GAP, ROUNDING = 0.05, 1e-3  # of the change to account for, and of the output
+STEPS = 50  # default of integrated gradients
+WARNED_GAP, ROUNDING = 0.05, 1e-3  # of the change to explain, and of the output
 ALL_ZERO = (
-    "Every score is zero: the output has no gradient at these patches, as behind a threshold or with "
-    "rounded weights. Compare with method='one_added' or method='single'."
+    "Every score is zero: the output has no gradient at these patches, for example after a threshold or "
+    "with rounded weights. Compare with method='one_added' or method='single'."
 )
-NO_DERIVATIVE = "WarnNotImplemented"  # torch's name for a step that it cannot differentiate, as in int8
+NO_DERIVATIVE = "WarnNotImplemented"  # torch's name for a step that it cannot differentiate, such as int8
 INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
 
 
@@ -91,7 +91,7 @@ def _path(
     integration: str = INTEGRATIONS[0],
     at_once: int | None,
 ) -> Tensor:
-    """Integrated gradients (b, n) of bags (b, n, d); `at_once` is how many bags of the path run together."""
+    """Integrated gradients (b, n) of bags (b, n, d); `at_once` bags of the path run together."""
     from captum.attr import IntegratedGradients
 
     captum = IntegratedGradients(lambda bags: output(network(bags)))
@@ -121,8 +121,8 @@ def integrated_gradients(
 ) -> Attributions:
     """Integrated gradients from a bag of zeros (Sundararajan et al. 2017), by Captum.
 
-    With a `baseline` the path starts at a bag of such instances, times the `strength`. In the audit the bias
-    is the output at the start and `other` the convergence gap.
+    With a `baseline` the path starts at a bag of copies of it times the `strength`. In the audit the bias is
+    the output at the start and `other` the convergence gap.
     """
     check_count("steps", steps, most=MOST_PASSES, owner="ig")
     check_choice("integration", integration, INTEGRATIONS, owner="ig")
@@ -137,19 +137,19 @@ def integrated_gradients(
         at_start = network(start)
     attributions = []
     for output in question.outputs(logits):
-        # one bag of the path at a time: the memory of a gradient, whatever the steps
+        # one bag of the path at a time, so that memory does not grow with the steps
         (scores,) = _path(network, x, start, output, steps=steps, integration=integration, at_once=1)
         value, constant = float(output(logits)), float(output(at_start))
         audit = Audit.close(output=value, instances=float(scores.double().sum()), bias=constant)
-        about = describe_baseline(centre)
+        notes = describe_baseline(centre)
         gap = abs(audit.other) / max(abs(value - constant), abs(audit.instances), 1e-12)
         if gap > WARNED_GAP and abs(audit.other) > ROUNDING * max(abs(value), abs(constant)):
-            about["warnings"] += (
-                f"The audit stays open by more than {WARNED_GAP:.0%}: take more steps, or part of the "
-                "output has no gradient (detached values, argmax). Compare with method='single' or "
+            notes["warnings"] += (
+                f"The audit stays open by more than {WARNED_GAP:.0%}: part of the output may have no "
+                "gradient (detached values, argmax). Take more steps, or compare with method='single' or "
                 "method='one_removed'.",
             )
-        attributions.append(Attribution(output, value, scores, audit, **about))
+        attributions.append(Attribution(output, value, scores, audit, **notes))
     return Attributions(logits, attributions)
 
 
@@ -170,16 +170,16 @@ def _from_gradients(network: Network, x: Tensor, question: Question, score: Scor
 
 
 def _check_gradient(network: Network, logits: Tensor, x: Tensor) -> None:
-    """Refuse logits that no gradient leads from to the bag."""
+    """Refuse logits without a gradient at the bag."""
     steps = [] if logits.grad_fn is None else [logits.grad_fn]
-    seen = set(steps)
+    visited = set(steps)
     while steps:
         step = steps.pop()
         if getattr(step, "variable", None) is x:
             return
         inputs = () if step.name().endswith(NO_DERIVATIVE) else step.next_functions
-        new = {each for each, _ in inputs if each is not None} - seen
-        seen |= new
+        new = {each for each, _ in inputs if each is not None} - visited
+        visited |= new
         steps += new
     raise UnsupportedError(
         f"The output of {network.name} has no gradient at the bag: it is constant, computed under no_grad or "

@@ -1,4 +1,4 @@
-"""Inside a patch: what in this tile speaks for the explained output, or against it."""
+"""Explain the inside of patches: which parts of a tile speak for or against the explained output."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from xmil.slides import open_slide
 if TYPE_CHECKING:
     from xmil.slides.slide import Slide
 
-ON_TOKENS = ("tokens", "turned")  # maps that a baseline is taken off place by place
-PIXELS = 256  # of a patch, if nothing says how many the encoder got
-ALIKE, REFUSED = 0.995, 0.9  # cosine of a patch's features in the bag and those the encoder gives now
-SAME = 1e-3  # of the largest score: explanations that differ by more are not one
+ON_TOKENS = ("tokens", "turned")  # maps from which the baseline is subtracted at every place
+PIXELS = 256  # edge of a patch for the encoder, if nothing states it
+ALIKE, REFUSED = 0.995, 0.9  # cosine of a patch's features in the bag and the encoder's features now
+SAME = 1e-3  # of the largest score: larger differences mean another explanation
 RULES = ("preset", "epsilon", "gamma", "bias", "gates")
 
 
@@ -53,18 +53,18 @@ def explain_inside(
     on_patch: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> Inside:
-    """Show where inside the strongest patches, or those of your choice, their scores come from.
+    """Show where inside the strongest patches, or the chosen ones, their scores come from.
 
     `patches` is a number (the largest absolute scores), rows of the bag, or boxes (k, 4) in level-0 pixels:
-    left, top, right and bottom, for the patches whose centre they hold. What a patch's features are worth
-    comes from the explanation's stored relevance (`feature_level=True`), else from `lrp` on `features`; with
-    neither, every patch of the explanation is read from the slide and encoded again. `encoder` is one of
-    `load_encoder`, its name, or a module with its `transform`. `patch_px` is the size in pixels at which
-    patches were cut for the encoder; `background` is what the scores are measured against, if the model
-    does not have it. Settings of the maps: `layer`, `square` (share of the tile's edge), `stride`,
-    `epsilon`, `gamma`, `views`, `reach`, `batch`.
+    left, top, right and bottom, for the patches with their centre inside. The weights of a patch's features
+    come from the explanation's stored relevance (`feature_level=True`), else from `lrp` on `features`. With
+    neither, every patch of the explanation is read from the slide and encoded again. `encoder` comes from
+    `load_encoder`, or is its name or a module with its `transform`. `patch_px` is the size in pixels of the
+    encoder's patches; `background` is what the scores were compared with, if the model does not have it.
+    Settings of the maps: `layer`, `square` (share of the tile's edge), `stride`, `epsilon`, `gamma`, `views`,
+    `reach`, `batch`.
     """
-    MAPS[method]  # an error for an unknown name
+    MAPS[method]  # refuses an unknown name
     check_names("setting of explain_inside", settings, MapSettings.__dataclass_fields__)
     used = load_encoder(encoder) if isinstance(encoder, str) else encoder
     if isinstance(used, nn.Module):
@@ -84,40 +84,42 @@ def explain_inside(
         size = int(size or min(PIXELS, placed.patch_size or PIXELS))
         reader = _Reader(opened, placed, used, network, size)
         rows = _choose_rows(placed, patches)
-        worth = _find_worth(
+        weighting = _find_weighting(
             model, explanation, rows, read=reader.features, features=features, background=background
         )
         tile_maps = []
-        for done, (row, g) in enumerate(zip(rows, worth.weights, strict=True), start=1):
+        for done, (row, g) in enumerate(zip(rows, weighting.weights, strict=True), start=1):
             with frozen(network.module) if network.module is not None else nullcontext():
-                tile_maps.append(map_tile(method, network, reader.tile(row, g, worth.ordinary), map_settings))
+                tile_maps.append(
+                    map_tile(method, network, reader.tile(row, g, weighting.ordinary), map_settings)
+                )
             if on_patch is not None:
                 on_patch(done, len(rows))
-    if method in ON_TOKENS:  # each place gives up its part of what the baseline would have
+    if method in ON_TOKENS:  # each place gives up its part of the baseline's share
         tile_maps = [
             replace(m, values=m.values - float(share) / m.values.numel(), constant=m.constant + float(share))
-            for m, share in zip(tile_maps, worth.of(worth.shift), strict=True)
+            for m, share in zip(tile_maps, weighting.of(weighting.shift), strict=True)
         ]
     maps = np.stack([m.values.detach().float().cpu().numpy() for m in tile_maps])
     # what the map places, what constants keep (without the map's share, the baseline's part), the rest
     exact = explanation.scores[rows].astype(np.float64)
     spatial = np.array([float(m.values.double().sum()) for m in tile_maps])
     other = np.array([m.other for m in tile_maps])
-    constant = np.array([m.constant for m in tile_maps]) + (exact - worth.of(worth.now))
+    constant = np.array([m.constant for m in tile_maps]) + (exact - weighting.of(weighting.now))
     rest = other + (exact - spatial - other) - constant
     audit = InsideAudit(*(part.astype(np.float32) for part in (exact, spatial, constant, rest)))
     boxes, target = placed.boxes()[rows], str(explanation.target)
-    notes = [*worth.notes]
+    notes = [*weighting.notes]
     if method in ON_TOKENS and not explanation.params.get("baseline"):
         notes.append(
-            "The scores are measured against no background, so that ordinary tissue and empty glass have "
-            "their share of the colour too; explain with a background to see what differs from it."
+            "The scores are not compared with a background, so ordinary tissue and empty glass are coloured, "
+            "too; explain with a background to see what differs from it."
         )
     return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, notes)
 
 
 def _choose_rows(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:
-    """The rows of the patches; by number or box, the largest absolute scores first."""
+    """Choose the rows of the patches; by number or box, the largest absolute scores first."""
     n = len(placed)
     if isinstance(patches, int):
         if patches < 1:
@@ -125,7 +127,7 @@ def _choose_rows(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:
             raise bad_parameter("patches", "explain_inside", must, patches)
         return np.argsort(-np.abs(placed.scores), kind="stable")[:patches].astype(np.int64)
     rows = np.asarray(patches)
-    if rows.ndim == 2 and rows.shape[1] == 4:  # boxes: the patches whose centre lies in one
+    if rows.ndim == 2 and rows.shape[1] == 4:  # boxes
         each = placed.boxes()
         centre = (each[:, None, :2] + each[:, None, 2:]) / 2
         inside = np.all((centre >= rows[None, :, :2]) & (centre < rows[None, :, 2:]), axis=2)
@@ -142,18 +144,18 @@ def _choose_rows(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:
 
 
 class _Reader:
-    """Tiles of the slide as the encoder sees them."""
+    """Read tiles of the slide for the encoder."""
 
     def __init__(
         self, slide: Slide, placed: Explanation, encoder: Encoder, network: EncoderNetwork, size: int
     ) -> None:
-        placed.boxes()  # an error with the reason if places are unknown
+        placed.boxes()  # refuses unknown places, with the reason
         self.slide, self.encoder, self.network, self.size = slide, encoder, network, size
         assert placed.coords is not None and placed.patch_size is not None  # noqa: S101, PT018
         self.corners, self.edge = placed.coords, placed.patch_size
 
     def pixels(self, corner: npt.ArrayLike) -> Tensor:
-        """The tile (1, 3, h, w) at a level-0 corner, scaled as the encoder wants it."""
+        """Read the tile (1, 3, h, w) at a level-0 corner, normalised for the encoder."""
         from xmil.slides.tiling import read_patch
 
         patch = read_patch(self.slide, corner, edge0=self.edge, size=self.size)
@@ -172,18 +174,18 @@ class _Reader:
 
     @torch.no_grad()
     def features(self, rows: npt.ArrayLike) -> Tensor:
-        """Features (k, d) of patches, read and encoded now."""
+        """Read and encode patches: features (k, d)."""
         parts = [self.network.features(self.pixels(self.corners[row])) for row in np.asarray(rows)]
         return torch.cat(parts).float().cpu()
 
 
 @dataclass(frozen=True, eq=False)
-class _Worth:
-    """Per chosen patch the weights g (k, d); it scores g . (f - shift), shift (d,) being the baseline's."""
+class _Weighting:
+    """Weights g (k, d) of the chosen patches, which score g . (f - shift); shift (d,) is the baseline's."""
 
     weights: Tensor
     shift: Tensor
-    now: Tensor  # the features (k, d) as the encoder gives them
+    now: Tensor  # the encoder's features (k, d)
     notes: list[str] = field(default_factory=list)
     ordinary: Tensor | None = None  # (d,) the mean patch of the background, if there is one
 
@@ -192,7 +194,7 @@ class _Worth:
         return (self.weights * features.double()).sum(dim=1).numpy()
 
 
-def _find_worth(
+def _find_weighting(
     model: nn.Module | None,
     e: Explanation,
     rows: IntArray,
@@ -200,17 +202,17 @@ def _find_worth(
     read: Callable[[IntArray], Tensor],  # features of rows of the bag, encoded now
     features: Any,
     background: Background | None,
-) -> _Worth:
-    """Weights from the explanation's stored relevance, else from `lrp` with the model, made again."""
+) -> _Weighting:
+    """Take weights from the explanation's stored relevance, else explain again by `lrp` with the model."""
     now = read(rows)
     if background is None and isinstance(stored := getattr(model, "background", None), Background):
         background = stored
-    fits = background is not None and background.dim == now.shape[1]
-    ordinary = torch.from_numpy(background.mean) if background is not None and fits else None
+    has_width = background is not None and background.dim == now.shape[1]
+    ordinary = torch.from_numpy(background.mean) if background is not None and has_width else None
     if features is None and e.relevance is not None:
         shift, notes = baseline_shift(e, None, background, width=now.shape[1])
         weights = _ratio(torch.from_numpy(np.asarray(e.relevance[rows])), now - shift)
-        return _Worth(weights, shift, now, notes, ordinary)
+        return _Weighting(weights, shift, now, notes, ordinary)
     if features is None:
         x = read(np.arange(len(e)))
     else:
@@ -234,19 +236,19 @@ def _find_worth(
     if gap > SAME:
         notes.append(
             f"With this model the patches score differently from the explanation (by up to {100 * gap:.0f} "
-            "% of the largest): another model, another baseline, or contexts; the audit's constant holds "
-            "the rest."
+            "% of the largest): it had another model, another baseline, or contexts; the difference is in "
+            "the audit's constant."
         )
     relevance = torch.from_numpy(np.asarray(again.relevance)[rows])
-    return _Worth(_ratio(relevance, x[rows] - shift), shift, now, notes, ordinary)
+    return _Weighting(_ratio(relevance, x[rows] - shift), shift, now, notes, ordinary)
 
 
 def baseline_shift(
     e: Explanation, x: Tensor | None, background: Background | None, *, width: int
 ) -> tuple[Tensor, list[str]]:
-    """The baseline of an explanation times its strength: zero, with a note, if it is not at hand.
+    """Find the baseline of an explanation times its strength; zero, with a note, if it is missing.
 
-    `x` are the explained features (n, d), if they are known.
+    `x` is the explained features (n, d), if known.
     """
     name, strength = e.params.get("baseline"), float(e.params.get("strength") or 0.0)
     if name is None or strength == 0:
@@ -256,16 +258,16 @@ def baseline_shift(
     if background is not None and name == background.title and background.dim == width:
         return strength * torch.from_numpy(background.mean), []
     return torch.zeros(width), [
-        f"The scores are measured against a baseline ({name}) that is not at hand: each feature is shared "
-        "by its size; give the model or the background."
+        f"The scores are relative to a baseline ({name}) that is missing here, so features are weighted "
+        "without it; pass the model or the background."
     ]
 
 
 def _ratio(relevance: Tensor, features: Tensor) -> Tensor:
-    """g = R / f; a feature of zero carries nothing."""
+    """g = R / f; a feature of zero has no weight."""
     if relevance.shape != features.shape:
         raise InputError(
-            f"The explanation has relevance for {relevance.shape[1]} features and the encoder gives "
+            f"The explanation has relevance for {relevance.shape[1]} features, but the encoder has "
             f"{features.shape[1]}; use the encoder that the features came from."
         )
     tiny = features.abs() <= 1e-7 * features.abs().amax(dim=1, keepdim=True)
@@ -276,22 +278,22 @@ def _compare(features: Tensor, now: Tensor) -> list[str]:
     """Note features of the encoder that differ slightly from the bag's; refuse entirely different ones."""
     if features.shape != now.shape:
         raise InputError(
-            f"The features have width {features.shape[1]} and the encoder gives {now.shape[1]}; use the "
+            f"The features have width {features.shape[1]}, but the encoder's have {now.shape[1]}; use the "
             "encoder that the features came from."
         )
     alike = float(torch.nn.functional.cosine_similarity(features.double(), now.double(), dim=1).min())
     if alike < REFUSED:
         raise InputError(
-            f"The encoder's features of these patches differ from those of the bag (cosine {alike:.2f}): it "
-            "is another encoder, slide or patch size; check encoder, slide and patch_px."
+            f"The encoder's features of these patches differ from the bag's (cosine {alike:.2f}): the "
+            "encoder, slide or patch size is another; check encoder, slide and patch_px."
         )
     if alike < ALIKE:
-        return [f"The encoder's features differ slightly from those of the bag (cosine {alike:.3f})."]
+        return [f"The encoder's features differ slightly from the bag's (cosine {alike:.3f})."]
     return []
 
 
 def explain_again(model: nn.Module, bag: Bag | Tensor, e: Explanation) -> Explanation:
-    """Explain again with relevance per feature, by the same rules and against the same kind of baseline."""
+    """Explain again with relevance per feature, by the same rules and with the same kind of baseline."""
     params = e.params if e.method == "lrp" else {}
     rules = {key: value for key, value in params.items() if key in RULES}
     against: dict[str, Any] = {} if params.get("baseline") else {"baseline": None}

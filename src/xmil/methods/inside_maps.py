@@ -1,7 +1,7 @@
-"""Maps inside a patch: where, in one tile, its score comes from.
+"""Maps inside a patch: the places of a tile that its score comes from.
 
-A patch scores g . f(x): f is the encoder, g the relevance per unit of feature that the slide's explanation
-gives this patch. Every map here shares that one number among places of the tile.
+A patch scores g . f(x): f is the encoder, g the relevance per unit of feature in the slide's explanation.
+Every map here distributes that number over the places of the tile.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ from xmil.core.registry import Registry
 from xmil.encoders.encoder import vectors
 from xmil.lrp import AffineRule, Composite, hooked, trace
 
-SMALL = 1e-2  # of all relevance: less than this on the patch tokens, and the class token has it all
-OTHER = 1e-3  # of the largest term: an account that is further from closing is refused
-EXPLODED = 1e3  # times what the features hold: a map with larger terms is refused
+SMALL = 1e-2  # of all relevance: with less on the patch tokens, the class token has it all
+OTHER = 1e-3  # of the largest term: larger gaps of the audit are refused
+EXPLODED = 1e3  # times the sum over the features: larger maps are refused
 PIXELS = "pixels"  # as the name of a layer: the picture itself
-GAMMA = 0.25  # of networks with batch norm
-LAYERS_AT_ONCE = 32  # whose outputs are in memory together
+GAMMA = 0.25  # for networks with batch norm
+LAYERS_AT_ONCE = 32  # with outputs in memory at the same time
 PREFIX = 8  # class and register tokens that may stand before the patch tokens
 NO_LAYER = (
-    "No layer of this encoder keeps places apart in a way that is known; name one with layer=, or use "
-    "method='occlusion'."
+    "No layer of this encoder has a known spatial layout; name one with layer=, or use method='occlusion'."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One patch as the encoder sees it: pixels (1, 3, h, w) around zero, and its features' weights g (d,).
+    """One patch as the encoder's input: pixels (1, 3, h, w) around zero, and its features' weights g (d,).
 
-    `shifted(dx, dy)` reads the tile moved by shares of its edge, as the encoder sees it. `ordinary` (d,) are
-    the features of an ordinary patch, if they are known.
+    `shifted(dx, dy)` reads the tile moved by shares of its edge, in the same form. `ordinary` (d,) is the
+    features of an ordinary patch, if known.
     """
 
     pixels: Tensor
@@ -52,9 +51,9 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class TileMap:
-    """A map (h, w) and what of g . f(x) it does not place: `constant` at places that no pixel decides.
+    """A map (h, w) and the parts of g . f(x) outside it: `constant` depends on no pixel of a place.
 
-    Of b pictures at once, the maps (b, h, w) and the sums of what they do not place.
+    For b pictures together, the maps (b, h, w) and the sums of both parts.
     """
 
     values: Tensor
@@ -63,30 +62,30 @@ class TileMap:
 
 
 class TileView(NamedTuple):
-    """A tile mirrored left to right, or not, then turned by quarters."""
+    """A tile mirrored left to right, or not, then rotated by quarter turns."""
 
     turns: int
     mirrored: bool
 
     def of(self, values: Tensor) -> Tensor:
-        """Pictures or maps (..., h, w) as this view sees them."""
+        """Mirror and rotate pictures or maps (..., h, w)."""
         mirrored = values.flip(-1) if self.mirrored else values
         return torch.rot90(mirrored, self.turns, (-2, -1)).contiguous()
 
     def back(self, values: Tensor) -> Tensor:
-        """What `of` gave, upright again."""
+        """Undo `of`."""
         upright = torch.rot90(values, -self.turns, (-2, -1))
         return (upright.flip(-1) if self.mirrored else upright).contiguous()
 
 
 VIEWS = tuple(TileView(turns, mirrored) for mirrored in (False, True) for turns in (0, 2, 1, 3))
 MOST = 2 * len(VIEWS) - 1
-SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1))  # where the views are moved to, in turn
+SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1))  # directions in which successive views are moved
 
 
 @dataclass(frozen=True)
 class MapSettings:
-    """What the maps take: see `explain_inside`."""
+    """Settings of the maps: see `explain_inside`."""
 
     layer: str | None = None
     square: float = 1 / 6
@@ -124,7 +123,7 @@ class EncoderNetwork:
         return self.features(pixels) @ tile.weights
 
     def traceable(self) -> nn.Module:
-        """The module, if its operations can be followed; an error for others."""
+        """Return the module; refuse one whose operations are hidden."""
         if self.module is None or isinstance(self.module, torch.jit.ScriptModule):
             raise UnsupportedError(
                 "This encoder hides its operations; use method='occlusion' or method='shifted'."
@@ -146,7 +145,7 @@ MAPS: Registry[Callable[[EncoderNetwork, Tile, MapSettings], TileMap]] = Registr
 
 
 def map_tile(method: str, network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """The map of one tile by a registered method, in whole single precision: accounts have to close."""
+    """Map one tile by a registered method, in full single precision, so that audits close."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -162,11 +161,11 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
     if (layer := settings.layer or network.layers.get("tokens")) is not None:
         return _at_layer(network, tile, layer, settings)
     names = list(reversed(spatial_layers(module, tile.pixels)))
-    passed = []  # from the last one back: layers that everything passes, then the rest
+    tried = []  # from the last one back: layers that everything passes through, then the rest
     for layer in chain(cuts(module, names, tile.pixels), names):
-        if layer in passed:
+        if layer in tried:
             continue
-        passed.append(layer)
+        tried.append(layer)
         tile_map = _at_layer(network, tile, layer, settings)
         size = float(tile_map.values.abs().sum())
         if size > SMALL * (size + abs(tile_map.constant)):
@@ -177,22 +176,22 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
 
 @MAPS.register("turned")
 def turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """Tokens averaged over turned, mirrored and moved views of the tile; they add up to the tile's own.
+    """Average `tokens` over rotated, mirrored and moved views of the tile; the sum stays the tile's own.
 
-    If an ordinary patch is known, places differ by what they have beside it: what a paler or denser copy of
-    it would have is shared out evenly, because any network responds to dense tissue, trained or not.
+    If an ordinary patch is known, the map only shows features orthogonal to it: the part along it, as of a
+    paler or denser copy, is spread evenly, because any network, even untrained, responds to dense tissue.
     """
-    in_kind = tile
+    orthogonal = tile
     if tile.ordinary is not None and float(tile.ordinary.norm()):
         along = tile.ordinary.to(tile.weights) / tile.ordinary.to(tile.weights).norm()
-        in_kind = replace(tile, weights=tile.weights - (tile.weights @ along) * along)
+        orthogonal = replace(tile, weights=tile.weights - (tile.weights @ along) * along)
     mean = average_views(
-        lambda view: tokens(network, view, settings), in_kind, n=settings.views, reach=settings.reach
+        lambda view: tokens(network, view, settings), orthogonal, n=settings.views, reach=settings.reach
     )
     if tile.ordinary is None:
         return mean
     with torch.no_grad():
-        rest = network.features(tile.pixels)[0].double() @ (tile.weights - in_kind.weights).double()
+        rest = network.features(tile.pixels)[0].double() @ (tile.weights - orthogonal.weights).double()
     return replace(mean, values=mean.values + (rest / mean.values.numel()).to(mean.values))
 
 
@@ -200,9 +199,9 @@ def turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
 def relevance(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """Relevance at a chosen depth: `layer`, "pixels", or the last grid finer than the tokens'.
 
-    Gamma is above zero by default with batch norm, whose activations are positive: ResNets and their like
-    gain by it (docs/studies/inside.md). Behind layer norm (ViT, Swin, ConvNeXt) signs carry as much as sizes,
-    and the plain rule stays.
+    The default gamma is above zero with batch norm, whose activations are positive: it helps ResNets and
+    similar networks (docs/studies/inside.md). After layer norm (ViT, Swin, ConvNeXt) signs matter as much as
+    sizes, so the default is the plain rule.
     """
     if settings.gamma is None and settings.epsilon is None:
         has_batch_norm = any(isinstance(part, _BatchNorm) for part in network.traceable().modules())
@@ -216,7 +215,7 @@ def relevance(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> Til
 
 @MAPS.register("occlusion")
 def occlusion(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """What is lost when a square takes the tile's mean colour; squares overlap by half."""
+    """The loss when a square takes the tile's mean colour; squares overlap by half."""
     height = tile.pixels.shape[-1]
     half = max(1, round(settings.square * height / 2))
     cells = max(2, height // half)
@@ -244,7 +243,7 @@ def occlusion(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> Til
 
 @MAPS.register("shifted")
 def shifted(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """The tile moved in small steps and encoded again; a place has the mean of the tiles that cover it."""
+    """Encode the tile moved in small steps; a place gets the mean of the tiles that cover it."""
     cells = round(1 / settings.stride)
     moves = [k / cells for k in range(-(cells // 2), cells // 2 + 1)]
     places = [(dx, dy) for dy in moves for dx in moves]
@@ -263,17 +262,17 @@ def shifted(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileM
 
 
 def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: MapSettings) -> TileMap:
-    """Relevance of g . f at the output of a layer, the network below it left alone."""
+    """Compute the relevance of g . f at the output of a layer; the network before it does not matter."""
     module = network.traceable()
     rules = Composite(default=AffineRule(settings.epsilon or 0.0, settings.gamma or 0.0, signed=True))
     start, (layout, height, width, front) = tile.pixels, ("channels first", 0, 0, 0)
     if layer is not None:
         out: Any = _run_with(module, [layer], tile.pixels)[1].get(layer)
         if (grid := grid_of(out)) is None:
-            what = (
-                f"{tuple(out.shape)}, which keeps no places apart" if isinstance(out, Tensor) else "no tensor"
+            shape = (
+                f"{tuple(out.shape)}, which has no spatial layout" if isinstance(out, Tensor) else "no tensor"
             )
-            raise UnsupportedError(f"The layer {layer!r} gives {what}; name another.")
+            raise UnsupportedError(f"The layer {layer!r} returns {shape}; name another.")
         start, (layout, height, width, front) = out, grid
 
     def forward(x: Tensor) -> Tensor:
@@ -286,7 +285,7 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
     relevance = traced.relevance(lambda features: features @ tile.weights)
     constant = float(sum(relevance.shares.values()))
     values = relevance.input.features.sum(dim=1 if layout == "channels first" else -1)
-    if layout == "tokens":  # those in front of the patches have no place
+    if layout == "tokens":  # tokens before the patches have no place
         constant += float(values[:, :front].double().sum())
         values = values[:, front:].reshape(-1, height, width)
     value = float(relevance.output.double().sum())
@@ -299,23 +298,23 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
             f"The audit does not close at {where}: {other:.3g} of {size:.3g} is unexplained. "
             "Stop at a later layer, leave gamma and epsilon out, or use method='occlusion'."
         )
-    if not growth <= EXPLODED:  # terms far beyond those of the features cancel, and say nothing
+    if not growth <= EXPLODED:  # terms far larger than the features' cancel, and mean nothing
         raise UnsupportedError(
             f"The audit explodes at {where}: its terms are {growth:.1g} times those of the features. "
-            "Stop at a later layer, take a larger gamma, or use method='tokens'."
+            "Stop at a later layer, use a larger gamma, or method='tokens'."
         )
     return TileMap(values[0] if len(values) == 1 else values, constant=constant, other=other)
 
 
-# A tile turned, mirrored and moved: tissue has no up or down, so what a map owes to a view is noise.
+# A tile rotated, mirrored and moved: tissue has no up or down, so differences between views are noise.
 
 
 def average_views(mapped: Callable[[Tile], TileMap], tile: Tile, *, n: int, reach: float) -> TileMap:
-    """The mean of a map over the tile and n views of it; its sum, constant and rest are the tile's own.
+    """Average a map over the tile and n views of it; its sum, constant and rest are the tile's own.
 
-    Views are turned, mirrored and moved by a share `reach` of the edge, in whole places; after the first
-    eight they stay in place. A place has the mean of the views that hold it. What the mean's sum differs by
-    is shared out evenly.
+    Views are rotated, mirrored and moved by a share `reach` of the edge, in whole places; after the first
+    eight they are not moved. A place gets the mean of the views that cover it. The difference of the sums is
+    spread evenly.
     """
     first = mapped(tile)
     edge = first.values.shape[0]
@@ -341,15 +340,15 @@ def average_views(mapped: Callable[[Tile], TileMap], tile: Tile, *, n: int, reac
 
 
 def _within(edge: int, by: int) -> slice:
-    """The places of a tile that one moved by `by` places holds as well."""
+    """The places that a tile shares with one moved by `by` places."""
     return slice(max(0, by), edge + min(0, by))
 
 
-# The layers of an encoder that keep places apart, and how their outputs lay them out.
+# The spatial layers of an encoder, and the layout of their outputs.
 
 
 def spatial_layers(module: nn.Module, pixels: Tensor) -> dict[str, int]:
-    """Submodules whose outputs keep places apart, with places along the edge, in the order they finish."""
+    """Find submodules with spatial outputs, in the order they finish, and their number of places per edge."""
     edges: dict[str, int] = {}
 
     def note(name: str, out: Any) -> None:
@@ -362,7 +361,7 @@ def spatial_layers(module: nn.Module, pixels: Tensor) -> dict[str, int]:
 
 
 def grid_of(out: Any) -> tuple[str, int, int, int] | None:
-    """How an output lays out places: layout, height, width, tokens in front; None if it does not."""
+    """Find the spatial layout of an output: layout, height, width, tokens in front; None if it has none."""
     if not isinstance(out, Tensor) or len(out) == 0:
         return None
     if out.ndim == 4:
@@ -379,7 +378,7 @@ def grid_of(out: Any) -> tuple[str, int, int, int] | None:
 
 
 def _run_with(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> tuple[Any, dict[str, Any]]:
-    """What a module gives for a picture, and what each of its layers gave the last time it ran."""
+    """Run a module on a picture; return its output, and the last output of each of its layers."""
     outputs: dict[str, Any] = {}
 
     def note(name: str, out: Any) -> None:
@@ -390,7 +389,7 @@ def _run_with(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> tuple
 
 
 def cuts(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> Iterator[str]:
-    """The layers that all of a picture goes through: with their output fixed, the picture does not matter."""
+    """Find layers that all of a picture goes through: if their output is fixed, no pixel matters."""
     for start in range(0, len(layers), LAYERS_AT_ONCE):
         part = layers[start : start + LAYERS_AT_ONCE]
         result, outputs = _run_with(module, part, pixels)
@@ -402,7 +401,7 @@ def cuts(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> Iterator[s
 
 
 def finer_layer(module: nn.Module, pixels: Tensor) -> str:
-    """The last layer on a grid finer than the last one's; if all have one grid, that of the middle."""
+    """Find the last layer with a finer grid than the final one's; if all grids are equal, the middle one."""
     edges = spatial_layers(module, pixels)
     names = list(edges)
     finer = [name for name in names if edges[name] > edges[names[-1]]] or names[: len(names) // 2 + 1]
@@ -412,17 +411,17 @@ def finer_layer(module: nn.Module, pixels: Tensor) -> str:
     return layer
 
 
-# Batch norm in eval mode folded into the layer before it: the same function with fewer steps.
+# Batch norm in eval mode, folded into the layer before it: the same function in fewer steps.
 
-ALIKE = 1e-3  # of the largest output: a folded network that differs by more is refused
+ALIKE = 1e-3  # of the largest output: folded networks that differ more are refused
 
 
 @torch.no_grad()
 def fold_batch_norm(module: nn.Module, x: Tensor) -> nn.Module:
-    """A copy in which every batch norm that reads one layer's output alone is part of that layer.
+    """Copy a module, and fold every batch norm that only reads one layer's output into that layer.
 
-    `x` is an input to try: it shows which layer feeds which norm, and that the copy computes the same. Norms
-    that read anything else stay.
+    `x` is a trial input: it shows which layer feeds which norm, and whether the copy computes the same. Norms
+    with other inputs stay.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
     >>> fold_batch_norm(net, torch.randn(1, 3, 8, 8))
@@ -438,15 +437,15 @@ def fold_batch_norm(module: nn.Module, x: Tensor) -> nn.Module:
     limit = ALIKE * max(float(before.abs().max()), 1e-12) if isinstance(before, Tensor) else 0.0
     if not isinstance(before, Tensor) or not float((before - after).abs().max()) <= limit:
         raise UnsupportedError(
-            f"Batch norm of {type(module).__name__} cannot be folded: the folded copy gives another output. "
+            f"Batch norm of {type(module).__name__} cannot be folded: the folded copy has another output. "
             "Leave gamma and epsilon out, or use method='tokens' or method='occlusion'."
         )
     return twin
 
 
 def _pairs(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, _BatchNorm]]:
-    """Layers whose output goes into a batch norm, each of them run once."""
-    outputs: list[tuple[Tensor, nn.Module]] = []  # kept alive, so that their identity is their own
+    """Find layers whose output goes into a batch norm, if each runs once."""
+    outputs: list[tuple[Tensor, nn.Module]] = []  # kept alive, so that no id is reused
     read: list[tuple[nn.Module, _BatchNorm]] = []
     runs: dict[nn.Module, int] = {}
 
@@ -473,10 +472,10 @@ def _pairs(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, _BatchNorm]]:
 
 
 def _fold(module: nn.Module, layer: nn.Module, norm: _BatchNorm) -> None:
-    """Take a norm into its layer; an identity replaces it, or a scale of one if it has an activation."""
-    assert isinstance(layer, nn.Conv2d | nn.Linear)  # noqa: S101  # as found by _pairs
+    """Fold a norm into its layer; replace it by an identity, or by a scale of one if it has an activation."""
+    assert isinstance(layer, nn.Conv2d | nn.Linear)  # noqa: S101  # _pairs finds no others
     assert norm.running_mean is not None and norm.running_var is not None  # noqa: S101, PT018
-    layer.weight, layer.bias = fuse_conv_bn_weights(  # a linear layer's weights fuse in the same way
+    layer.weight, layer.bias = fuse_conv_bn_weights(  # linear layers fuse in the same way
         layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     )
     if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):

@@ -1,11 +1,11 @@
-"""Interactions of patches: what a pair adds beyond its two members, averaged over the company it keeps.
+"""Interactions of patches: what a pair adds beyond its two members, averaged over sets of the others.
 
 The Shapley interaction index of Grabisch and Roubens, "An axiomatic approach to the concept of interaction
 among players in cooperative games", 1999: the mean of v(S + ij) - v(S + i) - v(S + j) + v(S), the size of S
 uniform on 0..n-2 and S uniform among the others. Few players are enumerated or sampled by strata, see
-`Strata`. For many, a set that holds each instance with one probability, itself uniform on [0, 1], is such an
-S for every pair at once, so that all pairs share each draw: per draw the set is run with none, one and two
-of the chosen instances the other way round.
+`Strata`. For many, draw a probability uniformly from [0, 1] and take each instance with it: the set is such
+an S for every pair, so all pairs share each draw. Each draw runs the set with none, one and two of the chosen
+instances toggled.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from xmil.subsets import Subsets, open_subsets
 
 logger = logging.getLogger(__name__)
 
-ENUMERATED = 12  # so many players are enumerated: 4,096 coalitions
-CHUNK = 8  # pairs of draws between two looks at the standard errors
+ENUMERATED = 12  # up to this many players are enumerated: 4,096 coalitions
+CHUNK = 8  # pairs of draws between two checks of the standard errors
 FEWEST = 2 * CHUNK
-LOOKS = 8  # at the standard errors of strata
-MASKS = 1 << 27  # entries of the coalitions that are written out at once
-MOST = 50  # players in strata: the strata of a pair grow with them, and so do the samples that fill each
-HITS = 4  # coalitions that the scarcest stratum of a pair gets in the first round, in the mean
-SPARED = 4  # a size is run in full where that costs this share of its samples at most
-FITTED = 4, 8  # coalitions per column of a surrogate: the fewest, and the most that it is fitted to
+CHECKS = 8  # of the standard errors of strata
+MASKS = 1 << 27  # entries of the coalitions in memory at once
+MOST = 50  # players in strata: a pair has more strata with more players, and each needs samples
+HITS = 4  # mean number of coalitions in the rarest stratum of a pair in the first round
+SPARED = 4  # a size is enumerated if it would get at least this many samples per coalition
+FITTED = 4, 8  # coalitions per column of a surrogate: the fewest and the most
 POWERS = 3  # of the size, in the slopes of a surrogate's members
-RIDGE = 1e-9  # in shares of the mean square of the columns, some of which depend on each other
+RIDGE = 1e-9  # share of the mean square of the columns, some of which depend on each other
 PATTERNS = ((1, 1), (1, 0), (0, 1), (0, 0))
 Runs = tuple[Tensor, Tensor]  # coalitions (b, n) and their values (b,)
 
@@ -74,13 +74,13 @@ def interactions(
     progress: Progress | None = None,
     **how: Unpack[CallOptions],
 ) -> Interactions:
-    """Which pairs of patches act together: Shapley interaction indices with standard errors.
+    """Find pairs of patches that act together: Shapley interaction indices with standard errors.
 
-    Pairs are those among the `top` patches with the largest scores by a method's name, an explanation or
-    given scores (`by`), whatever their sign; with `groups`, a label for each patch, those among the groups.
-    Up to twelve patches or groups are enumerated (unless `exact=False`); more are sampled until the largest
-    standard error is at most `precision`, in units of the output, or after so many `draws`. `progress(done,
-    total)` is called as draws are done. `how` are `forward`, `returns` and `average`, as for `explain`.
+    The pairs are those of the `top` patches with the largest absolute scores; `by` is a method's name, an
+    explanation or scores. With `groups`, a label for each patch, they are pairs of groups. Up to twelve
+    patches or groups are enumerated (unless `exact=False`); more are sampled until the largest standard error
+    is at most `precision`, in units of the output, or after `draws` draws. `progress(done, total)` is called
+    after each batch of draws. `how` is `forward`, `returns` and `average`, as for `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
@@ -113,7 +113,7 @@ def interactions(
             estimate = players.sample(precision, draws // 2, seeds, progress)
         values = estimate.mean
         warnings = warn_of_shortfall(estimate.stderr, precision, samples=estimate.samples, parameter="draws")
-        rounding = torch.finfo(x.dtype).eps * players.largest  # of the model's numbers
+        rounding = torch.finfo(x.dtype).eps * players.largest
         stderr = (estimate.stderr.square() + rounding**2).sqrt()
         nobody = torch.zeros(1, players.n, dtype=torch.bool, device=x.device)
         (alone,) = players.changes(nobody)
@@ -148,7 +148,7 @@ class _Players:
         self.n = game.n if members is None else len(members)
         self.pairs = torch.tensor(list(combinations(range(len(chosen)), 2)), device=game.x.device)  # (k, 2)
         self.largest = 0.0
-        # which of the chosen change sides: none, each one, each pair; (1 + p + k, p)
+        # which of the chosen are toggled: none, each one, each pair; (1 + p + k, p)
         eye = torch.eye(len(chosen), dtype=torch.bool, device=chosen.device)
         self.toggles = torch.cat([eye[:1] ^ eye[:1], eye, eye[self.pairs[:, 0]] | eye[self.pairs[:, 1]]])
 
@@ -163,7 +163,7 @@ class _Players:
         rng = torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         budget = 2 * draws * each
         strata = Strata(self.n, budget, rng) if self.n <= MOST else None
-        if strata is not None and strata.enumerated + strata.first <= budget:  # that fills them
+        if strata is not None and strata.enumerated + strata.first <= budget:  # enough to fill them
             return self._stratified(strata, 2 * draws, each, precision, progress)
         total = squares = torch.zeros(len(self.pairs), device=self.game.x.device).double()
         done, at_once = 0, max(1, MASKS // (2 * each * self.n))
@@ -185,7 +185,7 @@ class _Players:
     def _stratified(
         self, strata: Strata, draws: int, each: int, precision: float | None, progress: Progress | None
     ) -> Estimate:
-        """As many sub-bags as `draws` of `each` would take, all of them for all pairs."""
+        """Sample by strata, with as many sub-bags as `draws` of `each` would take, shared by all pairs."""
         budget, count, i, j = draws * each, strata.first, *self.pairs.T
         device = self.game.x.device
         masks = strata.every().to(device)
@@ -200,7 +200,7 @@ class _Players:
                 progress(min(draws, done // each), draws)
             count = budget - done if strata.shares else 0
             if precision is not None or progress is not None:
-                count = min(budget // LOOKS, count)
+                count = min(budget // CHECKS, count)
             if count > 0 and precision is None:
                 continue
             mean, stderr = (table[i, j] for table in strata.estimate(self.chosen))
@@ -209,7 +209,7 @@ class _Players:
         return Estimate(mean, stderr, -(-done // each))
 
     def values(self, masks: Tensor) -> Tensor:
-        """The output (b,) of coalitions (b, p) of players."""
+        """Compute the output (b,) of coalitions (b, p) of players."""
         if self.members is not None:
             masks = (masks.double() @ self.members.double()) > 0
         values = self.output(self.game.run(masks))
@@ -238,8 +238,8 @@ class _Players:
             raise bad_parameter("exact", "interactions", f"False for more than {LARGEST} players", True)
         codes = torch.arange(1 << self.n, device=self.game.x.device)
         values = self.values(bits_of(codes, self.n))
-        every = [exact_interaction(values, self.n, int(i), int(j)) for i, j in self.chosen[self.pairs]]
-        mean = torch.stack(every)
+        pairs = self.chosen[self.pairs]
+        mean = torch.stack([exact_interaction(values, self.n, int(i), int(j)) for i, j in pairs])
         return Estimate(mean, torch.zeros_like(mean), 0)
 
 
@@ -261,7 +261,7 @@ def exact_interaction(values: Tensor, n: int, i: int, j: int) -> Tensor:
 
 
 def _members(groups: Any, n: int) -> tuple[Tensor | None, tuple[str, ...] | None]:
-    """Which instances each group holds (p, n), and the groups' names; None where instances play."""
+    """Return the members (p, n) of each group and the groups' names; None without groups."""
     if groups is None:
         return None, None
     labels = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
@@ -269,14 +269,14 @@ def _members(groups: Any, n: int) -> tuple[Tensor | None, tuple[str, ...] | None
         raise bad_parameter("groups", "interactions", f"{n} labels, one for each patch", labels.shape)
     names, index = np.unique(labels.astype(str), return_inverse=True)
     if len(names) < 2:
-        raise InputError("Interactions need two groups or more; all patches have one label.")
+        raise InputError("Interactions need two groups or more; all patches have the same label.")
     return torch.from_numpy(index == np.arange(len(names))[:, None]), tuple(names.tolist())
 
 
 def _strongest(
     model: nn.Module, bag: Any, by: Any, top: int, *, n: int, **options: Any
 ) -> npt.NDArray[np.int64]:
-    """The instances with the largest absolute scores, ascending."""
+    """Find the instances with the largest absolute scores, ascending."""
     if isinstance(by, Explanation):
         check_same_bag(by, getattr(bag, "slide_id", None))
         by = by.scores
@@ -288,32 +288,32 @@ def _strongest(
 
 
 class Strata:
-    """Interactions of few players from sampled coalitions, each of which counts for every pair.
+    """Estimate interactions of few players from sampled coalitions, each of which counts for every pair.
 
     The interaction index is a sum over sizes of differences of means: v over the coalitions of one size that
     hold both of a pair, one of them, or none. Every sampled coalition is in one such stratum of each pair, so
-    that all pairs share it; Kolpaczki et al., "SVARM-IQ", AISTATS 2024, sample strata in this way. Here only
-    the distance from a surrogate is sampled: samples come in two halves, and the surrogate of each is fitted
-    to the other. Sizes of few coalitions are run in full.
+    all pairs share it; Kolpaczki et al., "SVARM-IQ", AISTATS 2024, sample strata in this way. Here only the
+    difference from a surrogate is sampled: samples come in two halves, and the surrogate of each is fitted
+    to the other. Sizes with few coalitions are enumerated.
     """
 
     def __init__(self, n: int, budget: int, rng: torch.Generator) -> None:
         self.n, self.rng = n, rng
-        weights = {}  # samples that a size needs, in proportion
+        weights = {}  # relative number of samples that a size needs
         for s in range(3, n - 2):
-            both, none = s * (s - 1), (n - s) * (n - s - 1)  # over each stratum's share
+            both, none = s * (s - 1), (n - s) * (n - s - 1)  # proportional to each stratum's share
             weights[s] = float((1 / both + 2 / (s * (n - s)) + 1 / none) ** 0.5)
         total = sum(weights.values()) or 1.0
         self.shares = {s: w / total for s, w in weights.items() if SPARED * comb(n, s) > budget * w / total}
         self.full_sizes = [s for s in range(n + 1) if s not in self.shares]
-        self.enumerated = sum(comb(n, s) for s in self.full_sizes)  # coalitions that are run in full
-        self.columns = n + 1 + POWERS * n + n * (n - 1) // 2  # the numbers that make a surrogate
-        self.full: Runs | None = None  # of the sizes that are run in full, once they have been
+        self.enumerated = sum(comb(n, s) for s in self.full_sizes)  # coalitions
+        self.columns = n + 1 + POWERS * n + n * (n - 1) // 2  # parameters of a surrogate
+        self.full: Runs | None = None  # of the enumerated sizes, once they have run
         self.halves: tuple[list[Runs], list[Runs]] = ([], [])
 
     @property
     def first(self) -> int:
-        """Coalitions of the first round."""
+        """The number of coalitions of the first round."""
         if not self.shares:
             return 0
         pairs = self.n * (self.n - 1)
@@ -322,25 +322,25 @@ class Strata:
         return max(round(hit), 2 * FITTED[0] * self.columns)
 
     def every(self) -> Tensor:
-        """The coalitions of the sizes that are run in full."""
+        """List the coalitions of the enumerated sizes."""
         rows = [torch.tensor(list(combinations(range(self.n), s))).long() for s in self.full_sizes]
         members = [part.view(comb(self.n, s), s) for s, part in zip(self.full_sizes, rows, strict=True)]
         return torch.cat([self._masks(part) for part in members])
 
     def draw(self, count: int) -> Tensor:
-        """So many coalitions, about, more of the sizes in which pairs are hard to meet; in random order."""
+        """Draw about `count` coalitions in random order, more of the sizes with rare strata."""
         counts = {s: max(2, round(count * share)) for s, share in self.shares.items()}
         orders = {s: torch.rand(k, self.n, generator=self.rng).argsort(dim=1) for s, k in counts.items()}
         masks = torch.cat([self._masks(order[:, :s]) for s, order in orders.items()])
         return masks[torch.randperm(len(masks), generator=self.rng)]
 
     def add(self, masks: Tensor, values: Tensor) -> None:
-        """Take up what drawn coalitions gave."""
+        """Add drawn coalitions and their values."""
         for part, half in enumerate(self.halves):
             half.append((masks[part::2], values[part::2]))
 
     def estimate(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Interaction indices and standard errors (k, k) of the chosen players."""
+        """Estimate interaction indices and standard errors (k, k) of the chosen players."""
         mean, variance = self._sum(_concatenate([self.full]), None, chosen)
         if self.shares:
             halves, most = [_concatenate(half) for half in self.halves], FITTED[1] * self.columns
@@ -353,7 +353,7 @@ class Strata:
         return mean / (self.n - 1), variance.sqrt() / (self.n - 1)
 
     def _sum(self, runs: Runs, near: Surrogate | None, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """What the sizes at hand add to the sum over sizes, and its variance; none of full sizes."""
+        """Sum over the sizes of the runs, with the variance, which is zero for enumerated sizes."""
         masks, values = runs
         rest, sizes = values if near is None else values - near(masks), masks.sum(dim=1)
         total = variance = torch.zeros(len(chosen), len(chosen), dtype=torch.float64, device=chosen.device)
@@ -372,7 +372,7 @@ class Strata:
         return total, variance
 
     def _masks(self, members: Tensor) -> Tensor:
-        """The coalitions (b, n) of members (b, size)."""
+        """Make the coalitions (b, n) of members (b, size)."""
         return torch.zeros(len(members), self.n, dtype=torch.bool).scatter_(1, members, True)
 
 
@@ -382,7 +382,7 @@ def _concatenate(runs: Sequence[Runs | None]) -> Runs:
 
 
 def _moments(members: Tensor, rest: Tensor) -> dict[tuple[int, int], list[Tensor]]:
-    """Number of coalitions (k, k), and sums of values and of squares, by who of a pair is a member (b, k)."""
+    """Count coalitions (k, k), and sum values and squares, by which of a pair are members (b, k)."""
     tables: dict[tuple[int, int], list[Tensor]] = {pattern: [] for pattern in PATTERNS}
     for weights in (torch.ones_like(rest), rest, rest.square()):
         both = members.T @ (weights[:, None] * members)
@@ -396,11 +396,11 @@ def _moments(members: Tensor, rest: Tensor) -> dict[tuple[int, int], list[Tensor
 
 @dataclass(frozen=True)
 class Surrogate:
-    """A simple game close to the one at hand: its means over any stratum are known, only the rest is sampled.
+    """A simple approximation of the game with known means over any stratum; only the difference is sampled.
 
-    Its value of a coalition is a level for each size (n + 1,), a sum over members whose slopes are parabolas
-    in the size (3, n), and a sum over pairs of members (n, n), symmetric with an empty diagonal. Memberships
-    count from the coalition's share of all players.
+    Its value of a coalition is a level for each size (n + 1,), plus a sum over members whose slopes are
+    parabolas in the size (3, n), plus a sum over pairs of members (n, n), symmetric with an empty diagonal.
+    Memberships are minus the coalition's share of all players.
     """
 
     levels: Tensor
@@ -409,7 +409,7 @@ class Surrogate:
 
     @classmethod
     def fit(cls, masks: Tensor, values: Tensor) -> Surrogate:
-        """The one with the least squared distance from values (b,) of coalitions (b, n)."""
+        """Fit to values (b,) of coalitions (b, n) by least squares."""
         n, sizes = masks.shape[1], masks.sum(dim=1)
         share = (sizes.double() / n)[:, None]
         inside = masks.double() - share
@@ -434,12 +434,12 @@ class Surrogate:
         return self.levels[sizes] + members + ((inside @ self.pairs) * inside).sum(dim=1) / 2
 
     def mean(self, size: int, p: int, q: int) -> Tensor:
-        """Means (n, n) over the coalitions of a size that hold i (p = 1) or not (0), and j (q)."""
+        """Compute means (n, n) over the coalitions of a size that hold i (p = 1) or not (0), and j (q)."""
         n = len(self.pairs)
         share, rest = size / n, size - p - q
         one = rest / max(1, n - 2)
         both = rest * (rest - 1) / max(1, (n - 2) * (n - 3))
-        other, two = one - share, both - 2 * share * one + share**2  # of one and of two other players
+        other, two = one - share, both - 2 * share * one + share**2  # for one and for two other players
         first, second = p - share, q - share
         slopes = sum(share**k * self.slopes[k] for k in range(POWERS))
         assert isinstance(slopes, Tensor)  # noqa: S101  # narrows the type for mypy

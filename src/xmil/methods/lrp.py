@@ -1,4 +1,4 @@
-"""LRP: layer-wise relevance propagation through the whole model, its presets and its audit.
+"""LRP, layer-wise relevance propagation through the whole model: presets, baselines and audit.
 
 Hense, Jamshidi Idaji et al., "xMIL: Insightful Explanations for Multiple Instance Learning in
 Histopathology", NeurIPS 2024.
@@ -41,7 +41,7 @@ from xmil.nn import PPEG, SelfAttention
 
 PRESETS = ("default", "exact", "centred", "paper", "released")
 TRANSFORMERS = ("stamp_vit", "transmil")
-RELEASED = ("attnmil", "transmil")  # models of the authors' code whose rules differ from the paper's formulas
+RELEASED = ("attnmil", "transmil")  # models for which the authors' code differs from the paper's formulas
 EPSILON = 1e-8  # the paper's
 MEAN_STRENGTH, WEAKER = 0.5, 0.25  # chosen on validation bags: docs/studies/better-rule.md
 STRENGTHS = {"addmil": WEAKER}
@@ -49,9 +49,9 @@ WHOLE_REFERENCE = ("addmil", "mambamil")  # models whose reference is a bag of n
 _SHARE_OUT = AffineRule(epsilon=EPSILON, bias="redistribute")
 _ENDS = {"instance.0.*": _SHARE_OUT, "classifier.*": _SHARE_OUT}
 
-REFUSED_OTHER, WARNED_OTHER = 0.2, 1e-3  # of the largest number that goes into the account
-WARNED_CUT = 0.1  # of the sum of all shares, each without its sign
-NOTHING = 1e-6  # of the output: scores below this in all are none
+REFUSED_OTHER, WARNED_OTHER = 0.2, 1e-3  # of the largest term of the audit
+WARNED_CUT = 0.1  # of the sum of the absolute shares
+NOTHING = 1e-6  # of the output: scores with a smaller total count as zero
 
 
 def lrp_batch(
@@ -79,7 +79,7 @@ def lrp_batch(
 
 
 def _split_off_baseline(flow: Flow, centre: Baseline | None) -> tuple[Tensor, Tensor | None]:
-    """Scores (b, n) against the baseline, and what instances that equal it would get."""
+    """Split relevance into scores (b, n) and the share of instances that equal the baseline."""
     if centre is None:
         return flow.instances, None
     share = flow.against(centre.shift)
@@ -110,12 +110,12 @@ def lrp(
 
     The rules are those of `composite`, else of the `preset`; `epsilon`, `gamma` and `bias` then replace its
     settings everywhere. `layer` names a submodule at whose output to stop (such an explanation has no
-    audit); `feature_level` keeps (n, d); `detach_pe` takes TransMIL's position encoding (PPEG) as a constant,
+    audit); `feature_level` keeps (n, d); `detach_pe` makes TransMIL's position encoding (PPEG) a constant,
     whose share is cut. With a `baseline` mu of `strength` a (1 by default) an instance scores
-    (x_i - a mu) . g_i, and the audit books a mu . g_i as `baseline`; with `secants` activations are held
-    against those of a mu, too. Without one the preset decides: `default` holds both against the mean of the
-    `background` (a Bag, an array (k, d), a Background, a path), by default the model's own; if there is none,
-    or with "bag", it is `exact` (docs/studies/better-rule.md).
+    (x_i - a mu) . g_i, and the audit books a mu . g_i as `baseline`; with `secants` activations are also
+    compared with those of a mu. Without a `baseline` the preset decides: `default` compares both with the
+    mean of the `background` (a Bag, an array (k, d), a Background, a path), by default the model's own; if
+    there is none, or with "bag", it is `exact` (docs/studies/better-rule.md).
     """
     if composite is not None and not isinstance(composite, Composite):
         raise bad_parameter("composite", "lrp", "a Composite", composite)
@@ -128,7 +128,7 @@ def lrp(
     if detach_pe:
         if not any(name.startswith("ppeg.") for name, _ in network.module.named_parameters()):
             raise UnsupportedError(
-                f"detach_pe is for TransMIL with PPEG, which {network.name} is not; leave it out."
+                f"detach_pe is only for TransMIL with PPEG, not for {network.name}; leave it out."
             )
         rules = replace(rules, overrides={"ppeg.*": AffineRule(constant=True), **rules.overrides})
     ordinary = find_background(background, network=network, x=x, method="lrp")
@@ -143,8 +143,8 @@ def lrp(
         centring = replace(centring, secants=secants)
     options: dict[str, Any] = {"layer": layer, "feature_level": feature_level, "centring": centring}
     if preset == "released" and composite is None and network.name == "transmil":
-        # scores of the stripped copy, for the classes and logits of the true model
-        assert network.model is not None  # noqa: S101  # the preset has refused others
+        # scores come from the stripped copy, classes and logits from the true model
+        assert network.model is not None  # noqa: S101  # preset_composite refuses others
         with torch.no_grad():
             logits = network(x)
         targets = [output.target for output in question.outputs(logits)]
@@ -179,7 +179,7 @@ def _propagate(
             )
         centre = at_input if layer is None else centring.find(network, flow.tensor)
         (scores,), baseline = _split_off_baseline(flow, centre)
-        features, audit, about = None, None, centring.describe(centre)
+        features, audit, notes = None, None, centring.describe(centre)
         sums = [relevance.output.double().reshape(()), scores.double().sum()]
         sums += [] if baseline is None else [baseline.double().sum()]
         value, instances, *of_baseline = fetch(sums)
@@ -189,20 +189,20 @@ def _propagate(
         if layer is None:
             shares = {**relevance.shares, **dict(zip(["baseline"], of_baseline, strict=False))}
             audit = Audit.close(output=value, instances=instances, **shares)
-            about["warnings"] += account_warnings(audit, size=relevance.size, cuts=relevance.cuts)
+            notes["warnings"] += account_warnings(audit, size=relevance.size, cuts=relevance.cuts)
         check_reached(network, x, output, scores=flow.instances[0], value=value, audit=audit)
-        attributions.append(Attribution(output, value, scores, audit, features, **about))
+        attributions.append(Attribution(output, value, scores, audit, features, **notes))
     return Attributions(traced.logits, attributions)
 
 
 def trace_bags(
     network: Network, x: Tensor, rules: Composite, reference: Baseline | None, *, layer: str | None = None
 ) -> Trace:
-    """Trace bags (b, n, d) under the rules, with activations against those of a reference if there is one.
+    """Trace bags (b, n, d) under the rules; with a reference, compare activations with its own.
 
-    The reference runs as one instance by itself, which costs next to nothing, or as a bag of n of them if a
-    single one takes another path through the model, or another scale: additive models weigh by the number of
-    instances, and Mamba's convolutions see the instances before.
+    The reference runs as a bag of one instance, which costs next to nothing, or of n copies if one alone
+    takes another path through the model or has another scale: additive models scale by the number of
+    instances, and Mamba's convolutions see the previous instances.
     """
 
     options: dict[str, Any] = {"module": network.module, "composite": rules}
@@ -216,7 +216,12 @@ def trace_bags(
             for net, bags in tries[1:] if network.name in WHOLE_REFERENCE else tries:
                 try:
                     recorded = record(net, bags, **options)
-                except (RuntimeError, ValueError, IndexError, AssertionError):  # it needs more instances
+                except (
+                    RuntimeError,
+                    ValueError,
+                    IndexError,
+                    AssertionError,
+                ):  # the model needs more instances
                     continue
                 traced = trace(network, x, layers=layers, against=recorded, **options)
                 if traced.matched:
@@ -235,9 +240,9 @@ def trace_bags(
 def preset_composite(network: Network, preset: str) -> Composite:
     """The rules of a preset for a model.
 
-    `exact`: every constant keeps its share, nothing is stabilised. `paper`: the paper's formulas on the true
-    network. `released`: see `released_copy`. `default` and `centred`: `exact`, to which `preset_centring`
-    adds a baseline (docs/studies/better-rule.md).
+    `exact`: every constant keeps its share, without stabilisers. `paper`: the paper's formulas on the true
+    network. `released`: see `released_copy`. `default` and `centred`: `exact` with the baseline of
+    `preset_centring` (docs/studies/better-rule.md).
     """
     check_names("preset", [preset], PRESETS)
     if preset in ("default", "exact", "centred"):
@@ -257,7 +262,7 @@ def preset_composite(network: Network, preset: str) -> Composite:
 
 @dataclass(frozen=True)
 class Centring:
-    """What instances are measured against: a baseline, and whether activations are as well (`secants`)."""
+    """The baseline that instances are compared with, and whether activations are, too (`secants`)."""
 
     baseline: Any = None
     strength: float | None = None
@@ -265,24 +270,24 @@ class Centring:
     background: Background | None = None
 
     def find(self, network: Network, x: Tensor) -> Baseline | None:
-        """The baseline for bags x (b, n, d)."""
-        where: dict[str, Any] = {"network": network, "x": x, "background": self.background}
-        return find_baseline(self.baseline, self.strength, method="lrp", **where)
+        """Find the baseline for bags x (b, n, d)."""
+        options: dict[str, Any] = {"network": network, "x": x, "background": self.background}
+        return find_baseline(self.baseline, self.strength, method="lrp", **options)
 
     def describe(self, centre: Baseline | None) -> dict[str, Any]:
-        """What an attribution records: parameters that give the same scores again, and warnings."""
-        about = describe_baseline(centre)
+        """Return parameters that reproduce the scores, and warnings, for an attribution."""
+        notes = describe_baseline(centre)
         if centre is None:
-            return {**about, "params": {"baseline": None}}
+            return {**notes, "params": {"baseline": None}}
         of_background = self.background is not None and centre.name == self.background.title
-        whose = {"background": describe_background(self.background)} if of_background else {}
-        return {**about, "params": {**about["params"], "secants": self.secants, **whose}}
+        origin = {"background": describe_background(self.background)} if of_background else {}
+        return {**notes, "params": {**notes["params"], "secants": self.secants, **origin}}
 
 
 def preset_centring(network: Network, preset: str, background: Background | None) -> Centring:
-    """The baseline of a preset.
+    """Choose the baseline of a preset.
 
-    `centred` has the background's mean, or the bag's own if there is none; `default` has only the background,
+    `centred` takes the background's mean, or the bag's if there is none; `default` only takes a background's,
     because the bag's mean contains the bag's own evidence.
     """
     if preset != "centred" and (preset != "default" or background is None):
@@ -293,10 +298,10 @@ def preset_centring(network: Network, preset: str, background: Background | None
 
 
 def released_copy(model: MILModel) -> MILModel:
-    """The network that the authors' code explains in place of a TransMIL.
+    """Make the network that the authors' code explains in place of a TransMIL.
 
-    No bias in the attention's output projection and in PPEG, and a layer norm with the unbiased standard
-    deviation plus eps.
+    It has no bias in the attention's output projection and in PPEG, and its layer norm divides by the
+    unbiased standard deviation plus eps.
     """
     stripped = copy.deepcopy(model)
     for module in stripped.modules():
@@ -321,13 +326,13 @@ class _UnbiasedNorm(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
-# The account.
+# The audit.
 
 
 def account_warnings(audit: Audit, *, size: float, cuts: Sequence[str] = ()) -> tuple[str, ...]:
-    """Warnings about an account; one that is far from closing is refused.
+    """Write warnings about an audit; refuse one that is far from closing.
 
-    `size` is the largest term of the output, `cuts` are the places of constants that depend on the bag.
+    `size` is the largest term of the output; `cuts` names the places of constants that depend on the bag.
     """
     shares = {name: abs(value) for name, value in audit.as_dict().items() if name != "output"}
     scale = max(size, abs(audit.output), *(value for name, value in shares.items() if name != "other"))
@@ -342,12 +347,12 @@ def account_warnings(audit: Audit, *, size: float, cuts: Sequence[str] = ()) -> 
         where = f" ({'; '.join(cuts)})" if cuts else " (the explained output is not linear in the logits)"
         warnings.append(
             f"{shares['cut'] / sum(shares.values()):.0%} of the relevance stops at values that depend on the "
-            f"bag but carry no relevance{where}: the scores do not show that part. Compare with "
+            f"bag but carry no relevance{where}: the scores leave that part out. Compare with "
             "method='single' or method='one_removed'."
         )
     if shares["other"] > WARNED_OTHER * scale:
         warnings.append(
-            f"The audit closes only to {shares['other'] / scale:.1%}: low precision, or rules that are "
+            f"The audit only closes to {shares['other'] / scale:.1%}: the precision is low, or the rules are "
             "unstable for this bag. model.double(), another preset or a larger epsilon may help."
         )
     return tuple(warnings)
@@ -361,7 +366,7 @@ def check_reached(
     if float(scores.abs().sum()) > least:
         return
     depends = audit is not None and abs(audit.cut) > WARNED_CUT * abs(value)
-    if not depends:  # gradient times input, summed over the features, instances without their sign
+    if not depends:  # the sizes of gradient times input per instance
         x = x.detach().requires_grad_(True)
         with torch.enable_grad():
             explained = output(network(x)).sum()
@@ -383,8 +388,9 @@ class ZeroMapError(UnsupportedError):
 def check_zero_map(network: Network, x: Tensor, attribution: Attribution) -> None:
     """Refuse scores that are all zero for an output that changes when instances leave the bag (1, n, d).
 
-    Evidence that switches a unit off, as in 2 - relu(1 - x), leaves no gradient to follow. So if every
-    score is zero, a few passes over parts of the bag decide. What a baseline holds has reached the instances.
+    Evidence that switches a unit off, as in 2 - relu(1 - x), leaves no gradient to follow. So if every score
+    is zero, a few passes over parts of the bag decide. The baseline's share counts as having reached the
+    instances.
     """
     audit = attribution.audit
     reached = float(attribution.scores.abs().sum()) + (0.0 if audit is None else abs(audit.baseline))
@@ -393,7 +399,7 @@ def check_zero_map(network: Network, x: Tensor, attribution: Attribution) -> Non
             "Every score is zero, yet the output changes when patches leave the bag: the evidence switches "
             "units of the model off, as in relu(1 - x), or passes a threshold, and relevance cannot flow "
             "back from there. Use a method that compares outputs: one_added, shapley, single, one_removed or "
-            "ig; method='auto' takes the best."
+            "ig; method='auto' chooses the best."
         )
 
 
@@ -410,8 +416,8 @@ def _output_changes(network: Network, x: Tensor, output: Output) -> bool:
         at = rows[half]
         alone = attempt(partial(network, x[:, at], at.unsqueeze(0)))
         logits.append(attempt(partial(network, x * half.unsqueeze(1))) if alone is None else alone)
-    every = torch.cat([some for some in logits if some is not None])
-    values = output(every)
-    size = every.abs().amax(dim=1).maximum(values.abs())
-    rounding = torch.finfo(every.dtype).eps ** 0.5 * size.maximum(size[0])
+    runs = torch.cat([each for each in logits if each is not None])
+    values = output(runs)
+    size = runs.abs().amax(dim=1).maximum(values.abs())
+    rounding = torch.finfo(runs.dtype).eps ** 0.5 * size.maximum(size[0])
     return bool(((values - values[0]).abs() > rounding).any())

@@ -1,10 +1,10 @@
-"""What a method is: the question it answers, the baseline it measures against, the attribution it gives.
+"""What a method is: the question it answers, the baseline it compares with, the attribution it returns.
 
 The explained number is a function of the outputs: logit, contrast, log-odds, probability, value or risk. This
 is the torch side of `xmil.core.task`: each task registers here which of its outputs can be explained. A
-baseline is what ordinary instances look like, so that evidence is what departs from them: "mean" (of the
-model's background), "bag" (the bag's own mean), an array (d,) or (k, d), a Bag, or None. LRP scores
-(x_i - a mu) . g_i with it, integrated gradients start there.
+baseline is a typical ordinary instance; evidence is what differs from it: "mean" (of the model's background),
+"bag" (the bag's own mean), an array (d,) or (k, d), a Bag, or None. With it LRP scores (x_i - a mu) . g_i,
+and integrated gradients start there.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Function = Callable[[Tensor], Tensor]
 class Output:
     """An explained number: `function` maps logits (b, c) to values (b,), differentiably.
 
-    `shared`, if the function is not linear, has the same values, and gradients that times the logits are
-    what each logit adds to the value. `scale` is what counts as a large change; None for a value, which is
-    measured by its own size.
+    `shared` is set if the function is not linear: it has the same values, and its gradient times the logits
+    is what each logit adds to the value. `scale` is a large change of the output; None for the value of a
+    regression, whose own size is its scale.
     """
 
     target: Target
@@ -56,15 +56,15 @@ class Output:
 
     @property
     def to_share(self) -> Function:
-        """The function for methods that share the value out among logits: LRP, instance logits."""
+        """The function for methods that distribute the value over logits: LRP, instance logits."""
         return self.function if self.shared is None else self.shared
 
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """One target of a task, with the kind of output that the user named, or the method's default.
+    """One target of a task, with the kind of output that the user named, and the method's default.
 
-    `references` are the values that each of the `n_outputs` outputs is explained against.
+    `references` holds a value for each of the `n_outputs` outputs, relative to which it is explained.
     """
 
     task: str
@@ -83,7 +83,7 @@ class OutputRequest:
         return None if self.target.against is None else int(self.target.against)
 
     def kind_among(self, kinds: Sequence[str], default: str | None = None) -> str:
-        """The kind of output: the user's, else the task's or the method's default; others are refused."""
+        """Return the user's kind of output, else the task's or the method's default; refuse others."""
         kind = self.kind or default or self.default
         if kind not in kinds:
             outputs = " or ".join(repr(name) for name in kinds)
@@ -97,7 +97,7 @@ TASK_OUTPUTS: Registry[Callable[[OutputRequest], Output]] = Registry(
 
 
 def own_outputs() -> tuple[str, ...]:
-    """The outputs of models without classes, by their nouns; every method takes them.
+    """List the outputs of models without classes; every method can explain them.
 
     >>> own_outputs()
     ('risk', 'value')
@@ -109,8 +109,8 @@ def own_outputs() -> tuple[str, ...]:
 class Question:
     """What a user wants explained: targets, resolved with the logits, and the kind of output.
 
-    Without a kind, that of the task is taken: the value of a regression, the risk of a survival model, and
-    the `default` if the target is a class or a time bin.
+    The default kind depends on the task: the value of a regression, the risk of a survival model, and
+    `default` if the target is a class or a time bin.
     """
 
     targets: Sequence[Any] | None
@@ -123,12 +123,12 @@ class Question:
         check_names("output", kinds, (*OUTPUTS, *own_outputs()))
 
     def outputs(self, logits: Tensor) -> list[Output]:
-        """The explained outputs for the logits (1, c) of a bag; without targets, every class."""
+        """Make the explained outputs for the logits (1, c) of a bag; without targets, of every class."""
         c, task = logits.shape[-1], TASKS[self.network.task]
         n = task.count_targets(c)
         targets = range(n) if self.targets is None else self.targets
         names, predicted = self.network.target_names(c), 0
-        if any(Target.of(t).cls is None for t in targets):  # else the device need not be waited for
+        if any(Target.of(t).cls is None for t in targets):  # otherwise do not wait for the device
             predicted = task.predicted(logits.detach()[0].double().cpu())
         resolved = [
             Target.of(t).resolve(n_classes=n, predicted=predicted, class_names=names) for t in targets
@@ -139,7 +139,7 @@ class Question:
 
 
 def class_output(target: Target, kind: str, *, task: str = "classification", n_outputs: int = 2) -> Output:
-    """The explained output of a class.
+    """Make the explained output of a class.
 
     >>> class_output(Target(1), "logit")(torch.tensor([[0.5, 2.0]]))
     tensor([2.])
@@ -155,13 +155,15 @@ def _classification(request: OutputRequest) -> Output:
 
 @TASK_OUTPUTS.register("survival")
 def _survival(request: OutputRequest) -> Output:
-    """A time bin, or the risk: not linear, so shared out along the path from zero logits."""
+    """A time bin, or the risk, which is not linear: its shares are integrals on the path from zero logits."""
     risk, kind = request.n_outputs, request.kind
     if risk not in (request.cls, request.against):
         return _sigmoids(request)
     if kind not in (None, "risk") or request.against is not None:
-        what = "contrast" if request.against is not None else kind
-        raise UnsupportedError(f"The risk of a survival model has no {what}; name a time bin as the target.")
+        refused = "contrast" if request.against is not None else kind
+        raise UnsupportedError(
+            f"The risk of a survival model has no {refused}; name a time bin as the target."
+        )
     return Output(request.target, "risk", survival_risk, _shared_risk, scale=float(request.n_outputs))
 
 
@@ -173,25 +175,27 @@ def _cox(request: OutputRequest) -> Output:
 
 @TASK_OUTPUTS.register("regression")
 def _regression(request: OutputRequest) -> Output:
-    """The value minus its reference, or the difference of two such deviations; or the bare output."""
+    """The value minus its reference, the difference of two such deviations, or the raw output."""
     kind, c, against = request.kind_among(("value", "logit"), "value"), request.cls, request.against
     references = request.references if kind == "value" else [0.0] * request.n_outputs
     scale = None if kind == "value" else 1.0
     if against is None:
         return Output(request.target, kind, lambda values: values[:, c] - references[c], scale=scale)
-    apart = references[c] - references[against]
-    return Output(request.target, kind, lambda values: values[:, c] - values[:, against] - apart, scale=scale)
+    offset = references[c] - references[against]
+    return Output(
+        request.target, kind, lambda values: values[:, c] - values[:, against] - offset, scale=scale
+    )
 
 
 def _shared_risk(logits: Tensor) -> Tensor:
     slopes = risk_slopes(logits)
-    moved = (slopes * (logits - logits.detach())).sum(dim=-1)  # zero; carries the slopes
-    return survival_risk(logits.detach()) + moved
+    zero = (slopes * (logits - logits.detach())).sum(dim=-1)  # its gradient is the slopes
+    return survival_risk(logits.detach()) + zero
 
 
 @TASK_OUTPUTS.register("multilabel")
 def _sigmoids(request: OutputRequest) -> Output:
-    """Outputs with a chance of their own each: labels, hazards."""
+    """Outputs with one sigmoid each: labels, hazards."""
     kind, c, against = request.kind_among(OUTPUTS), request.cls, request.against
     if kind == "contrastive":
         raise UnsupportedError(f"A {request.task} model has no contrast between classes; use output='logit'.")
@@ -207,7 +211,7 @@ def _sigmoid_if(kind: str, odds: Tensor) -> Tensor:
 
 
 def class_logits(logits: Tensor) -> Tensor:
-    """Logits with a column per class: one z becomes (-z / 2, z / 2), whose softmax is its sigmoid."""
+    """Give logits a column per class: one z becomes (-z / 2, z / 2), whose softmax is its sigmoid."""
     return torch.cat([-0.5 * logits, 0.5 * logits], dim=-1) if logits.shape[-1] == 1 else logits
 
 
@@ -239,7 +243,7 @@ def _difference(logits: Tensor, c: int, against: int) -> Tensor:
     return full[:, c] - full[:, against]
 
 
-PRESET = "preset"  # the baseline that the preset has
+PRESET = "preset"  # the preset's own baseline
 MEAN, BAG = "mean", "bag"
 OF_BAG = "mean of the bag"
 BASELINES = '"mean", "bag", an array (d,) or (k, d), a Bag or None'
@@ -247,10 +251,10 @@ BACKGROUNDS = 'a Bag, an array (k, d), a Background, a path, "bag" or None'
 
 
 def find_background(background: Any, *, network: Network, x: Tensor, method: str) -> Background | None:
-    """The ordinary patches that a method compares with: the user's, else those that came with the model.
+    """Find the ordinary patches that a method compares with: the user's, else those stored with the model.
 
-    None if there are none, or with "bag": then a method has the bag alone. What an explanation records of a
-    background (`describe_background`) stands for the one that came with the model.
+    Return None if there are none, or for "bag": then the method only has the bag. The description that an
+    explanation records (`describe_background`) selects the model's background again.
     """
     if isinstance(background, str) and background == BAG:
         return None
@@ -260,7 +264,9 @@ def find_background(background: Any, *, network: Network, x: Tensor, method: str
     elif isinstance(background, Background):
         chosen = replace(background, source=USER)
     elif isinstance(background, str) and background.startswith(f"{USER} "):
-        raise InputError(f"The background {background!r} is known by its name alone; pass it itself.")
+        raise InputError(
+            f"The background {background!r} cannot be found by its name; pass the background itself."
+        )
     elif isinstance(background, Bag | PathLike | str) or np.ndim(background) == 2:
         from xmil.data import background as make_background
 
@@ -276,22 +282,22 @@ def find_background(background: Any, *, network: Network, x: Tensor, method: str
 
 
 def stored_background(network: Network) -> Background | None:
-    """The background that came with the model."""
+    """The background stored with the model."""
     background = getattr(network.module, "background", None)
     return background if isinstance(background, Background) else None
 
 
 def describe_background(background: Background | None) -> str:
-    """What an explanation records of its background: whose it is, and a name by its content."""
+    """Describe a background for an explanation: its source and the digest of its content."""
     return BAG if background is None else f"{background.source} {background.digest}"
 
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """An instance `point`, (d,) or broadcast against bags (b, n, d), with the strength it is taken off with.
+    """An instance `point`, (d,) or broadcast against bags (b, n, d), to subtract times its `strength`.
 
-    `name` says where it is from, for the provenance, and `digest` which it is if the name does not; `note` is
-    a sentence to show beside the scores.
+    `name` is its origin, `digest` identifies it if the name does not; `note` is a sentence to show beside the
+    scores.
     """
 
     point: Tensor
@@ -306,7 +312,7 @@ class Baseline:
 
 
 def describe_baseline(baseline: Baseline | None) -> dict[str, Any]:
-    """What an attribution records of its baseline: parameters and warnings."""
+    """Describe a baseline for an attribution: parameters and warnings."""
     if baseline is None:
         return {"params": {}, "warnings": ()}
     params = {"baseline": baseline.name, "strength": baseline.strength}
@@ -323,10 +329,10 @@ def find_baseline(
     method: str,
     background: Background | None = None,
 ) -> Baseline | None:
-    """The user's baseline for bags x (b, n, d), or None.
+    """Find the user's baseline for bags x (b, n, d), or None.
 
-    "mean" is that of the `background`, else of the model's, else the bag's own with a note. The name that an
-    explanation records of a mean stands for it.
+    "mean" is the mean of the `background`, else of the model's, else of the bag, with a note. The name that
+    an explanation records for a mean selects it again.
     """
     if baseline is None:
         if strength is not None:
@@ -349,12 +355,12 @@ def find_baseline(
         return Baseline(_as_point(background.mean, x, method), float(a), background.title)
     if baseline not in (MEAN, BAG, OF_BAG):
         raise bad_parameter("baseline", method, BASELINES, baseline)
-    note = "The model has no background of its own: the bag's mean is the baseline."
+    note = "The model has no background, so the bag's mean is the baseline."
     return Baseline(x.mean(dim=1, keepdim=True), float(a), OF_BAG, note if baseline == MEAN else None)
 
 
 def _as_point(values: Any, x: Tensor, method: str) -> Tensor:
-    """One instance (d,) in the bag's dtype, the mean of several."""
+    """Convert a baseline to one instance (d,) in the bag's dtype, the mean of several."""
     values = values.features if isinstance(values, Bag) else values
     values = values.mean if isinstance(values, Background) else values
     try:
@@ -371,7 +377,7 @@ def _as_point(values: Any, x: Tensor, method: str) -> Tensor:
             f"Got {tuple(rows.shape)}."
         )
     if not bool(torch.isfinite(point).all()):
-        raise InputError(f"The baseline of {method} is not finite; it holds NaN or inf, or no patch.")
+        raise InputError(f"The baseline of {method} must be finite; it has NaN, inf or no patches.")
     return point.to(x.dtype)
 
 
@@ -379,9 +385,9 @@ def _as_point(values: Any, x: Tensor, method: str) -> Tensor:
 class Attribution:
     """Scores (n,) for one output, with the explained number and, if the method conserves, the audit.
 
-    `params` is what the method settled itself and an explanation records; `warnings` are sentences that
-    belong beside the scores wherever they are shown. Methods that sample add standard errors (n,) and
-    which signs are certain (n,).
+    `params` are settings that the method chose itself, for the explanation to record; `warnings` are
+    sentences to show wherever the scores are shown. Methods that sample add standard errors (n,) and whether
+    each sign is certain (n,).
     """
 
     output: Output
@@ -404,14 +410,14 @@ class Attributions:
 
 
 def attributions(
-    logits: Tensor, question: Question, score: Callable[[Output], Tensor], **about: Any
+    logits: Tensor, question: Question, score: Callable[[Output], Tensor], **fields: Any
 ) -> Attributions:
-    """What a method returns, from the scores (n,) it gives for each output."""
+    """Make a method's attributions from a function that scores (n,) one output."""
     outputs = question.outputs(logits)
-    return Attributions(logits, [Attribution(o, float(o(logits)), score(o), **about) for o in outputs])
+    return Attributions(logits, [Attribution(o, float(o(logits)), score(o), **fields) for o in outputs])
 
 
-CONTEXTS = {"contexts": None, "keep": 0.5, "seed": 0}  # how many sub-bags, what share each keeps, their draw
+CONTEXTS = {"contexts": None, "keep": 0.5, "seed": 0}  # number of sub-bags, share that each keeps
 Explain = Callable[..., Attributions]
 Batch = Callable[..., Tensor]
 Support = Callable[[Network], str | None]
@@ -422,10 +428,10 @@ class Method:
     """An explanation method.
 
     `run(network, x, question, **parameters)` explains one bag (1, n, d). `supports` says why a model cannot
-    be explained, or None. `outputs` are the explained numbers it takes, its default first. `cost` is in
-    forward passes over a bag of n instances. `contexts`: whether its scores can be
-    averaged over sub-bags. If the method can, `batch(network, x, outputs, **parameters)` scores many bags
-    (b, n, d) of one size together, (b, k, n).
+    be explained, or returns None. `outputs` are the numbers it can explain, its default first. `cost` is in
+    forward passes over a bag of n instances. `contexts`: whether its scores can be averaged over sub-bags.
+    `batch(network, x, outputs, **parameters)`, if the method has it, scores many bags (b, n, d) of one size
+    together, (b, k, n).
     """
 
     name: str
@@ -440,7 +446,7 @@ class Method:
 
     @property
     def seeded(self) -> bool:
-        """Whether the method itself draws at random, and so takes a seed."""
+        """Whether the method itself is random, and so takes a seed."""
         return "seed" in inspect.signature(self.run).parameters
 
     @property
@@ -454,22 +460,22 @@ class Method:
         check_names(f"parameter of {self.name}", params, self.parameters)
 
     def check_model(self, network: Network) -> None:
-        """Refuse a model that the method cannot explain, with the methods that can."""
+        """Refuse a model that the method cannot explain, and name the methods that can."""
         if (reason := self.supports(network)) is not None:
             able = [name for name in METHODS if METHODS[name].supports(network) is None]
             raise UnsupportedError(
                 f"The method {self.name!r} cannot explain {network.name}: {reason}. "
-                f"Those that can: {', '.join(able)}."
+                f"Use one that can: {', '.join(able)}."
             )
 
     def check_output(self, output: str | None) -> None:
-        """Refuse a kind of output that the method does not explain; None stands for its default."""
+        """Refuse a kind of output that the method does not explain; None is its default."""
         if output is not None:
             check_names(f"output of {self.name}", [output], (*self.outputs, *own_outputs()))
 
 
 def seed_words(seed: Any, method: str) -> list[int]:
-    """A seed, one number or several, as NumPy takes it."""
+    """Convert a seed, one number or several, to a list for NumPy."""
     words = list(seed) if isinstance(seed, list | tuple) else [seed]
     if not words or not all(isinstance(word, int) and word >= 0 for word in words):
         raise bad_parameter("seed", method, "an int in the range [0, inf), or several", seed)
@@ -477,7 +483,7 @@ def seed_words(seed: Any, method: str) -> list[int]:
 
 
 def seeds(method: str, name: str, seed: int, *, contexts: bool = False) -> dict[str, Any]:
-    """The seed of a method that draws, or whose contexts are drawn: the same for a bag each time."""
+    """Make the seed for a bag by its name, if the method or its contexts are random."""
     return {"seed": [seed, crc32(name.encode())]} if METHODS[method].seeded or contexts else {}
 
 
@@ -505,14 +511,20 @@ def register_method(
 
 
 # Discrete-time survival: outputs z (b, t) are logits of hazards, sigmoid(z_t) is the chance of the event in
-# bin t for a patient who has reached it.
+# bin t for a patient who reaches it.
 
-NODES = 32  # of each stretch of the path integral
-STRETCHES = (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0)  # the risk of large logits moves near the start of the path
+NODES = 32  # per stretch of the path integral
+STRETCHES = (
+    0.0,
+    1 / 64,
+    1 / 16,
+    1 / 4,
+    1.0,
+)  # the risk of large logits changes most near the start of the path
 
 
 def survival_function(logits: Tensor) -> Tensor:
-    """S(t), the chance to get through the bins 0..t: the running product of 1 - hazard.
+    """S(t), the chance to survive the bins 0..t: the cumulative product of 1 - hazard.
 
     >>> survival_function(torch.zeros(1, 3))
     tensor([[0.5000, 0.2500, 0.1250]])
@@ -532,7 +544,7 @@ def survival_risk(logits: Tensor) -> Tensor:
 def risk_slopes(logits: Tensor) -> Tensor:
     """The mean gradient (b, t) of the risk on the straight path from zero logits to the logits.
 
-    Times the logits it shares out risk(z) - risk(0) among the bins: integrated gradients of the risk.
+    Times the logits it distributes risk(z) - risk(0) over the bins: integrated gradients of the risk.
 
     >>> z = torch.tensor([[2.0, -1.0, 0.5]])
     >>> shared = (risk_slopes(z) * z).sum(dim=-1)
@@ -552,7 +564,7 @@ def risk_gradient(logits: Tensor) -> Tensor:
 
 @cache
 def _nodes() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Places and weights of Gauss and Legendre on the stretches of [0, 1]."""
+    """Nodes and weights of Gauss-Legendre quadrature on the stretches of [0, 1]."""
     x, w = np.polynomial.legendre.leggauss(NODES)
     starts, lengths = np.array(STRETCHES[:-1]), np.diff(STRETCHES)
     places = starts[:, None] + 0.5 * lengths[:, None] * (x + 1)

@@ -1,8 +1,8 @@
 """Methods that compare outputs of the model: with and without an instance, instances alone, sampled sub-bags.
 
 `single`, `one_removed`, `combined` and `milli`: Early et al., "Model Agnostic Interpretability for Multiple
-Instance Learning", ICLR 2022, arXiv:2201.11701. Beside them the instance logits of additive models, and
-random scores, which a method must beat.
+Instance Learning", ICLR 2022, arXiv:2201.11701. Also the instance logits of additive models, and random
+scores, which a method must beat.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from xmil.network import Network, fewest_instances
 from xmil.subsets import open_subsets
 
 OUTPUTS = ("probability", "logit", "log_odds", "contrastive")
-COMPANY, DRAWS = 3, 8  # chosen on digits, docs/studies/choice.md
+COMPANY, DRAWS = 3, 8  # chosen on digits: docs/studies/choice.md
 
 
 @torch.no_grad()
@@ -84,7 +84,7 @@ def one_removed(network: Network, x: Tensor, question: Question) -> Attributions
 
 @torch.no_grad()
 def added_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
-    """Scores (b, outputs, n) of many bags, each with the same company as if it were explained alone."""
+    """Scores (b, outputs, n) of many bags, each with the company it would have alone."""
     patches = None if (ordinary := stored_background(network)) is None else ordinary.patches
     rng = np.random.default_rng(seed_words(0, "one_added"))
     decks, guests = draw_companies(rng, x.shape[1], patches, company=COMPANY, draws=DRAWS)
@@ -94,7 +94,7 @@ def added_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tenso
         h = torch.cat([h, others.expand(len(h), -1, -1)], dim=1)
 
     def run(parts: npt.NDArray[np.int64]) -> list[Tensor]:
-        """Each output (b, n) of the parts (n, m) of every bag; equal parts run once."""
+        """Run the parts (n, m) of every bag, equal parts once; return each output (b, n)."""
         if not parts.size:  # a bag of one instance without it
             return [output(network(torch.zeros_like(x))).view(-1, 1) for output in outputs]
         rows, back = np.unique(np.sort(parts, axis=1), axis=0, return_inverse=True)
@@ -116,11 +116,11 @@ def draw_companies(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Draw the rows (draws, company) of each company, and the background's patches among them, in order.
 
-    Without a background they are instances of the bag, and each has a spare one behind, for the turn of an
-    instance that the company holds. Patches of the background have the rows behind the n instances.
+    Without a background they are instances of the bag, and the last one is a spare that replaces an instance
+    of the company when that is scored. Patches of the background get the rows after the n instances.
     """
     most = n - 1 if patches is None else len(patches)
-    spare, draws = min(company, most), draws if company < most else 1  # else there is one company only
+    spare, draws = min(company, most), draws if company < most else 1  # there is only one company
     size = n if patches is None else most
     decks = np.stack([rng.permutation(size)[: spare + (patches is None)] for _ in range(draws)])
     if patches is None:
@@ -148,11 +148,11 @@ def one_added(
 ) -> Attributions:
     """f(company and x_k) - f(company): what an instance adds to a few ordinary ones, the mean over draws.
 
-    The company are `company` patches of the `background` (a Bag, an array (k, d), a Background or a path),
-    by default the model's own; if it has none, or with "bag", other instances of the bag. Instances of a bag
-    bring their coordinates and the like; patches of a background stand at the places of instances drawn from
-    the bag. `e.params["company_from"]` says whose they are. By default they are three, or as many as the
-    model needs.
+    The company consists of `company` patches of the `background` (a Bag, an array (k, d), a Background or a
+    path), by default the model's own; if it has none, or with "bag", of other instances of the bag. Instances
+    of a bag bring their coordinates and other companions; patches of a background take those of instances
+    drawn from the bag. `e.params["company_from"]` names the source. The default size is three, or as many
+    as the model needs.
     """
     company = fewest_instances(network, x, COMPANY) if company is None else company
     for name, value in {"company": company, "draws": draws}.items():
@@ -160,7 +160,7 @@ def one_added(
     ordinary = find_background(background, network=network, x=x, method="one_added")
     text = describe_background(ordinary)
     params = {"company": company, "draws": draws, "company_from": text.split()[0], "background": text}
-    about: dict[str, Any] = {"params": params}
+    fields: dict[str, Any] = {"params": params}
     patches = None if ordinary is None else ordinary.patches
     n, rows = x.shape[1], torch.arange(x.shape[1], device=x.device)
     rng = np.random.default_rng(seed_words(seed, "one_added"))
@@ -180,8 +180,8 @@ def one_added(
         scores = gains.mean(dim=0)
         if draws > 1:
             stderr = gains.std(dim=0) / draws**0.5
-            about |= {"stderr": stderr, "stable": sure_signs(scores, stderr, draws)}
-        of.append(Attribution(output, float(output(logits)), scores.to(x.dtype), **about))
+            fields |= {"stderr": stderr, "stable": sure_signs(scores, stderr, draws)}
+        of.append(Attribution(output, float(output(logits)), scores.to(x.dtype), **fields))
     return Attributions(logits, of)
 
 
@@ -214,8 +214,8 @@ def milli(
 ) -> Attributions:
     """MILLI: coefficients of the output on which instances are in the bag, from sampled sub-bags.
 
-    Instances are ranked by their score alone; `alpha` is the chance of the first to be in a sub-bag and
-    `beta` how fast the chances level out with the rank. `samples` is 2 n + 200 unless given.
+    Instances are ranked by their output alone; `alpha` sets the chance of each to be in a sub-bag and `beta`
+    how fast the chances level out with the rank, see `inclusion_chances`. `samples` is 2 n + 200 by default.
     """
     if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
         raise bad_parameter("alpha", "milli", "a float in the range [0, 1]", alpha)
@@ -234,7 +234,7 @@ def milli(
         members[empty, rng.integers(n, size=int(empty.sum()))] = True
         values = output(bag.run(torch.from_numpy(members).to(x.device))).cpu().numpy()
         weights = members @ chances / members.sum(axis=1)
-        # weighted least squares with an intercept; the smallest coefficients if they are not determined
+        # weighted least squares with an intercept; lstsq takes the smallest of several solutions
         root = np.sqrt(np.maximum(weights, 0.0))[:, None]
         design = np.hstack([members.astype(float), np.ones((samples, 1))])
         solution = np.linalg.lstsq(design * root, values * root[:, 0], rcond=None)[0]
@@ -244,7 +244,7 @@ def milli(
 
 
 def inclusion_chances(n: int, *, alpha: float, beta: float) -> npt.NDArray[np.float64]:
-    """The chance of each rank 0..n-1 to be in a sub-bag.
+    """The chance that each rank 0..n-1 is in a sub-bag.
 
     >>> inclusion_chances(3, alpha=0.2, beta=0.0).round(2).tolist()
     [0.2, 0.5, 0.8]
@@ -282,27 +282,27 @@ def instance_logits(network: Network, x: Tensor, question: Question) -> Attribut
     parts, logits = _parts(network, x)
     shared = []
     for output in question.outputs(logits):
-        (scores,), value, seed = _shared(parts, logits, output)
-        rest = float(value.double() - (seed * logits).double().sum())  # a reference, the risk of zero logits
+        (scores,), value, slopes = _shared(parts, logits, output)
+        rest = float(value.double() - (slopes * logits).double().sum())  # a reference, or the risk at zero
         audit = Audit.close(output=float(value), instances=float(scores.double().sum()), bias=rest)
         shared.append(Attribution(output, float(value), scores, audit))
     return Attributions(logits, shared)
 
 
 def _parts(network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What each instance adds to each output (b, n, c), and the outputs (b, c)."""
+    """Return what each instance adds to each output (b, n, c), and the outputs (b, c)."""
     model = network.model
-    assert model is not None  # noqa: S101  # `supports` has refused others
+    assert model is not None  # noqa: S101  # `supports` refuses others
     return model.instance_logits(model.embed(x)), network(x)
 
 
 def _shared(parts: Tensor, logits: Tensor, output: Output) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (b, n) of an output, its values (b,), and what each logit adds to it (b, c)."""
+    """Return the scores (b, n) of an output, its values (b,), and its slope per logit (b, c)."""
     with torch.enable_grad():
         leaf = logits.clone().requires_grad_(True)
         value = output.to_share(leaf)
-        (seed,) = torch.autograd.grad(value.sum(), leaf)
-    return (parts @ seed.unsqueeze(-1)).squeeze(-1), value, seed
+        (slopes,) = torch.autograd.grad(value.sum(), leaf)
+    return (parts @ slopes.unsqueeze(-1)).squeeze(-1), value, slopes
 
 
 @register_method("random", signed=True, cost="1")

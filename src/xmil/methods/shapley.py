@@ -1,4 +1,4 @@
-"""Shapley values of instances: the mean change of the output as each joins the others in every order.
+"""Shapley values of instances: the mean change of the output when each joins the others, over all orders.
 
 Shapley, "A Value for n-Person Games", 1953; permutation sampling as in Castro, Gómez and Tejada, "Polynomial
 calculation of the Shapley value based on sampling", 2009, each permutation with its reverse.
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 AFFORDABLE = 12  # bags up to this size are enumerated: 4,096 coalitions
 LARGEST = 20  # the largest bag that can be enumerated at all
-CHUNK = 16  # pairs of permutations between two looks at the standard errors
-WIDE = 128  # the same on a graphics card, which many small batches would leave idle
-FEWEST = 2 * CHUNK  # pairs before the first look: fewer make poor standard errors
-TIMED = 4  # permutations that are run to see how long others will take
-GAUSS = (0.5 - 12**-0.5, 0.5 + 12**-0.5)  # of the unit interval
+CHUNK = 16  # pairs of permutations between two checks of the standard errors
+WIDE = 128  # the same on a GPU, which many small batches would leave idle
+FEWEST = 2 * CHUNK  # pairs before the first check: fewer make poor standard errors
+TIMED = 4  # permutations to time for an estimate of the duration
+GAUSS = (0.5 - 12**-0.5, 0.5 + 12**-0.5)  # Gauss's points of the unit interval
 Progress = Callable[[int, int], None]
 
 
@@ -54,7 +54,7 @@ class Estimate:
 
     @classmethod
     def of(cls, total: Tensor, squares: Tensor, samples: int) -> Estimate:
-        """The estimate from sums of values and of their squares; a single sample has no standard error."""
+        """Estimate from sums of values and of their squares; a single sample has an infinite error."""
         mean = total / samples
         if samples == 1:
             return cls(mean, torch.full_like(mean, float("inf")), samples)
@@ -80,9 +80,9 @@ def shapley(
     """The mean of v(S + i) - v(S) over the orders in which instances can join.
 
     Sampling stops once the largest standard error is at most `precision`, in units of the output, or after
-    so many `permutations`; None takes them all. Small bags are enumerated: `exact` asks for it or against
-    it. `progress(done, total)` is called as permutations are done. In the audit the bias is the output of
-    the empty bag: n zero vectors, or n instances like the `baseline` times its `strength`.
+    `permutations` orders; a precision of None takes them all. Small bags are enumerated, unless `exact`
+    decides. `progress(done, total)` is called after each batch of permutations. In the audit the bias is the
+    output of the empty bag: n zero vectors, or n copies of the `baseline` times its `strength`.
     """
     check_sampling("shapley", precision, permutations=(permutations, 4))
     if exact and x.shape[1] > LARGEST:
@@ -102,7 +102,7 @@ def shapley(
     shortfall = warn_of_shortfall(
         estimate.stderr, precision, samples=2 * estimate.samples, parameter="permutations"
     )
-    about, attributions = describe_baseline(centre), []
+    notes, attributions = describe_baseline(centre), []
     for output, scores, stderr in zip(outputs, estimate.mean, estimate.stderr, strict=True):
         value, bias = float(output(game.full)), float(output(game.empty))
         attributions.append(
@@ -113,16 +113,16 @@ def shapley(
                 Audit.close(output=value, instances=float(scores.sum()), bias=bias),
                 stderr=stderr,
                 stable=sure_signs(scores, stderr, estimate.samples),
-                params=about["params"],
-                warnings=(*shortfall, *about["warnings"]),
+                params=notes["params"],
+                warnings=(*shortfall, *notes["warnings"]),
             )
         )
     return Attributions(game.logits, attributions)
 
 
 def sure_signs(scores: Tensor, stderr: Tensor, samples: int | Tensor) -> Tensor:
-    """Where the sign is sure: |score| > t(.975, samples - 1) stderr; nowhere with a single sample."""
-    from scipy.stats import t as student  # not at the top: other methods do without scipy
+    """Mark sure signs: |score| > t(.975, samples - 1) stderr; none with a single sample."""
+    from scipy.stats import t as student  # not at the top: other methods need no scipy
 
     counts = torch.as_tensor(samples, device=scores.device)
     degrees = np.maximum(1, counts.cpu().numpy() - 1)
@@ -131,7 +131,7 @@ def sure_signs(scores: Tensor, stderr: Tensor, samples: int | Tensor) -> Tensor:
 
 
 def exact_shapley(values: Tensor, n: int) -> Tensor:
-    """Shapley values (n,) from the values (2^n,) of all coalitions, coalition s holding i where bit i is set.
+    """Shapley values (n,) from the values (2^n,) of all coalitions; coalition s holds i if bit i of s is set.
 
     >>> exact_shapley(torch.tensor([0.0, 1.0, 2.0, 5.0]), 2).tolist()
     [2.0, 3.0]
@@ -144,17 +144,17 @@ def exact_shapley(values: Tensor, n: int) -> Tensor:
         gains = values[others | (1 << i)] - values[others]
         by_size = gains.new_zeros(n).index_add_(0, sizes[others], gains)
         counts = torch.bincount(sizes[others], minlength=n)
-        shares.append((by_size / counts).mean())  # each size counts alike, each coalition of a size as well
+        shares.append((by_size / counts).mean())  # sizes weigh the same, and so do the coalitions of a size
     return torch.stack(shares)
 
 
 def bits_of(codes: Tensor, n: int) -> Tensor:
-    """Masks (b, n): instance i is in coalition s where bit i of s is set."""
+    """Make masks (b, n): instance i is in coalition s if bit i of s is set."""
     return (codes.unsqueeze(1) >> torch.arange(n, device=codes.device)) & 1 == 1
 
 
 def time_call(run: Callable[[], Tensor]) -> float:
-    """Measure the seconds of a call after another like it; reading a number waits for a device to end."""
+    """Measure the seconds of a call after a warm-up; reading a number waits for the device."""
     for _ in range(2):
         start = perf_counter()
         float(run().sum())
@@ -167,7 +167,7 @@ def measure_prefixes(
 ) -> float:
     """Estimate the seconds that so many permutations take on this machine, from a few of them.
 
-    Where the model is run, sub-bags of two sizes stand for all: Gauss's points.
+    If the model has to run on each sub-bag, two sizes represent all: Gauss's points.
     """
     if game.n == 1:
         return 0.0
@@ -180,7 +180,7 @@ def measure_prefixes(
 
 
 class _LazyText:
-    """Text that takes time to write: a record that is not shown never writes it."""
+    """Text that takes time to write, and is only written if the log record is shown."""
 
     def __init__(self, write: Callable[[], str]) -> None:
         self._write = cache(write)
@@ -190,7 +190,7 @@ class _LazyText:
 
 
 class _Orders:
-    """Permutations of a game's instances, each with its reverse, sampled until they tell enough."""
+    """Permutations of a game's instances, each with its reverse, sampled to a precision."""
 
     def __init__(self, game: Subsets, rng: np.random.Generator, permutations: int) -> None:
         self.game, self.rng = game, rng
@@ -221,20 +221,20 @@ class _Orders:
         return estimate
 
     def _gains(self, outputs: Sequence[Output], pairs: int) -> Tensor:
-        """What each instance adds on joining, (o, pairs, n): the mean over an order and its reverse."""
+        """The gain from each instance, (o, pairs, n): the mean over an order and its reverse."""
         forth = torch.from_numpy(np.stack([self.rng.permutation(self.game.n) for _ in range(pairs)])).to(
             self.game.x.device
         )
         orders = torch.cat([forth, forth.flip(1)])
         logits = self.game.prefixes(orders)
         values = [output(logits.flatten(0, 1)).view(logits.shape[:2]) for output in outputs]
-        steps = torch.stack([value.diff(dim=1) for value in values])  # (o, 2 pairs, n), in the order's order
+        steps = torch.stack([value.diff(dim=1) for value in values])  # (o, 2 pairs, n), sorted by order
         gains = torch.empty_like(steps).scatter_(2, orders.expand_as(steps), steps)
         both: Tensor = gains.unflatten(1, (2, pairs))
         return both.mean(dim=1)
 
     def _describe_cost(self, precision: float | None) -> str:
-        """How many permutations are ahead and how long they take, from the time of a few sub-bags."""
+        """Describe how many permutations will run and how long they take, from the time of a few sub-bags."""
         drawn = min(self.chunk, self.pairs)
         pair = measure_prefixes(self.game, 2 * drawn) / drawn
         fewest = self.pairs if precision is None else min(self.pairs, max(FEWEST, drawn))
@@ -243,7 +243,7 @@ class _Orders:
         return f"{' to '.join(counts)} permutations: about {' to '.join(dict.fromkeys(times))}"
 
     def _announce_end(self, estimate: Estimate, precision: float, seconds: float) -> None:
-        """Say where sampling will stop: standard errors fall with the root of the samples."""
+        """Log when sampling will stop: standard errors fall with the root of the samples."""
         needed = estimate.samples * (float(estimate.stderr.max()) / precision) ** 2
         chunks = -(-max(needed, FEWEST) // self.chunk) if needed < self.pairs else self.pairs
         pairs = int(min(self.pairs, chunks * self.chunk))
@@ -254,7 +254,7 @@ class _Orders:
 
 
 def write_duration(seconds: float) -> str:
-    """Write a time in the words of a clock, to two digits.
+    """Write a time with its unit, to two digits.
 
     >>> write_duration(0.3), write_duration(43.4), write_duration(600.0), write_duration(9000.0)
     ('1 s', '43 s', '10 min', '2.5 h')
@@ -265,7 +265,7 @@ def write_duration(seconds: float) -> str:
 
 
 def is_precise(stderr: Tensor, precision: float | None) -> bool:
-    """Whether every standard error is within the precision that was asked for; never without one."""
+    """Whether every standard error is within the precision; False if that is None."""
     return precision is not None and float(stderr.max()) <= precision
 
 
@@ -282,7 +282,7 @@ def warn_of_shortfall(
 
 
 def check_sampling(method: str, precision: Any, **counts: tuple[Any, int]) -> None:
-    """Refuse a precision that is not positive, and numbers of samples below the least for each."""
+    """Refuse a precision that is not positive, and counts below their least values."""
     if precision is not None and (not isinstance(precision, int | float) or not precision > 0):
         raise bad_parameter("precision", method, "a float in the range (0, inf), or None", precision)
     for name, (count, least) in counts.items():

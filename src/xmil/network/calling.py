@@ -1,4 +1,4 @@
-"""How a foreign module is called, and what travels with the instances of a bag into it."""
+"""Calling a foreign module, and the companions that travel with the instances of a bag into it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALIASES = {alias: name for name, aliases in COMPANIONS.items() for alias in ali
 
 Call = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Any]
 MakeMask = Callable[[Tensor], Tensor]  # a mask (1, n) for a bag (1, n, d)
-FULL_MASKS: dict[str, MakeMask] = {  # by what shows the full bag, if the mask keeps or hides instances
+FULL_MASKS: dict[str, MakeMask] = {  # masks that show the full bag if True keeps, or hides, an instance
     "ones": lambda x: torch.ones(x.shape[:2], dtype=torch.bool, device=x.device),
     "zeros": lambda x: torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device),
 }
@@ -41,7 +41,7 @@ FULL_MASKS: dict[str, MakeMask] = {  # by what shows the full bag, if the mask k
 class CallStyle:
     """One way to call a module with a bag (1, n, d); `text` is how a user would write it.
 
-    `names` are the companions it passes on, and whether each must be there.
+    `names` has the companions it passes, and whether each is required.
     """
 
     text: str
@@ -50,7 +50,7 @@ class CallStyle:
     batch: bool = True  # whether the module gets (1, n, d), else (n, d)
     with_mask: Callable[..., CallStyle] | None = None  # the same with another mask: make=, word=
     full_mask: Callable[[str, str], CallStyle] | None = None  # the same with a full mask: parameter, word
-    passes_none: bool = False  # whether it passes None for a mask that must be given
+    passes_none: bool = False  # whether it passes None for a required mask
 
 
 PLAIN = CallStyle(
@@ -63,7 +63,7 @@ PLAIN = CallStyle(
 
 
 def list_call_styles(module: nn.Module, companions: Sequence[str]) -> list[CallStyle]:
-    """The styles that fit the signature of the module and the companions of the bag, most usual first."""
+    """List the styles that fit the module's signature and the bag's companions, most usual first."""
     parameters, required = _parameters(module) or {}, _required_parameters(module)
     shapes = (True, False)  # (1, n, d), then (n, d)
     mask = takes_mask(module)
@@ -81,7 +81,7 @@ def list_call_styles(module: nn.Module, companions: Sequence[str]) -> list[CallS
         ]
     else:
         styles = [PLAIN, _with_companions({}, batch=False)]
-    if optional := optional_companions(module, companions):  # the body may need them all the same
+    if optional := optional_companions(module, companions):  # the body may need them anyway
         with_them = {**named, **optional}
         styles += [
             _with_companions(with_them, batch=batch, real=real) for real in (False, True) for batch in shapes
@@ -97,34 +97,34 @@ def list_call_styles(module: nn.Module, companions: Sequence[str]) -> list[CallS
 
 
 def _required_parameters(module: nn.Module) -> list[str] | None:
-    """Parameters of `forward` without a default, the features first; None if its signature is unknown."""
+    """List parameters of `forward` without a default, features first; None if its signature is unknown."""
     parameters = _parameters(module)
     if parameters is None:
         return None
-    loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters.values() if p.default is p.empty and p.kind not in loose]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters.values() if p.default is p.empty and p.kind not in variadic]
 
 
 def optional_companions(module: nn.Module, companions: Sequence[str]) -> dict[str, str]:
-    """Parameters with a default that would take a companion of the bag, and its name."""
+    """Find parameters with a default that could take a companion of the bag, and its name."""
     parameters = _parameters(module) or {}
     names = {p.name: companion_of(p.name, companions) for p in parameters.values() if p.default is None}
     return {name: to for name, to in names.items() if to in companions and to is not None}
 
 
 def training_flag(module: nn.Module) -> str | None:
-    """The parameter of `forward` that says whether it trains, if that is so by default."""
+    """Find the parameter of `forward` for training mode, if its default is True."""
     parameters = (_parameters(module) or {}).values()
     return next((p.name for p in parameters if p.name in TRAINING and p.default is True), None)
 
 
 def takes_mask(module: nn.Module) -> str | None:
-    """The parameter of `forward` for a mask, if it has one."""
+    """Find the parameter of `forward` for a mask, if it has one."""
     return next((name for name in _parameters(module) or {} if name in MASKS), None)
 
 
 def companion_of(parameter: str, companions: Sequence[str]) -> str | None:
-    """The companion that a parameter's name asks for; None for a mask, which a single bag does not need.
+    """Find the companion for a parameter's name; None for a mask, which a single bag does not need.
 
     >>> companion_of("patch_coords", []), companion_of("stain", ["stain"]), companion_of("mask", [])
     ('coords', 'stain', None)
@@ -135,7 +135,7 @@ def companion_of(parameter: str, companions: Sequence[str]) -> str | None:
 
 
 def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter] | None:
-    """The parameters of a module, for a chain those of its encoder; None if unknown, as of traced modules."""
+    """The parameters of a module, or of a chain's encoder; None if unknown, as for traced modules."""
     signature = getattr(module, "call_signature", None)
     try:
         if not isinstance(signature, inspect.Signature):
@@ -155,9 +155,9 @@ def _with_companions(
     make: MakeMask = FULL_MASKS["ones"],
     word: str = "ones",
 ) -> CallStyle:
-    """The style with companions by keyword: with or without a batch, as real numbers, with a mask.
+    """Make the style with companions by keyword: with or without a batch, as real numbers, with a mask.
 
-    `features` is the keyword of the bag itself, if it does not come first.
+    `features` is the keyword of the bag itself, if it is not positional.
     """
     end = f"{'' if batch else '[0]'}{'.float()' if real else ''}"
     keywords = [
@@ -166,15 +166,15 @@ def _with_companions(
     ]
 
     def call(module: nn.Module, x: Tensor, values: Mapping[str, Tensor]) -> Any:
-        named = {name: None if to is None else values[to] for name, to in companions.items()}
+        arguments = {name: None if to is None else values[to] for name, to in companions.items()}
         if mask is not None:
-            named[mask] = make(x)
-        for name, value in named.items():
+            arguments[mask] = make(x)
+        for name, value in arguments.items():
             if value is not None:
                 value = value if batch else value[0]
-                named[name] = value.to(x.dtype) if real and name != mask else value
+                arguments[name] = value.to(x.dtype) if real and name != mask else value
         bag = x if batch else x[0]
-        return module(bag, **named) if features is None else module(**{features: bag}, **named)
+        return module(bag, **arguments) if features is None else module(**{features: bag}, **arguments)
 
     names = {to: True for to in companions.values() if to}
     start = "" if features is None else f"{features}="
@@ -197,7 +197,7 @@ def _with_companions(
 def _by_names(
     *, batch: bool, mask: bool, make: MakeMask = FULL_MASKS["ones"], word: str = "ones"
 ) -> CallStyle:
-    """The style with one object that has features and companions as items and attributes."""
+    """Make the style with one object that has features and companions as items and attributes."""
 
     def call(module: nn.Module, x: Tensor, values: Mapping[str, Tensor]) -> Any:
         if batch:
@@ -212,13 +212,13 @@ def _by_names(
 
 
 class MissingInputError(KeyError, AttributeError):
-    """A companion that a module looks up among its named inputs, and that the bag does not have."""
+    """A companion that a module looks up among its named inputs, but the bag does not have."""
 
 
 class NamedInputs(dict[str, Any]):
-    """Features and companions under the names that modules ask for, as items or attributes of one object.
+    """Features and companions under the names that modules use, as items or attributes of one object.
 
-    Without a mask by default: a single bag has no padding, and modules differ in what True marks.
+    There is no mask by default: a single bag has no padding, and modules differ in what True means.
 
     >>> NamedInputs(torch.zeros(3, 2), {})["feats"].shape, NamedInputs(torch.zeros(3, 2), {}).batch.tolist()
     (torch.Size([3, 2]), [0, 0, 0])
@@ -235,7 +235,7 @@ class NamedInputs(dict[str, Any]):
             return self._mask
         if name in ("batch", "num_nodes"):
             nodes = self._x.shape[-2]
-            graph = torch.zeros(nodes, dtype=torch.long, device=self._x.device)  # all nodes are of one
+            graph = torch.zeros(nodes, dtype=torch.long, device=self._x.device)  # a single graph
             return nodes if name == "num_nodes" else graph
         companion = companion_of(name, list(self._companions))
         if companion is None or companion not in self._companions:
@@ -257,24 +257,24 @@ class NamedInputs(dict[str, Any]):
         )
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The item, or the default if the bag does not have it."""
+        """Return the item, or the default if the bag does not have it."""
         return self[name] if name in self else default  # noqa: SIM401  # this is get
 
     def to(self, *_: Any, **__: Any) -> NamedInputs:
-        """Itself: everything is on the features' device already."""
+        """Return itself: everything is already on the features' device."""
         return self
 
 
 def check_parameters(module: nn.Module, companions: Sequence[str]) -> None:
-    """Refuse a module whose `forward` requires a parameter that no bag can fill."""
+    """Refuse a module whose `forward` requires a parameter that no bag has."""
     fillable = {*companions, *COMPANIONS, None}
     required = (_required_parameters(module) or [])[1:]
-    strange = [name for name in required if companion_of(name, companions) not in fillable]
-    if not strange:
+    unknown = [name for name in required if companion_of(name, companions) not in fillable]
+    if not unknown:
         return
-    name, first = type(module).__name__, strange[0]
+    name, first = type(module).__name__, unknown[0]
     raise InputError(
-        f"{name}.forward asks for {' and '.join(map(repr, strange))} beside the features, which no bag has; "
+        f"{name}.forward asks for {' and '.join(map(repr, unknown))} besides the features, which no bag has; "
         f"pass forward=lambda net, x: net(x, {first}=...), or a Bag with extras={{{first!r}: ...}} if it "
         "has a row for each patch."
     )
@@ -290,8 +290,8 @@ class MissingCompanionError(InputError):
 class Companions:
     """Values for each instance of one bag, by name, or for each pair if they join instances.
 
-    `select` gives `coords` (b, n, 2), `adjacency` (b, n, n) and whatever else `Bag.extras` has for any choice
-    of rows; `index` (b, n) are the rows themselves. Rows of -1 are padding: zeros, unjoined.
+    `select` returns `coords` (b, n, 2), `adjacency` (b, n, n) and anything else in `Bag.extras` for any
+    rows; `index` (b, n) is the rows themselves. Rows of -1 are padding: zeros, joined to nothing.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Companions:
 
     @classmethod
     def of(cls, bag: Any, n: int) -> Companions:
-        """The companions of a bag; a bare array of features has only its row numbers."""
+        """Collect the companions of a bag; a bare array of features only has its row numbers."""
         if not isinstance(bag, Bag):
             return cls({}, n=n)
         microns: Any = bag.raw_coords if bag.unit == "um" else None
@@ -315,20 +315,20 @@ class Companions:
 
     @property
     def names(self) -> list[str]:
-        """The companions that the bag has, without `index`, which every bag has."""
+        """The companions of the bag, except `index`, which every bag has."""
         return list(self._values)
 
     def __contains__(self, name: object) -> bool:
         return name == INDEX or name in self._values
 
     def replaced(self, values: Mapping[str, Any]) -> Companions:
-        """These companions, some of them replaced."""
+        """Copy the companions and replace some of them."""
         return Companions({**self._values, **values}, n=self.n, name=self.name, hint=self._hint)
 
     def select(self, name: str, rows: Tensor, like: Tensor) -> Tensor:
-        """One companion for rows (b, m) of the bag: (b, m, ...), or (b, m, m) if it joins instances.
+        """Select a companion for rows (b, m) of the bag: (b, m, ...), or (b, m, m) if it joins instances.
 
-        Real numbers take the dtype of the features, all companions their device.
+        Real numbers get the dtype of the features, and all companions their device.
         """
         if name == INDEX:
             return rows
@@ -343,11 +343,11 @@ class Companions:
         if joins_instances(name, value):
             joined = full[at.unsqueeze(2), at.unsqueeze(1)]
             return joined.masked_fill(~(real.unsqueeze(2) & real.unsqueeze(1)), 0)
-        picked = full[at]
-        return picked.masked_fill(~real.reshape(*real.shape, *[1] * (picked.ndim - 2)), 0)
+        values = full[at]
+        return values.masked_fill(~real.reshape(*real.shape, *[1] * (values.ndim - 2)), 0)
 
     def missing_error(self, names: Iterable[str], asker: str) -> MissingCompanionError | None:
-        """The error for companions that the bag does not have, or None."""
+        """Make the error for companions that the bag does not have, or None."""
         missing = [name for name in names if name not in self]
         if not missing:
             return None
@@ -360,7 +360,7 @@ class Companions:
 
 
 def as_companion(value: Any, like: Tensor, name: str) -> Tensor:
-    """An array of numbers as a tensor beside the features: whole numbers int64, real ones in their dtype."""
+    """Convert an array of numbers to a tensor: whole numbers to int64, real ones to the features' dtype."""
     if not isinstance(value, Tensor):
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
@@ -374,7 +374,7 @@ def as_companion(value: Any, like: Tensor, name: str) -> Tensor:
 
 
 def named_companions(function: Callable[..., Any]) -> dict[str, bool]:
-    """The keyword-only parameters of a function, and whether each is required.
+    """List the keyword-only parameters of a function, and whether each is required.
 
     >>> named_companions(lambda net, x, *, coords, index=None: 0)
     {'coords': True, 'index': False}
@@ -387,7 +387,7 @@ def named_companions(function: Callable[..., Any]) -> dict[str, bool]:
 
 
 def _sparse(matrix: Any, rows: Tensor, like: Tensor) -> Tensor:
-    """A sparse matrix between the rows (b, m), as a sparse tensor (b, m, m)."""
+    """Select a sparse matrix between the rows (b, m), as a sparse tensor (b, m, m)."""
     b, m = rows.shape
     places, values = [], []
     for i, row in enumerate(rows.cpu().numpy()):
@@ -400,18 +400,18 @@ def _sparse(matrix: Any, rows: Tensor, like: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(indices, data, (b, m, m), check_invariants=True).coalesce()
 
 
-# What does not travel: values with a row per instance that a function or module keeps for itself.
+# What does not travel: values with a row per instance that a function or module stores.
 
-DEPTH = 3  # of dicts, lists and objects within each other
-LONGEST_LIST = 16  # a longer list has numbers, or a row per instance itself
+DEPTH = 3  # of nested dicts, lists and objects
+LONGEST_LIST = 16  # a longer list holds numbers, or a row per instance itself
 LIBRARIES = ("torch", "numpy", "scipy", "sklearn", "xmil.")
-ARRAYS = (Tensor, np.ndarray, Mapping, list, tuple)  # and what may contain some
+ARRAYS = (Tensor, np.ndarray, Mapping, list, tuple)  # and containers of arrays
 
 
 def find_values_per_instance(
     function: Callable[..., Any] | None, module: nn.Module, n: int
 ) -> dict[str, tuple[int, str]]:
-    """Values with a row for each of n instances that a function and its module keep: identity and shape."""
+    """Find values with a row for each of n instances in a function and its module: identity and shape."""
     values = [] if function is None else list(_outside_values(function))
     for path, part in module.named_modules():
         own = {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "caller"}
@@ -427,7 +427,7 @@ def find_values_per_instance(
 
 
 def fixed_value_error(name: str, shape: str, n: int, *, owner: str) -> InputError:
-    """The error for a value that would stay complete while instances leave the bag."""
+    """Make the error for a value that would stay complete while instances leave the bag."""
     last = name.split(".")[-1]
     word = last if last.isidentifier() and "coord" not in last.lower() else "coords"
     advice = "coords=..." if word == "coords" else f"extras={{{word!r}: ...}}"
@@ -439,24 +439,24 @@ def fixed_value_error(name: str, shape: str, n: int, *, owner: str) -> InputErro
 
 
 def _outside_values(function: Callable[..., Any], depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """What a function reads from outside itself, by name: closure, globals, defaults, bound objects."""
+    """Yield values that a function reads from outside, by name: closure, globals, defaults, bound objects."""
     if isinstance(function, partial):
-        named = {**{f"argument {i}": v for i, v in enumerate(function.args)}, **function.keywords}
-        yield from _with_contents(named, depth)
+        arguments = {**{f"argument {i}": v for i, v in enumerate(function.args)}, **function.keywords}
+        yield from _with_contents(arguments, depth)
         yield from _outside_values(function.func, depth)
     elif isinstance(function, MethodType):
         yield from _with_contents({"self": function.__self__}, depth)
         yield from _outside_values(function.__func__, depth)
     elif isinstance(function, FunctionType):
-        named = {}
+        values = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # an empty cell
-                named[name] = cell.cell_contents
+                values[name] = cell.cell_contents
         for name in _global_names(function.__code__):
             if name in function.__globals__:
-                named.setdefault(name, function.__globals__[name])
-        named |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
-        yield from _with_contents(named | (function.__kwdefaults__ or {}), depth)
+                values.setdefault(name, function.__globals__[name])
+        values |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
+        yield from _with_contents(values | (function.__kwdefaults__ or {}), depth)
     elif not isinstance(function, type) and hasattr(function, "__dict__"):
         yield from _with_contents(vars(function), depth)
 
@@ -471,26 +471,26 @@ def _global_names(code: CodeType) -> Iterator[str]:
 
 
 def _with_contents(values: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, Any]]:
-    """The values, and those within dicts, plain objects and functions among them."""
+    """Yield the values, and those inside their dicts, lists, plain objects and functions."""
     for name, value in values.items():
         yield name, value
-        within: Mapping[Any, Any] = {}
+        contents: Mapping[Any, Any] = {}
         if depth >= DEPTH or isinstance(value, Tensor | np.ndarray | Bag | str):
             continue
         if isinstance(value, list | tuple):
-            within = dict(enumerate(value)) if len(value) <= LONGEST_LIST else {}
+            contents = dict(enumerate(value)) if len(value) <= LONGEST_LIST else {}
         elif isinstance(value, Mapping):
-            within = value
+            contents = value
         elif isinstance(value, FunctionType | MethodType | partial):
             if not str(getattr(value, "__module__", "")).startswith(LIBRARIES):
                 yield from _outside_values(value, depth + 1)
         elif hasattr(value, "__dict__") and not isinstance(value, type | ModuleType | nn.Module):
-            within = vars(value)
-        yield from ((f"{name}.{key}", inner) for key, inner in _with_contents(within, depth + 1))
+            contents = vars(value)
+        yield from ((f"{name}.{key}", inner) for key, inner in _with_contents(contents, depth + 1))
 
 
 def _shape_per_instance(value: Any, n: int) -> str | None:
-    """In words, the shape of a value with a row per instance; None for any other."""
+    """Describe the shape of a value with a row per instance; None for any other."""
     if isinstance(value, Bag):
         return f"(a bag of {n} patches)" if len(value) == n else None
     if isinstance(value, nn.Parameter):

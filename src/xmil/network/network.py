@@ -1,4 +1,4 @@
-"""A model as the methods see it: bags in, outputs out, whatever the module returns."""
+"""The interface of models to methods: bags in, outputs out, for any module."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ ForwardFunction = Callable[..., Any]  # (net, x, *, companions by name)
 
 
 class Network:
-    """A module with the way to call it. Our models take batches of bags; others one bag at a time.
+    """A module and how to call it. Built-in models take batches of bags, foreign modules one bag at a time.
 
-    Wherever a bag lacks instances of the full one, its `rows` (b, n) of the full bag come with it, -1 for
-    padding, so that the companions (coordinates, adjacency, see `Companions`) that the user's `forward` or a
-    model's `aggregate` names as keyword-only parameters stay beside their instances. `part` is the network
-    for such a bag as if it were the full one.
+    A bag without some instances of the full one comes with its `rows` (b, n) of the full bag, -1 for padding,
+    so that companions (coordinates, adjacency, see `Companions`) stay with their instances; the user's
+    `forward` or a model's `aggregate` names them as keyword-only parameters. `part` treats such a bag as the
+    full one.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Network:
     ) -> None:
         if not isinstance(module, nn.Module):
             raise InputError(f"A model must be a torch.nn.Module. Got {type(module).__name__} instead.")
-        module = getattr(module, "_orig_mod", module)  # the plain module behind torch.compile
+        module = getattr(module, "_orig_mod", module)  # the module inside torch.compile
         self.module = module
         self.model = module if isinstance(module, MILModel) and forward is None else None
         self.companions = companions or Companions({}, n=None)
@@ -71,15 +71,15 @@ class Network:
             names = named_companions(forward)
             self.call_style = CallStyle("forward(net, x)", lambda m, x, v: forward(m, x, **v), names)
         self.logits_path = LogitsPath()
-        self.link = "none"  # how outputs become logits: as they are, their "source", or by a "log"
-        self.draws = 0  # of a module that is random in eval mode; their mean output is taken
-        self.params: dict[str, Any] = {}  # what an explanation records of all this
+        self.link = "none"  # how to convert outputs to logits: "none", their "source", or a "log"
+        self.draws = 0  # to average for a module that is random in eval mode
+        self.params: dict[str, Any] = {}  # for explanations to record
         self.trial_warnings: tuple[str, ...] = ()
         self.trial_bag: Tensor | None = None
-        self.writes_input = False  # whether the module changes the bag it gets
+        self.writes_input = False  # whether the module changes its input
         foreign = self.model is None and next(module.buffers(), None) is not None
         self.changes_buffers: bool | None = None if foreign else False  # None: not known yet
-        self.changed_buffers: list[str] = []  # those that a pass of the trial changed
+        self.changed_buffers: list[str] = []  # changed by a pass of the trial
         self.registers_hooks = False  # whether it registers hooks on tensors without a gradient
         compiled = (
             part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in module.modules()
@@ -88,27 +88,27 @@ class Network:
         self.returns_hazards = False  # whether it returns hazards and their survival function
         self.sub_bag_refusal: XmilError | None = None  # why sub-bags are refused
         self._own_names = {} if self.model is None else named_companions(type(self.model).aggregate)
-        self._rows: Tensor | None = None  # of the full bag, if this is the network of a part
+        self._rows: Tensor | None = None  # of the full bag, if this network is for a part
 
     @property
     def name(self) -> str:
-        """The registered name of a model of ours, or the class of another module."""
+        """The registered name of a built-in model, or the class of a foreign module."""
         spec = getattr(self.model, "spec", None)
         return spec.name if spec is not None else type(self.module).__name__
 
     @property
     def task(self) -> str:
-        """What the outputs mean: the module's own `task` if we know it, else classification."""
+        """What the outputs mean: the module's `task` if it is registered, else classification."""
         task = getattr(self.module, "task", None)
         return task if isinstance(task, str) and task in TASKS else "classification"
 
     def references(self, n_outputs: int) -> list[float]:
-        """The value of each output that a regression is explained against."""
+        """The reference of each output of a regression."""
         value = None if self._spec("relative") else self._spec("reference")
         return declared_references(value, n_outputs, task=self.task, owner=self.name)
 
     def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
-        """Names of what can be explained, or None if nobody gave any."""
+        """Names of the targets, or None if they have none."""
         if isinstance(self.module, MILModel) and hasattr(self.module, "spec"):  # checked already
             names = self.module.class_names
         else:
@@ -117,34 +117,34 @@ class Network:
         return TASKS[self.task].target_names(n_outputs, names, self._spec("time_bins"))
 
     def _spec(self, name: str) -> Any:
-        """A setting of a model's spec, or an attribute of another's module."""
+        """A setting of a built-in model's spec, or an attribute of a foreign module."""
         return getattr(getattr(self.module, "spec", self.module), name, None)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What belongs beside every explanation: warnings of a model of ours, and those of the trial."""
+        """The warnings of a built-in model and of the trial, to show with every explanation."""
         own = self.module.warnings if isinstance(self.module, MILModel) else ()
         return (*own, *self.trial_warnings)
 
     @property
     def is_built_in(self) -> bool:
-        """Whether the model is of this package: nothing but its tensors and settings decides what it does."""
+        """Whether the model is of this package, so that its tensors and settings determine what it does."""
         return self.model is not None and type(self.model).__module__.startswith("xmil.models.")
 
     @property
     def takes_companions(self) -> bool:
-        """Whether outputs of a model of ours depend on more than features: coordinates, say."""
+        """Whether a built-in model also uses companions, such as coordinates."""
         return bool(self._own_names)
 
     def __call__(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d); `rows` (b, n) if they are not the full bag."""
+        """Compute outputs (b, c) of bags (b, n, d); pass `rows` (b, n) if they are not the full bag."""
         if self.model is not None:
             logits: Tensor = self.model(x, **self._companion_values(x, rows))
             return logits
         return self._one_by_one(x, rows)
 
     def outputs(self, x: Tensor) -> npt.NDArray[np.float64]:
-        """Outputs (c,) of one bag (1, n, d) in double precision, without gradients; refused if not finite."""
+        """Compute outputs (c,) of one bag (1, n, d) in double precision, without gradients; refuse NaN."""
         with frozen(self.module), torch.no_grad():
             outputs = self(x)[0].double().cpu().numpy()
         if not np.isfinite(outputs).all():
@@ -154,22 +154,22 @@ class Network:
         return np.asarray(outputs)
 
     def embed(self, x: Tensor) -> Tensor:
-        """What can be computed once for all perturbed bags: embedded instances, or the instances."""
+        """Compute what all perturbed bags share: embedded instances, or the instances themselves."""
         return x if self.model is None else self.model.embed(x)
 
     def aggregate(self, h: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags of embedded instances (b, n, e); `rows` as for a call."""
+        """Compute outputs (b, c) of bags of embedded instances (b, n, e); `rows` as for a call."""
         if self.model is not None:
             return self.model.aggregate(h, **self._companion_values(h, rows))
         return self._one_by_one(h, rows)
 
     def attention_weights(self, h: Tensor) -> Tensor:
-        """The weights (b, n, k) by which a model of ours joins the embedded instances of full bags."""
-        assert self.model is not None  # noqa: S101  # others have no such weights
+        """Compute the weights (b, n, k) with which a built-in model pools embedded instances of full bags."""
+        assert self.model is not None  # noqa: S101  # foreign modules have no such weights
         return self.model.attention_weights(h, **self._companion_values(h, None))
 
     def part(self, rows: Tensor) -> Network:
-        """The network for the bag of some rows (m,) of the full one, in that order."""
+        """Make the network for a bag of some rows (m,) of the full one, in that order."""
         twin = copy.copy(self)
         twin._rows = rows if self._rows is None else self._rows[rows]
         return twin
@@ -181,7 +181,7 @@ class Network:
         return torch.cat([self._one(bag, row) for bag, row in zip(x.split(1), each, strict=True)])
 
     def _companion_values(self, x: Tensor, rows: Tensor | None) -> dict[str, Tensor]:
-        """The companions that the call names, for the instances of bags (b, n, .)."""
+        """Select the companions that the call names, for the instances of bags (b, n, .)."""
         parameters = self.call_style.names if self.model is None else self._own_names
         names = [name for name, must in parameters.items() if must or name in self.companions]
         if not names:
@@ -193,21 +193,21 @@ class Network:
         return {name: part_of_bag(self.companions.select(name, at, x)) for name in names}
 
     def rows(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Rows of the full bag (b, m) for bags (b, m, .)."""
+        """Find the rows (b, m) of the full bag for bags (b, m, .)."""
         n = self.companions.n or x.shape[1]
         full = torch.arange(n, device=x.device) if self._rows is None else self._rows
         at = full.expand(len(x), -1) if rows is None else torch.where(rows < 0, -1, full[rows])
         if at.shape != x.shape[:2]:
             raise InputError(
-                f"A bag of {x.shape[1]} patches does not say which of the {n} of the full one it holds; "
+                f"It is unknown which of the {n} patches of the full bag are in this bag of {x.shape[1]}; "
                 "pass their rows."
             )
         return at
 
     def _one(self, x: Tensor, rows: Tensor | None) -> Tensor:
-        """Logits (1, c) of one bag, of a random module the mean over its draws.
+        """Compute logits (1, c) of one bag, for a random module the mean over its draws.
 
-        The error says why a sub-bag cannot run.
+        Errors name the reason why a sub-bag cannot run.
         """
         is_part = rows is not None or self._rows is not None
         if is_part and self.sub_bag_refusal is not None:
@@ -228,7 +228,7 @@ class Network:
             raise sub_bag_error(self, x.shape[1], error) from error
 
     def logits(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Logits (1, c) of one bag, from one pass."""
+        """Compute logits (1, c) of one bag in one pass."""
         if self.link != "source":
             out = self.logits_path(self.raw(x, rows))
             return to_log_odds(out, self.task) if self.link == "log" else out
@@ -238,16 +238,16 @@ class Network:
         return to_log_odds(out, self.task) if source is None else source.reshape(1, -1)
 
     def raw(self, x: Tensor, rows: Tensor | None = None) -> Any:
-        """What the module returns for one bag."""
+        """Run the module on one bag."""
         bag = x.clone() if self.writes_input else x
         values = self._companion_values(x, rows)
-        with ExitStack() as around:
+        with ExitStack() as stack:
             if self.changes_buffers is not False:
-                state = around.enter_context(borrowed_buffers(self.module))
+                state = stack.enter_context(borrowed_buffers(self.module))
             if self.registers_hooks:
-                around.enter_context(WithoutHooks())
+                stack.enter_context(WithoutHooks())
             if self._is_compiled:
-                around.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             out = self.call_style.call(self.module, bag, values)
             if self.changes_buffers is None and (changed := state.changed()):
                 self.changed_buffers = changed
@@ -255,7 +255,7 @@ class Network:
 
 
 class CallOptions(TypedDict, total=False):
-    """How a user's module is called and read: see `explain`."""
+    """How to call a user's module and read its output: see `explain`."""
 
     forward: ForwardFunction | None
     returns: str | None
@@ -263,9 +263,9 @@ class CallOptions(TypedDict, total=False):
 
 
 def open_network(model: Any, bag: Any, **options: Unpack[CallOptions]) -> tuple[Network, Tensor]:
-    """The network for one bag, with its companions, and the bag as a checked (1, n, d) tensor.
+    """Make the network for one bag, with its companions, and the bag as a checked (1, n, d) tensor.
 
-    A foreign module is tried out on the bag: how it is called, what it returns, whether it is random.
+    A foreign module is tried out on the bag: how to call it, what it returns, whether it is random.
     """
     check_names("parameter", options, CallOptions.__annotations__)
     network = Network(as_model(model), options.get("forward"))
@@ -289,7 +289,7 @@ def open_network(model: Any, bag: Any, **options: Unpack[CallOptions]) -> tuple[
 
 
 def as_model(model: Any) -> Any:
-    """A model; a path is read."""
+    """Return a model; read it if it is a path."""
     if not isinstance(model, str | PathLike):
         return model
     from xmil.models import load_model
@@ -298,7 +298,7 @@ def as_model(model: Any) -> Any:
 
 
 def as_bag(bag: Any) -> Any:
-    """A bag, tensor or array; a path is read."""
+    """Return a bag, tensor or array; read it if it is a path."""
     if not isinstance(bag, str | PathLike):
         return bag
     from xmil.data import read_bag
@@ -310,16 +310,16 @@ def check_same_bag(e: Explanation, name: str | None) -> None:
     """Refuse the explanation of another bag, if both have a name."""
     if e.bag is not None and name is not None and e.bag != name:
         raise InputError(
-            f"The explanation is of the bag {e.bag!r}, but the bag here is {name!r}; explain that one, or "
-            "pass the explanation's scores if the two are the same."
+            f"The explanation is of the bag {e.bag!r}, but the bag here is {name!r}; explain this bag, or "
+            "pass the explanation's scores if both are the same."
         )
 
 
 def as_tensor(bag: Any, network: Network) -> Tensor:
-    """The bag as a checked (1, n, d) tensor in the model's dtype; tensors stay on their device."""
+    """Convert the bag to a checked (1, n, d) tensor in the model's dtype; tensors stay on their device."""
     name = bag.called if isinstance(bag, Bag) else "the bag"
     from_file = isinstance(bag, Bag) and bool(bag.source)
-    leave = ", or move the file away to leave the slide out" if from_file else ""
+    skip = ", or move the file away to leave the slide out" if from_file else ""
     like = next(iter(network.module.parameters()), torch.zeros(0))
     if isinstance(bag, Tensor):
         if bag.layout != torch.strided:
@@ -331,7 +331,7 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
             )
         if x.device != like.device and like.numel():
             raise InputError(f"The bag is on {x.device} but the model on {like.device}; move one of them.")
-    elif isinstance(bag, StoredBag):  # copied as it is stored, widened when it is used
+    elif isinstance(bag, StoredBag):  # copied in its stored dtype, converted on the device
         x = torch.from_numpy(bag.stored).to(like.device, non_blocking=True)
     else:
         features = bag.features if isinstance(bag, Bag) else as_features(bag, name=name)
@@ -339,26 +339,26 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
     x = x.to(like.dtype) if like.is_floating_point() else x.float()
     if x.shape[0] == 0:
         start = f"{name[0].upper()}{name[1:]}" if name.startswith(("bag ", "the bag")) else name
-        nothing = f"{start} has no patches; there is nothing to explain"
-        raise InputError(f"{nothing}: extract its features again{leave}." if leave else f"{nothing}.")
+        fault = f"{start} has no patches; there is nothing to explain"
+        raise InputError(f"{fault}: extract its features again{skip}." if skip else f"{fault}.")
     width = getattr(network.model, "in_dim", None)
     if width is not None and x.shape[1] != width:
         raise InputError(
             f"{network.name} takes features of width {width}, but {name} has width {x.shape[1]}; "
-            f"use the features of the encoder the model was trained on{leave}."
+            f"use the features of the encoder the model was trained on{skip}."
         )
     if not bool(torch.isfinite(x.sum())):
         rows = (~torch.isfinite(x)).any(dim=1).nonzero().squeeze(1)
-        if len(rows):  # else the sum alone is too large
+        if len(rows):  # otherwise only the sum is too large
             raise InputError(
                 f"Features of {name} are not finite (NaN or inf) in {len(rows)} of {len(x)} rows, "
-                f"the first is row {int(rows[0])}; extract the features again or drop those rows{leave}."
+                f"the first is row {int(rows[0])}; extract the features again or drop these rows{skip}."
             )
     return x.detach().unsqueeze(0)
 
 
 class WithoutHooks(TorchFunctionMode):
-    """Hooks that a module registers on tensors within its forward pass do nothing: no gradient will come."""
+    """Ignore hooks that a module registers on tensors in its forward pass, as there will be no gradient."""
 
     def __torch_function__(
         self,
@@ -393,7 +393,7 @@ class BorrowedBuffers:
         return names
 
     def give_back(self) -> None:
-        """Put the module's own buffers in their places."""
+        """Restore the module's own buffers."""
         for (_, part), before in zip(self.parts, self.before, strict=True):
             part._buffers.clear()
             part._buffers.update(before)
@@ -413,19 +413,19 @@ def borrowed_buffers(module: nn.Module) -> Iterator[BorrowedBuffers]:
             state.give_back()
 
 
-# A module in eval mode, and everything put back afterwards.
+# Eval mode, and restoring everything afterwards.
 
 _lock = threading.Lock()
-# Every module and parameter that is frozen: itself, its flag before, and how many freeze it. Counted one by
-# one, so that two models may share a part.
+# Each frozen module and parameter, its flag before, and how many contexts freeze it. They are counted one by
+# one, because two models may share a part.
 _frozen_parts: dict[int, tuple[Any, bool, int]] = {}
 
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[nn.Module]:
-    """Keep a module in eval mode without trainable parameters; the last holder restores every flag.
+    """Keep a module in eval mode without trainable parameters; the last context restores every flag.
 
-    Threads may freeze the same module, or modules that share a part, at once.
+    Several threads may freeze the same module, or modules that share a part.
     """
     parts: list[nn.Module | nn.Parameter] = [*module.modules(), *module.parameters()]
     with _lock:
@@ -448,7 +448,7 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def find_device(name: str) -> str:
-    """The name of a device that is there; "auto" takes a GPU if there is one."""
+    """Check the name of a device, and choose a GPU, if there is one, for "auto"."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -468,7 +468,7 @@ def find_device(name: str) -> str:
 
 @contextmanager
 def on_device(module: Any, name: str | None) -> Iterator[torch.device | None]:
-    """Keep a module on a device within the block; None leaves it where it is."""
+    """Keep a module on a device within the block; None does not move it."""
     if name is None:
         yield None
         return
@@ -476,7 +476,7 @@ def on_device(module: Any, name: str | None) -> Iterator[torch.device | None]:
     homes = {part.device for part in (*module.parameters(), *module.buffers())}
     if len(homes) > 1:
         listing = ", ".join(sorted(map(str, homes)))
-        raise InputError(f"The model lies on several devices ({listing}); leave out device=.")
+        raise InputError(f"The model is on several devices ({listing}); leave out device=.")
     home = next(iter(homes), device)
     try:
         module.to(device)
@@ -489,11 +489,11 @@ def _flag_of(part: nn.Module | nn.Parameter) -> str:
     return "training" if isinstance(part, nn.Module) else "requires_grad"
 
 
-# What a module declares by its attributes.
+# The attributes by which a module declares its outputs.
 
 
 def declared_names(value: Any, n_outputs: int, *, task: str, owner: str) -> tuple[str, ...] | None:
-    """The `class_names` of a module: a list, tuple or array of different names, one for each output.
+    """Check the `class_names` of a module: a list, tuple or array of different names, one for each output.
 
     >>> declared_names(["benign", "tumour"], 1, task="classification", owner="Net")  # one logit, two classes
     ('benign', 'tumour')
@@ -505,16 +505,18 @@ def declared_names(value: Any, n_outputs: int, *, task: str, owner: str) -> tupl
     listed = _listed(value)
     names = tuple(map(str, listed or ()))
     if listed is not None and len(names) != n:
-        has = f"{owner[0].upper()}{owner[1:]} has {counted(n_outputs, 'output')}"
-        there = f"there {'is' if len(names) == 1 else 'are'} {counted(len(names), 'class name')}"
-        raise InputError(f"{has}, but {there}; set class_names to {n} different names, or to None.")
+        outputs = f"{owner[0].upper()}{owner[1:]} has {counted(n_outputs, 'output')}"
+        raise InputError(
+            f"{outputs}, but {counted(len(names), 'class name')}; set class_names to {n} different names, or "
+            "to None."
+        )
     if listed is None or len(set(names)) < n:
         raise bad_parameter("class_names", owner, f"a list of {n} different names, or None", value)
     return names
 
 
 def declared_references(value: Any, n_outputs: int, *, task: str, owner: str) -> list[float]:
-    """The `reference` of a regression: a finite number, or one for each output; zeros for other tasks."""
+    """Check the `reference` of a regression: a finite number, or one per output; zeros for other tasks."""
     if value is None or not TASKS[task].takes_reference:
         return [0.0] * n_outputs
     listed = _listed(value)
@@ -528,6 +530,6 @@ def declared_references(value: Any, n_outputs: int, *, task: str, owner: str) ->
 
 
 def _listed(value: Any) -> list[Any] | None:
-    """The entries of a sequence or an array (NumPy, torch, pandas); None for a single or unordered value."""
+    """List the entries of a sequence or an array (NumPy, torch, pandas); None for anything else."""
     items = value.tolist() if callable(getattr(value, "tolist", None)) else value
     return list(items) if isinstance(items, Sequence) and not isinstance(items, str | bytes) else None

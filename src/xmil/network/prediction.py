@@ -1,4 +1,4 @@
-"""`predict`: what a model says of one bag, in the words of its task."""
+"""`predict`: the prediction of a model for one bag, in the terms of its task."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from xmil.network.network import CallOptions, as_bag, as_model, on_device, open_
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a model says of a bag.
+    """The prediction of a model for a bag.
 
-    `logits` (c,) are its outputs. A model with classes has `probabilities` (k,), `cls`, the class it decides
-    for, and its `name`; of several labels `name` joins those above 0.5. Others have a `value`, one number or
-    one for each output, or a `risk`.
+    `logits` (c,) are its outputs. A model with classes has `probabilities` (k,), `cls`, the predicted class,
+    and its `name`; for multi-label models `name` joins the labels above 0.5. Others have a `value`, one
+    number or one for each output, or a `risk`.
     """
 
     logits: FloatArray
@@ -47,7 +47,7 @@ def predict(
     device: str | None = None,
     **how: Unpack[CallOptions],
 ) -> Prediction:
-    """What the model says of a bag; both may be paths, the options are those of `explain`.
+    """Predict the output of a model for a bag; both may be paths, the options are those of `explain`.
 
     >>> import torch, xmil
     >>> model = xmil.create_model("meanpool", in_dim=4, n_classes=2, class_names=["benign", "tumour"], seed=0)
@@ -62,8 +62,8 @@ def predict(
         logits = network.outputs(x)
     spec = vars(network.module.spec) if hasattr(network.module, "spec") else vars(network.module)
     task = TASKS[network.task]
-    named = network.target_names(len(logits)) or ()
-    names = task.names(len(logits), named[: task.count_targets(len(logits))] or None, spec.get("time_bins"))
+    target_names = (network.target_names(len(logits)) or ())[: task.count_targets(len(logits))]
+    names = task.names(len(logits), target_names or None, spec.get("time_bins"))
     outputs = with_reference(logits, spec)
     shared: dict[str, Any] = {"logits": logits.astype(np.float32), "task": task.name, "names": tuple(names)}
     numbers = task.numbers(outputs)

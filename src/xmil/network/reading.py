@@ -1,4 +1,4 @@
-"""What a module returns: where the logits are, and how probabilities become logits."""
+"""Reading what a module returns: finding the logits, and converting probabilities to logits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Path = tuple[Any, ...]
 
 
 class UnreadableError(InputError):
-    """What a module returned is not logits, or not for certain."""
+    """The returned value is not logits, or not certainly so."""
 
 
 class AmbiguousError(UnreadableError):
-    """Several of the things a module returned may be the logits."""
+    """Several returned tensors may be the logits."""
 
 
 @dataclass(frozen=True)
 class LogitsPath:
-    """The place of the logits in what a module returns.
+    """The place of the logits in a returned value.
 
     >>> str(LogitsPath((0, "logits"))), LogitsPath((1,))((0, torch.zeros(3))).shape
     ("[0]['logits']", torch.Size([1, 3]))
@@ -50,7 +50,7 @@ class LogitsPath:
 
 
 def as_logits(value: Any) -> Tensor | None:
-    """A tensor (c,), (1, ..., 1, c) or () as logits (1, c); None for anything else."""
+    """Convert a tensor (c,), (1, ..., 1, c) or () to logits (1, c); None for anything else."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() == 0:
         return None
     if value.ndim == 2 and value.shape[0] == 1:
@@ -63,8 +63,8 @@ def as_logits(value: Any) -> Tensor | None:
 def find_logits(raw: Any, n: int, *, name: str, other: Any = None) -> LogitsPath:
     """Find the one tensor that can be the logits of a bag of n instances; refuse several.
 
-    `other` is what the module returns for a bag of another size: what has another shape there has a number
-    per instance. Without it, what has n numbers.
+    `other` is the returned value for a bag of another size: tensors with another shape there have a number
+    per instance. Without it, tensors with n numbers count as such.
     """
     if isinstance(raw, Tensor):
         if as_logits(raw) is None:
@@ -76,7 +76,7 @@ def find_logits(raw: Any, n: int, *, name: str, other: Any = None) -> LogitsPath
         return LogitsPath(named[0])
     if (hazards := find_hazards(raw)) is not None:
         return hazards
-    # without a number per instance, losses beside longer ones, and what follows from another of them
+    # leave out numbers per instance, losses next to longer tensors, and tensors computed from another one
     shapes = {path: value.shape for path, value in _leaves(other)}
     own_leaves = dict(_leaves(raw))
 
@@ -87,24 +87,24 @@ def find_logits(raw: Any, n: int, *, name: str, other: Any = None) -> LogitsPath
     longer = [(path, value) for path, value in leaves if value.shape[1] > 1]
     losses = all("loss" in str(path[-1]).lower() for path, value in leaves if value.shape[1] == 1)
     leaves = longer if longer and losses else leaves
-    left = [
+    candidates = [
         (path, value)
         for i, (path, value) in enumerate(leaves)
         if not any(_follows(value, other, later=j < i) for j, (_, other) in enumerate(leaves) if j != i)
     ]
-    if len(left) == 1:
-        return LogitsPath(left[0][0])
-    if not left:
+    if len(candidates) == 1:
+        return LogitsPath(candidates[0][0])
+    if not candidates:
         raise _no_logits(raw, name)
-    places = ", ".join(f"{LogitsPath(path)} of shape {tuple(value.shape)}" for path, value in left)
+    places = ", ".join(f"{LogitsPath(path)} of shape {tuple(value.shape)}" for path, value in candidates)
     raise AmbiguousError(
         f"{name} returned a {type(raw).__name__} in which several tensors may be the logits: {places}; pass "
-        f"forward= to pick them, such as forward=lambda net, x: net(x){LogitsPath(left[0][0])}."
+        f"forward= to select them, such as forward=lambda net, x: net(x){LogitsPath(candidates[0][0])}."
     )
 
 
 def find_hazards(raw: Any) -> LogitsPath | None:
-    """The place of hazards (1, t) that stand beside the survival function they give, prod(1 - hazards)."""
+    """Find hazards (1, t) that are returned with their survival function, prod(1 - hazards)."""
     leaves = [(path, logits) for path, value in _leaves(raw) if (logits := as_logits(value)) is not None]
     for path, hazards in leaves:
         if hazards.shape[1] > 1 and bool(((hazards > 0) & (hazards < 1)).all()):
@@ -115,7 +115,7 @@ def find_hazards(raw: Any) -> LogitsPath | None:
 
 
 def _leaves(raw: Any, path: Path = (), depth: int = 0) -> Iterator[tuple[Path, Any]]:
-    """Tensors in tuples, lists, dicts and plain objects, with their places."""
+    """Yield tensors in tuples, lists, dicts and plain objects, with their places."""
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(raw, Tensor):
         yield path, raw
@@ -154,7 +154,7 @@ def _no_logits(raw: Any, name: str = "The model") -> UnreadableError:
         return UnreadableError(f"{name} must return logits (1, c) or (c,) for one bag. Got {shape}.")
     return UnreadableError(
         f"{name} returned a {type(raw).__name__} without a tensor of logits (1, c) or (c,); pass forward= to "
-        "pick them, such as forward=lambda net, x: net(x)['logits']."
+        "select them, such as forward=lambda net, x: net(x)['logits']."
     )
 
 
@@ -166,7 +166,7 @@ _SAME = (
     "squeeze", "unsqueeze", "view", "reshape", "flatten", "__getitem__", "float", "double", "to", "clone",
     "contiguous", "type_as",
 )  # fmt: skip
-_SIGNED = ("tanh", "erf", "special_erf")  # with one added, probabilities times two
+_SIGNED = ("tanh", "erf", "special_erf")  # plus one, they are probabilities times two
 _KEEP_PROBABILITIES = (
     "clamp", "clip", "clamp_min", "clamp_max", "cat", "concat", "stack", "where", "lerp",
     "mean", "sum", "prod", "amax", "amin", "max", "min", "maximum", "minimum", "topk", "sort", "kthvalue",
@@ -174,11 +174,11 @@ _KEEP_PROBABILITIES = (
     "unbind", "transpose", "permute", "movedim", "rsub", "__rsub__", "sub", "__sub__", "add", "__add__",
     "__radd__", "mul", "__mul__", "__rmul__", "div", "true_divide", "__truediv__", "pow", "__pow__", "sqrt",
     "square", "dot", "matmul", "__matmul__", "bmm", "mm", "mv", "einsum",
-)  # fmt: skip  # of probabilities alone these give probabilities, if the result is within [0, 1]
+)  # fmt: skip  # from probabilities alone these make probabilities, if the result is within [0, 1]
 
 
 class Watch(TorchFunctionMode):
-    """Runs every operation of a pass as it is, and shows it to `see`."""
+    """Run every operation of a pass unchanged, and show it to `see`."""
 
     def __torch_function__(
         self,
@@ -194,11 +194,11 @@ class Watch(TorchFunctionMode):
 
     @abstractmethod
     def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:
-        """Look at an operation and its result."""
+        """Inspect an operation and its result."""
 
 
 class ProbabilityWatch(Watch):
-    """Note which tensors are probabilities by how they were computed, and the logits they came from."""
+    """Track which tensors are probabilities, by their computation, and the logits behind them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class ProbabilityWatch(Watch):
                 self._logs[part] = None
             if name in _SQUASH and isinstance(first, Tensor):
                 small = first.numel() <= MOST_LOGITS and not name.endswith("_")
-                self._sources[part] = first if small else None  # not to be kept alive if it is attention
+                self._sources[part] = first if small else None  # attention should not stay in memory
             elif name in _SAME and follows:
                 source = self._sources[first]
                 self._sources[part] = None if source is None else function(source, *rest, **options)
@@ -229,7 +229,7 @@ class ProbabilityWatch(Watch):
                 self._sources[part] = None
 
     def _makes_probabilities(self, name: str, first: Any, rest: Any, options: Any) -> bool:
-        """Whether an operation makes probabilities, if not by a sigmoid or softmax."""
+        """Whether an operation other than a sigmoid or softmax makes probabilities."""
         if name == "hardsigmoid" or (name in ("clamp", "clip") and _to_unit(rest, options)):
             return True
         if name in ("add", "__add__", "__radd__") and isinstance(first, Tensor) and first in self._signed:
@@ -239,7 +239,7 @@ class ProbabilityWatch(Watch):
         return name in _KEEP_PROBABILITIES and bool(tensors) and all(t in self._sources for t in tensors)
 
     def is_probability(self, out: Tensor) -> bool:
-        """Whether a tensor was computed from softmaxes and sigmoids alone."""
+        """Whether a tensor was only computed from softmaxes and sigmoids."""
         return out in self._sources
 
     def is_log_probability(self, out: Tensor) -> bool:
@@ -247,13 +247,13 @@ class ProbabilityWatch(Watch):
         return out in self._logs
 
     def source(self, out: Tensor) -> Tensor | None:
-        """The logits whose softmax or sigmoid a tensor is, if that is the last thing done."""
+        """The logits of a tensor that is directly their softmax or sigmoid, else None."""
         source: Tensor | None = self._sources.get(out)
         return source
 
 
 def _to_unit(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether the bounds of a clamp are 0 and 1, about."""
+    """Whether the bounds of a clamp are close to 0 and 1."""
     bounds = [*arguments, *(options[name] for name in ("min", "max") if name in options)]
     if len(bounds) != 2 or not all(isinstance(bound, int | float) for bound in bounds):
         return False
@@ -271,7 +271,9 @@ def check_probabilities(p: Tensor, task: str, name: str) -> None:
     """Refuse outputs that cannot be probabilities of the task."""
     if not bool(((p >= -1e-6) & (p <= 1 + 1e-6)).all()):
         low, high = float(p.min()), float(p.max())
-        raise InputError(f"{name} gave {low:.3g} to {high:.3g}, not probabilities; leave out returns=.")
+        raise InputError(
+            f"The outputs of {name} are {low:.3g} to {high:.3g}, not probabilities; leave out returns=."
+        )
     total = float(p.double().sum())
     if TASKS[task].link == "softmax" and p.shape[1] > 1 and abs(total - 1) > 1e-3:
         raise InputError(
@@ -281,7 +283,7 @@ def check_probabilities(p: Tensor, task: str, name: str) -> None:
 
 
 def to_log_odds(p: Tensor, task: str) -> Tensor:
-    """Logits (1, c) whose softmax, or sigmoid for one output or a sigmoid per class, are p.
+    """Convert probabilities to logits (1, c): by the sigmoid for one output or separate ones, else softmax.
 
     >>> to_log_odds(torch.tensor([[0.2, 0.8]]), "classification").softmax(dim=-1)
     tensor([[0.2000, 0.8000]])
@@ -294,7 +296,7 @@ def to_log_odds(p: Tensor, task: str) -> Tensor:
 
 
 def to_probabilities(logits: Tensor, task: str) -> Tensor:
-    """The probabilities of logits (1, c)."""
+    """Convert logits (1, c) to probabilities."""
     if logits.shape[1] == 1 or TASKS[task].link == "sigmoid":
         return logits.sigmoid()
     return logits.softmax(dim=-1)

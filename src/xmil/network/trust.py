@@ -1,7 +1,7 @@
-"""Whether a foreign module can be trusted: trial calls settle how it is used, and name what is wrong.
+"""Try out a foreign module: trial calls decide how to call it, and find what is wrong with it.
 
-Everything is decided by passes over the bag, never by the wording of an error or by a name; if two readings
-are possible, the user is asked.
+Only passes over the bag decide, never the wording of an error or a name; if two interpretations are possible,
+the user has to choose.
 """
 
 from __future__ import annotations
@@ -55,40 +55,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ROUNDING = 1e-5  # of the logits: what rounding on parallel devices may change between two passes
-LOW_PRECISION = 1e-3  # of the logits: what rounding in low precision, or another order of sums, may change
-FEW_INSTANCES = 64  # on which the two shapes of a bag are compared
-OTHER_SIZE = 61  # instances of a second bag, if there are many: no usual width of a layer
-MOST_WIDTHS, MOST_INSTANCES = 6, 256  # how many widths and instances are tried to explain a failed call
-IN_A_RUN = " (in a run, build a module whose forward does so)"  # after advice to pass forward=
+ROUNDING = 1e-5  # of the logits: rounding on parallel devices may change this much between two passes
+LOW_PRECISION = 1e-3  # of the logits: low precision, or another order of sums, may change this much
+FEW_INSTANCES = 64  # to compare the two shapes of a bag
+OTHER_SIZE = 61  # instances of a second bag, if there are many: not a usual width of a layer
+MOST_WIDTHS, MOST_INSTANCES = 6, 256  # widths and instances to try for the reason of a failed call
+IN_A_RUN = " (in a run, build a module whose forward does so)"  # follows advice to pass forward=
 T = TypeVar("T")
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
 def run_trial(network: Network, x: Tensor, *, returns: str | None = None, average: int | None = None) -> None:
-    """Settle how a foreign module is called and read, from trial calls with the full bag (1, n, d).
+    """Decide how to call a foreign module and read its output, by trial calls with the full bag (1, n, d).
 
-    Whatever is not plain goes into `network.params` and `network.warnings`, which explanations carry.
+    Anything unusual goes into `network.params` and `network.warnings`, which explanations carry.
     """
     task = getattr(network.module, "task", None)
     if isinstance(task, str) and task not in TASKS:
         if get_close_matches(task.lower(), TASKS, n=1, cutoff=0.5):  # misspelt
             raise unknown_name(f"task of {network.name}", task, TASKS)
         network.trial_warnings += (
-            f"{network.name}.task is {task!r}, none of {', '.join(TASKS)}: taken as classification.",
+            f"{network.name}.task is {task!r}, not one of {', '.join(TASKS)}: taken as classification.",
         )
     x = x.clone() if x.is_inference() else x
     network.trial_bag = x
     n = x.shape[1]
     before = find_values_per_instance(network.forward, network.module, n)
-    watch, logits = _settle_call(network, x)
+    watch, logits = _find_call(network, x)
     if not bool(torch.isfinite(logits).all()):
         bag = network.companions.name
         raise UnsupportedError(f"The outputs of {network.name} are not finite for {bag}; check the model.")
     after = find_values_per_instance(network.forward, network.module, n)
     fixed = {name: value for name, value in after.items() if before.get(name) == value}
-    if fixed and n > 1:  # a row per instance that no call replaces: sub-bags would not fit it
+    if fixed and n > 1:  # no call replaces these rows, so they would not fit sub-bags
         used = _used_for_one_more(network, x)
         fixed = {name: value for name, value in fixed.items() if value[0] not in used}
     for name, (_, shape) in fixed.items() if n > 1 else ():
@@ -99,36 +99,36 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
         if fewer is not None and fewer.shape[1] == n - 1:
             raise InputError(
                 f"{network.name} returned a number for each patch, not logits of the bag; pass forward= "
-                f"to join them, such as forward=lambda net, x: net(x).mean(dim=1){IN_A_RUN}."
+                f"to pool them, such as forward=lambda net, x: net(x).mean(dim=1){IN_A_RUN}."
             )
     if network.changed_buffers:
         names = ", ".join(network.changed_buffers[:3])
         network.trial_warnings += (
             f"{network.name} is stateful: a pass changes its buffers ({names}). Every pass here starts from "
-            "those it has now, and they are left as they were.",
+            "their current values, which stay as they are.",
         )
     network.changes_buffers = bool(network.changed_buffers)
     if network.forward is None and (flag := training_flag(network.module)) is not None:
         network.trial_warnings += (
-            f"{network.name}.forward has {flag}=True by default, and is explained with that; if it should "
-            f"not train here, pass forward=lambda net, x: net(x, {flag}=False){IN_A_RUN}.",
+            f"{network.name}.forward has {flag}=True by default, and is explained like that; to turn it off, "
+            f"pass forward=lambda net, x: net(x, {flag}=False){IN_A_RUN}.",
         )
     _check_mask(network, x)
     _check_optional_companions(network, x)
     if watch.is_log_probability(logits):
         network.trial_warnings += (
             f"{network.name} returns log-probabilities (log_softmax), in which evidence for one class counts "
-            "against the others; to explain the logits in front of it, pass forward=lambda net, x: ... that "
+            "against the others; to explain the logits before it, pass forward=lambda net, x: ... that "
             f"returns them{IN_A_RUN}.",
         )
-    _settle_probabilities(network, logits, watch, returns)
-    _settle_randomness(network, x, logits, average)
+    _check_link(network, logits, watch, returns)
+    _check_randomness(network, x, logits, average)
 
 
 def _used_for_one_more(network: Network, x: Tensor) -> set[int]:
-    """Identities of what operations use on a bag of one more instance: that has no row per instance.
+    """Find the identities of values that the module also uses for one more instance, so not one row each.
 
-    Nothing if the module does not run on that bag. Features of this very bag do not count.
+    Empty if the module does not run on that bag. Features of the bag itself do not count.
     """
     rows = torch.arange(x.shape[1] + 1, device=x.device) % x.shape[1]
     with seeded(0), _Uses(x) as uses:
@@ -137,7 +137,7 @@ def _used_for_one_more(network: Network, x: Tensor) -> set[int]:
 
 
 class _Uses(Watch):
-    """Notes what goes into operations, but for copies of a bag."""
+    """Record the inputs of operations, except copies of a bag."""
 
     def __init__(self, bag: Tensor) -> None:
         super().__init__()
@@ -153,19 +153,19 @@ class _Uses(Watch):
 # How the module is called.
 
 
-def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]:
-    """Take the first style of calling that gives logits, under a watch for probabilities."""
+def _find_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]:
+    """Find the first style of calling that returns logits, and watch for probabilities."""
     styles = [network.call_style]
     if network.forward is None:
         check_parameters(network.module, network.companions.names)
         styles = list_call_styles(network.module, network.companions.names)
     failures: list[Failure] = []
-    put_off: list[tuple[CallStyle, CallStyle | None]] = []  # styles that run for bags of this size alone
+    postponed: list[tuple[CallStyle, CallStyle | None]] = []  # styles that only run for bags of this size
     widths: set[int] = set()  # of their outputs
     tries = deque(zip(styles, [*styles[1:], None], strict=True))
-    while tries or put_off:
-        is_last = not tries  # no other style runs: a module may take one size alone
-        style, following = put_off.pop(0) if is_last else tries.popleft()
+    while tries or postponed:
+        is_last = not tries  # no other style runs: the module may only take one size
+        style, following = postponed.pop(0) if is_last else tries.popleft()
         network.call_style, watch, probe = style, ProbabilityWatch(), x.clone()
         other = None
         try:
@@ -177,30 +177,30 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
             with watch:
                 logits = network.logits_path(raw)
             if other is None and following is not None and not is_last:
-                put_off.append((style, following))
+                postponed.append((style, following))
                 widths.add(logits.shape[1])
                 continue
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whatever a user's module raises
             if isinstance(error, AmbiguousError) and (other is not None or following is None or is_last):
-                raise  # else it runs for bags of this size alone, and another style may not be ambiguous
+                raise  # otherwise it only runs for this size, and another style may not be ambiguous
             failures.append((style, error))
             continue
-        if widths - {logits.shape[1]} and not is_last:  # another reading, not the same bag
+        if widths - {logits.shape[1]} and not is_last:  # this style reads the bag differently
             continue
         if other is None and network.forward is None and x.shape[1] == x.shape[2] > 1:
             raise InputError(
                 f"{network.companions.name} has as many patches as features ({x.shape[1]}), and "
-                f"{network.name} runs on bags of this size alone: it may take features for patches. Say "
-                "which: forward=lambda net, x: net(x.mT) if it wants (1, d, n), else forward=lambda net, x: "
-                f"net(x){IN_A_RUN}."
+                f"{network.name} only runs on bags of this size, so it may take features for patches. "
+                "Choose: forward=lambda net, x: net(x.mT) if it expects (1, d, n), else forward=lambda net, "
+                f"x: net(x){IN_A_RUN}."
             )
         network.writes_input = probe._version > 0
         if style.with_mask is not None:
-            if not _settle_mask(network, x):
-                hidden = UnreadableError(f"{network.name} masks the bag with {style.text}.")
-                failures.append((style, hidden))
+            if not _find_mask(network, x):
+                masked = UnreadableError(f"{network.name} masks the whole bag with {style.text}.")
+                failures.append((style, masked))
                 continue
             with watch:
                 logits = network.logits_path(network.raw(x))
@@ -212,10 +212,10 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
 
 
 def _raw_of_another_size(network: Network, x: Tensor) -> Any:
-    """What the module returns for a few of the instances, or for one more; None if it does not run.
+    """Run the module on a few of the instances, or on one more; return None if it fails.
 
-    What a module does for bags of one size may be by chance: if n is the width of a layer, a wrong way to
-    call it runs, and something else looks like a number per instance.
+    A module may run on one size by chance: if n is the width of a layer, a wrong way to call it runs, and
+    other values look like a number per instance.
     """
     n = x.shape[1]
     rows = torch.arange(OTHER_SIZE if n > FEW_INSTANCES else n + 1, device=x.device) % n
@@ -224,7 +224,7 @@ def _raw_of_another_size(network: Network, x: Tensor) -> Any:
 
 
 def _raw_with_hooks(network: Network, x: Tensor) -> Any:
-    """What the module returns; hooks that it registers on its tensors are left out if it fails with them."""
+    """Run the module; if that fails, without the hooks that it registers on its tensors."""
     network.registers_hooks = False
     try:
         return network.raw(x)
@@ -238,20 +238,20 @@ def _raw_with_hooks(network: Network, x: Tensor) -> Any:
 
 
 def _record_call(network: Network, x: Tensor) -> None:
-    """Record how the module is called, unless that is the plain way; warn if the unit of places matters."""
+    """Record how the module is called, unless as net(x); warn if the unit of coordinates matters."""
     style = network.call_style
     text = f"{style.text}{network.logits_path}"
     if text in (PLAIN.text, "forward(net, x)"):
         return
     network.params["call"] = text
-    logger.info("%s is called as %s; pass forward= to call it in another way.", network.name, text)
+    logger.info("%s is called as %s; pass forward= to call it differently.", network.name, text)
     if "coords" not in style.names or "coords" not in network.companions or network.forward is not None:
         return
     origin = torch.zeros(x.shape[1], 2, dtype=torch.long, device=x.device)
     twin = copy(network)
     twin.companions = network.companions.replaced({"coords": origin})  # all patches in one place
-    here, moved = _seeded_logits(network, x), _seeded_logits(twin, x)
-    if here is not None and moved is not None and relative_difference(here, moved) > ROUNDING:
+    logits, moved = _seeded_logits(network, x), _seeded_logits(twin, x)
+    if logits is not None and moved is not None and relative_difference(logits, moved) > ROUNDING:
         top = int(network.companions.select("coords", network.rows(x), x).max())
         network.trial_warnings += (
             f"{network.name} gets level-0 coordinates, here up to {top}; if it was trained with "
@@ -260,34 +260,34 @@ def _record_call(network: Network, x: Tensor) -> None:
 
 
 def _check_batch(network: Network, x: Tensor, other: CallStyle) -> None:
-    """Refuse a module that takes (1, n, d) and (n, d) and gives another output for each.
+    """Refuse a module that takes (1, n, d) and (n, d) and returns different outputs.
 
-    A few instances are enough: with (n, d), some modules compare all pairs of instances.
+    A few instances are enough, and necessary: with (n, d), some modules compare all pairs of instances.
     """
     n = min(x.shape[1], FEW_INSTANCES)
     part, rows = x[:, :n], None if n == x.shape[1] else torch.arange(n, device=x.device).unsqueeze(0)
     twin = _with_style(network, other)
     with seeded(0):
         plain = attempt(lambda: find_logits(raw := twin.raw(part.clone(), rows), n, name=network.name)(raw))
-    if n < 2 or plain is None:  # a bag of one instance is read alike
+    if n < 2 or plain is None:  # with one instance both are the same
         return
     batch = _seeded_logits(network, part, rows)
     if batch is None or not bool(torch.isfinite(batch).all()) or _differs_by_itself(network, part, rows):
-        return  # what is wrong with it is said later
+        return  # later checks report this
     same = batch.shape != plain.shape or relative_difference(batch, plain) <= ROUNDING * 10
-    is_width = any(n in parameter.shape for parameter in _held_tensors(network.module))
+    is_width = any(n in parameter.shape for parameter in _tensors_of(network.module))
     if not same and not (is_width and _raw_of_another_size(twin, part) is None):
         raise InputError(
-            f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one "
+            f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; choose the one "
             "it was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])"
             f"{IN_A_RUN}."
         )
 
 
 def _check_mask(network: Network, x: Tensor) -> None:
-    """Ask the user, or warn, if a mask of the full bag gives another output than no mask.
+    """Warn if a mask of the full bag changes the output; refuse if the mask also has no default.
 
-    Without a default for the mask nobody says that the module goes without one: the user is asked.
+    With a default, the module's author says that it works without a mask.
     """
     name, style = takes_mask(network.module), network.call_style
     if network.forward is not None or name is None or style.full_mask is None:
@@ -306,28 +306,28 @@ def _check_mask(network: Network, x: Tensor) -> None:
     start = ", ".join(["lambda net, x", *(["*", *style.names] if style.names else [])])
     ways = f"forward={start}: {style.text}, or {style.full_mask(name, 'mask').text} with mask = "
     ways += "torch.zeros(x.shape[:2], dtype=torch.bool), or torch.ones if True keeps a patch" + IN_A_RUN
-    text = f"{network.name} gives another output with {name}=None than with a full mask (by {size:.3g})"
+    text = f"The output of {network.name} differs between {name}=None and a full mask (by {size:.3g})"
     if style.passes_none:
-        raise InputError(f"{text}; say which it was trained with: {ways}.")
-    network.trial_warnings += (f"{text}; it is explained without one. To say which: {ways}.",)
+        raise InputError(f"{text}; choose what it was trained with: {ways}.")
+    network.trial_warnings += (f"{text}; it is explained without a mask. To choose: {ways}.",)
 
 
-def _held_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters, buffers and other tensors that a module has."""
+def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Yield parameters, buffers and other tensors of a module."""
     yield from module.parameters()
     yield from module.buffers()
     for part in module.modules():
         yield from (value for value in vars(part).values() if isinstance(value, Tensor))
 
 
-def _settle_mask(network: Network, x: Tensor) -> bool:
-    """Settle which mask shows the full bag; False if none shows any of it.
+def _find_mask(network: Network, x: Tensor) -> bool:
+    """Find the mask that shows the full bag; return False if none shows any of it.
 
-    A mask that keeps a part of the bag must give what that part gives alone: that says whether True keeps an
-    instance or leaves it out. If neither holds and it matters, the user is asked.
+    A mask of a part of the bag must give the output of that part alone, which shows whether True keeps an
+    instance or leaves it out. If that decides nothing and it matters, the user has to choose.
     """
     style = network.call_style
-    assert style.with_mask is not None  # noqa: S101  # only such styles come here
+    assert style.with_mask is not None  # noqa: S101  # the caller checks it
     logits = {}
     for mask, make in FULL_MASKS.items():
         network.call_style = style.with_mask(make=make, word=mask)
@@ -344,15 +344,15 @@ def _settle_mask(network: Network, x: Tensor) -> bool:
         if len(fitting) != 1:
             raise InputError(
                 f"{network.name} takes a mask, and its output depends on whether True keeps a patch or "
-                f"leaves it out, which no trial call shows; pass forward=lambda net, x: {style.text} with "
-                f"ones = torch.ones(x.shape[:2], dtype=torch.bool), or zeros in their place{IN_A_RUN}."
+                f"leaves it out, which trial calls cannot tell; pass forward=lambda net, x: {style.text} "
+                f"with ones = torch.ones(x.shape[:2], dtype=torch.bool), or with zeros{IN_A_RUN}."
             )
     network.call_style = style.with_mask(make=FULL_MASKS[fitting[0]], word=fitting[0])
     return True
 
 
 def _mask_keeps(network: Network, with_mask: Callable[..., CallStyle], x: Tensor, full: str) -> bool:
-    """Whether the bag under a mask of its first half gives what the part it would keep gives alone."""
+    """Whether masking half of the bag gives the same output as the part kept alone."""
     if x.shape[1] < 2:
         return False
     first = torch.arange(x.shape[1], device=x.device) < x.shape[1] // 2
@@ -368,7 +368,7 @@ def _mask_keeps(network: Network, with_mask: Callable[..., CallStyle], x: Tensor
 
 
 def _check_optional_companions(network: Network, x: Tensor) -> None:
-    """Ask the user if companions are optional, the bag has them, and the output depends on them."""
+    """Refuse optional companions that the bag has and the output depends on: the user has to choose."""
     names = optional_companions(network.module, network.companions.names)
     if network.forward is not None or not names or network.call_style.names:
         return
@@ -379,21 +379,19 @@ def _check_optional_companions(network: Network, x: Tensor) -> None:
     bag = x.clone() if batch else x[0].clone()
     with seeded(0):
         with_them = attempt(lambda: network.logits_path(network.module(bag, **values)))
-    if without is None or with_them is None:  # it does not take them as the bag has them
+    if without is None or with_them is None:  # the module does not run with the bag's companions
         return
     if with_them.shape != without.shape or relative_difference(with_them, without) > ROUNDING:
         name, to = next(iter(names.items()))
         raise InputError(
-            f"The output of {network.name} depends on {name!r}, which is optional, and the bag has it; say "
-            f"which: forward=lambda net, x, *, {to}: net(x, {name}={to}), or forward=lambda net, x: net(x)"
+            f"The output of {network.name} depends on {name!r}, which is optional, and the bag has it; "
+            f"choose: forward=lambda net, x, *, {to}: net(x, {name}={to}), or forward=lambda net, x: net(x)"
             f"{IN_A_RUN}."
         )
 
 
-def _settle_probabilities(
-    network: Network, output: Tensor, watch: ProbabilityWatch, returns: str | None
-) -> None:
-    """Refuse probabilities that are not announced; settle how announced ones become logits."""
+def _check_link(network: Network, output: Tensor, watch: ProbabilityWatch, returns: str | None) -> None:
+    """Refuse undeclared probabilities; decide how to convert declared ones to logits."""
     task, name = network.task, network.name
     has_link = TASKS[task].link is not None
     if returns == "probability":
@@ -401,8 +399,8 @@ def _settle_probabilities(
             raise bad_parameter("returns", f"explain for a {task} model", "'logit'", returns)
         if network.returns_hazards and task != "survival":
             raise InputError(
-                f"{name} returned hazards and the survival function that follows from them, which are no "
-                f"probabilities of classes; set the module's attribute task = 'survival'."
+                f"{name} returned hazards and their survival function, not probabilities of classes; set the "
+                f"module's attribute task = 'survival'."
             )
         check_probabilities(output, task, name)
         source = watch.source(output)
@@ -417,24 +415,24 @@ def _settle_probabilities(
     ):
         if network.returns_hazards and task != "survival":
             raise InputError(
-                f"{name} returned hazards and the survival function that follows from them; set the module's "
-                "attributes task = 'survival' and returns = 'probability'."
+                f"{name} returned hazards and their survival function; set the module's attributes task = "
+                "'survival' and returns = 'probability'."
             )
-        reason = "made by a sigmoid or softmax" if watch.is_probability(output) else "adding up to 1"
+        reason = "from a sigmoid or softmax" if watch.is_probability(output) else "adding up to 1"
         raise InputError(
-            f"{name} returned what look like probabilities (within [0, 1], {reason}); say "
-            "returns='probability', or returns='logit' if they are logits (an argument, or an attribute of "
-            "the module)."
+            f"The outputs of {name} look like probabilities (within [0, 1], {reason}); pass "
+            "returns='probability', or returns='logit' if they are logits, or set the module's attribute "
+            "returns."
         )
 
 
-# Whether two passes give the same.
+# Whether two passes agree.
 
 
-def _settle_randomness(network: Network, x: Tensor, first: Tensor, average: int | None) -> None:
-    """Compare a second pass with the first; if they differ, use seeded draws from now on, and warn.
+def _check_randomness(network: Network, x: Tensor, first: Tensor, average: int | None) -> None:
+    """Compare a second pass with the first; if they differ, warn and use seeded draws from now on.
 
-    If torch's fast path, not randomness, makes them differ, the warning says so instead.
+    If torch's fast path is the reason, and not randomness, only warn of that.
     """
     second = network.logits_path(network.raw(x))
     if not relative_difference(first, second) > ROUNDING:
@@ -449,32 +447,32 @@ def _settle_randomness(network: Network, x: Tensor, first: Tensor, average: int 
     again = network.logits_path(network.raw(x))
     if relative_difference(first, plain) <= ROUNDING and relative_difference(second, again) <= ROUNDING:
         network.trial_warnings += (
-            f"{network.name} gives another output on torch's fast path, as in a plain prediction (different "
-            f"by {size:.3g}): there masked rows become zeros. Methods by gradients, lrp among them, explain "
-            "the output without it; build nn.TransformerEncoder with enable_nested_tensor=False, or call "
-            "torch.backends.mha.set_fastpath_enabled(False).",
+            f"The output of {network.name} differs by {size:.3g} on torch's fast path, which plain "
+            "predictions use: there masked rows become zeros. Methods that use gradients, such as lrp, "
+            "explain the output without it; build nn.TransformerEncoder with enable_nested_tensor=False, or "
+            "call torch.backends.mha.set_fastpath_enabled(False).",
         )
         return
     if (drift := _differs_by_itself(network, x)) is not None:
         raise UnsupportedError(
             f"{network.name} is stateful: two passes over this bag differ by {drift:.3g} in an output of "
-            f"{float(first.abs().max()):.3g}, also from the same seed, as with a counter or a generator of "
-            "its own. Let its output depend on the bag alone."
+            f"{float(first.abs().max()):.3g}, even from the same seed, for example because of a counter or "
+            "its own generator. Make its output depend on the bag alone."
         )
     network.draws = network.params["average"] = average or 1
-    shown = (
-        "these scores are of one draw with a fixed seed; average=K takes the mean output of K draws"
+    meaning = (
+        "these scores are for one draw with a fixed seed; average=K takes the mean output of K draws"
         if network.draws == 1
-        else f"these scores are of the mean output of {network.draws} draws with fixed seeds"
+        else f"these scores are for the mean output of {network.draws} draws with fixed seeds"
     )
     network.trial_warnings += (
         f"{network.name} is random in eval mode: two passes over this bag differ by {size:.3g} in an output "
-        f"of {float(first.abs().max()):.3g}; {shown}.",
+        f"of {float(first.abs().max()):.3g}; {meaning}.",
     )
 
 
 def _differs_by_itself(network: Network, x: Tensor, rows: Tensor | None = None) -> float | None:
-    """By how much two passes from one seed differ, if that is more than rounding in low precision."""
+    """Measure how much two passes from one seed differ; None if only by rounding in low precision."""
     first, second = _seeded_logits(network, x, rows), _seeded_logits(network, x, rows)
     if first is None or second is None or not relative_difference(first, second) > LOW_PRECISION:
         return None
@@ -482,19 +480,19 @@ def _differs_by_itself(network: Network, x: Tensor, rows: Tensor | None = None) 
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference, as a share of the largest number of the first."""
+    """The largest difference, as a share of the largest number in the first."""
     return float((a - b).abs().max() / a.abs().max().clamp_min(1e-3))
 
 
 def _seeded_logits(network: Network, x: Tensor, rows: Tensor | None = None) -> Tensor | None:
-    """The logits of a bag from a fixed seed, or None if the module cannot run on it."""
+    """Compute the logits of a bag from a fixed seed; None if the module cannot run on it."""
     with seeded(0):
         return attempt(lambda: network.logits(x, rows))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Start the generators of torch, NumPy and Python from a seed, and put them back afterwards."""
+    """Seed the generators of torch, NumPy and Python, and restore them afterwards."""
     python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # users' modules draw from it
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -514,7 +512,7 @@ Failure = tuple[CallStyle, Exception]  # a style of calling, and what it raised
 
 
 def attempt(compute: Callable[[], T]) -> T | None:
-    """What a call into a user's module gives, or None if it raises."""
+    """Call into a user's module; return None if it raises."""
     try:
         return compute()
     except (torch.OutOfMemoryError, MemoryError):
@@ -524,7 +522,7 @@ def attempt(compute: Callable[[], T]) -> T | None:
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line.
+    """Write an error in one line.
 
     >>> first_line(KeyError("a"))
     "KeyError: 'a'"
@@ -534,7 +532,7 @@ def first_line(error: Exception) -> str:
 
 
 def call_error(network: Network, x: Tensor, failures: Sequence[Failure]) -> XmilError:
-    """The error for a module that no style of calling fits: companions, output, width, instances, in turn."""
+    """Find the error for a module that no call style fits: companions, output, width, instances, in turn."""
 
     def first(kind: type[XmilError]) -> XmilError | None:
         return next((error for _, error in failures if isinstance(error, kind)), None)
@@ -561,7 +559,7 @@ def call_error(network: Network, x: Tensor, failures: Sequence[Failure]) -> Xmil
 
 
 def _width_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> XmilError | None:
-    """The error if the module runs on features of another width, which its layers name."""
+    """Make the error if the module runs on features of another width, found in its layers."""
     parts = network.module.modules()
     shapes = [getattr(part, "normalized_shape", (getattr(part, "in_features", None),)) for part in parts]
     widths = dict.fromkeys(shape[-1] for shape in shapes if isinstance(shape, tuple) and shape)
@@ -577,9 +575,9 @@ def _width_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> Xm
 
 
 def _too_few_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> XmilError | None:
-    """The error if the module runs on the same instances, repeated."""
+    """Make the error if the module runs on the same instances, repeated."""
     n = x.shape[1]
-    for style in (style for style in styles if not style.names):  # repeated companions are those of no bag
+    for style in (style for style in styles if not style.names):  # no bag has repeated companions
 
         def runs(k: int, style: CallStyle = style) -> bool:
             repeated = x[:, torch.arange(k, device=x.device) % n]
@@ -594,9 +592,9 @@ def _too_few_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> 
 
 
 def fewest_instances(network: Network, x: Tensor, least: int) -> int:
-    """The smallest number of instances of a bag (1, n, d) that a module runs on, from `least` on.
+    """Find the smallest number of instances of a bag (1, n, d), at least `least`, that a module runs on.
 
-    It is `least` if the module runs on no part of the bag.
+    Return `least` if the module runs on no part of the bag.
     """
     n = x.shape[1]
 
@@ -610,24 +608,24 @@ def fewest_instances(network: Network, x: Tensor, least: int) -> int:
 
 
 def sub_bag_error(network: Network, m: int, error: Exception) -> XmilError:
-    """The error for a module that runs on the full bag, but not on a bag of m of its instances."""
+    """Make the error for a module that runs on the full bag, but not on m of its instances."""
     bag = network.trial_bag
     n = m + 1 if bag is None else bag.shape[1]
     least = m if bag is None else fewest_instances(network, bag, m)
     if least > m:
         return UnsupportedError(
-            f"{network.name} needs at least {least} patches, and here it was to run on {m}; use what keeps "
-            "the bag whole: the methods lrp, ig and gxi, and mode='mask' in flip."
+            f"{network.name} needs at least {least} patches, but this call removes patches and leaves {m}; "
+            "use the methods lrp, ig or gxi, or mode='mask' in flip, which keep the full bag."
         )
     return InputError(
         f"{network.name} runs on all {n} patches of the bag, but not on {m} of them ({first_line(error)}): "
-        "what it has for each patch must travel with them: name it in forward's signature, such as "
+        "its inputs for each patch must travel with the patches: name them in forward's signature, such as "
         "forward=lambda net, x, *, coords: net(x, coords)."
     )
 
 
 def _fewest(runs: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number of instances above `low` that runs, if `high` does."""
+    """Find the smallest number of instances above `low` that runs, given that `high` does."""
     return low + 1 + bisect_left(range(low + 1, high), True, key=runs)
 
 

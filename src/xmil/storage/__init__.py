@@ -1,4 +1,4 @@
-"""Explanations as Parquet, and the folders of runs: the one place that reads and writes them."""
+"""Explanations as Parquet, and the folders of runs: all reading and writing of them."""
 
 from xmil.storage.explanations import (
     KEY,

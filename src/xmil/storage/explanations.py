@@ -1,6 +1,6 @@
 """Explanations as Parquet: boxes and one column per method and target, the audit in the metadata.
 
-Interactions are tables of pairs; the concept maps of a slide are arrays with a few words on them.
+Interactions are tables of pairs; the concept maps of a slide are arrays with a few facts.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from xmil.core.text import parse_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LAYOUT = 1  # the number of the layout; files of later layouts are refused, earlier ones keep loading
+LAYOUT = 1  # files of later layouts are refused, earlier ones still load
 KEY = b"xmil"
 RELEVANCE = "relevance|"
-SPREAD = "~spread"  # after a column's name: the standard deviation over the models of an ensemble
+SPREAD = "~spread"  # suffix of a column: the standard deviation over the models of an ensemble
 STDERR = "~stderr"  # the standard error of sampled scores
 STABLE = "~stable"  # whether the sign is sure
 BAG_FIELDS = ("bag", "model")
 PLACE_FIELDS = ("patch_size", "mpp", "unit", "raw_edge", "slide_size")  # the last three are optional
-RAW = ("raw_x", "raw_y")  # where places wait for the slide's mpp
+RAW = ("raw_x", "raw_y")  # coordinates that need the slide's mpp
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
 _TARGET_FIELDS = ("cls", "against", "name", "against_name")
 
@@ -54,27 +54,27 @@ def write_explanations(
 
 
 def read_explanations(path: StrPath) -> list[Explanation]:
-    """Every explanation in a file, in the file's order."""
+    """Read every explanation in a file, in the file's order."""
     header, table = _open(path)
     return [_from_table(header, table, column, path) for column in header["columns"]]
 
 
 def read_explanation(path: StrPath, *, method: str | None = None, target: Any = None) -> Explanation:
-    """The one explanation of a method and target; an error when several fit."""
+    """Read the one explanation of a method and target; refuse if several fit."""
     header, table = _open(path)
     try:
         columns = [name for name, meta in header["columns"].items() if _fits(meta, method, target)]
     except (KeyError, TypeError, AttributeError):
         raise FileError(f"{path}: the explanation's metadata is damaged; explain the slide again.") from None
     if len(columns) != 1:
-        there = ", ".join(columns or header["columns"])
+        names = ", ".join(columns or header["columns"])
         fault = "several explanations fit" if columns else "no explanation fits"
-        raise InputError(f"{path}: {fault}; name the method and target. Found: {there}.")
+        raise InputError(f"{path}: {fault}; name the method and target. Found: {names}.")
     return _from_table(header, table, columns[0], path)
 
 
 def pick_explanation(path: StrPath, method: str, target: str | None = None) -> Explanation:
-    """The explanation of a method and target, a name or class; the last of the method without a target."""
+    """Read the explanation of a method and target, a name or class; by default the method's last one."""
     every = read_explanations(path)
     own = [e for e in every if e.method == method]
     name = Path(path).name
@@ -89,7 +89,7 @@ def pick_explanation(path: StrPath, method: str, target: str | None = None) -> E
 
 
 def is_as_written(path: StrPath) -> bool:
-    """Whether a file's header and columns fit the digest it was written with; yes where it has none."""
+    """Whether a file's header and columns match its stored digest; True without a digest."""
     header, table = _open(path)
     stored = header.pop("digest", None)
     try:
@@ -99,12 +99,12 @@ def is_as_written(path: StrPath) -> bool:
 
 
 def read_header(path: StrPath) -> dict[str, Any]:
-    """What a file holds, without its scores."""
+    """Read the header of a file, without its scores."""
     return _open(path, columns=[])[0]
 
 
 def read_provenance(path: StrPath) -> tuple[dict[str, Any], int]:
-    """A file's header and number of instances, from its footer alone: quick for many files."""
+    """Read a file's header and number of instances from its footer only, which is fast for many files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -126,15 +126,15 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         raise InputError("There is no explanation to write.")
     first = explanations[0]
     _check_same_bag(explanations)
-    nowhere = pa.nulls(len(first), pa.int64())
-    xy0 = (nowhere, nowhere) if first.coords is None else map(pa.array, first.coords.T)
+    empty = pa.nulls(len(first), pa.int64())
+    xy0 = (empty, empty) if first.coords is None else map(pa.array, first.coords.T)
     arrays: dict[str, Any] = dict(zip(("x0", "y0"), xy0, strict=True))
     if first.raw_coords is not None:
         arrays |= {name: pa.array(first.raw_coords[:, i]) for i, name in enumerate(RAW)}
     for e in explanations:
         arrays[e.column] = pa.array(e.scores, type=pa.float32())
-        beside = {SPREAD: e.spread, STDERR: e.stderr, STABLE: e.stable}
-        for suffix, values in beside.items():
+        columns = {SPREAD: e.spread, STDERR: e.stderr, STABLE: e.stable}
+        for suffix, values in columns.items():
             if values is not None:
                 kind = pa.bool_() if suffix == STABLE else pa.float32()
                 arrays[e.column + suffix] = pa.array(values, type=kind)
@@ -164,7 +164,7 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
 
 
 def content_digest(header: Mapping[str, Any], table: pa.Table) -> str:
-    """One word for all that a file says, whatever its packing: seen is any later change of it."""
+    """Digest the content of a file, independent of its compression, to detect any later change."""
     digest = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in table.column_names:
         column = table[name].combine_chunks()
@@ -233,7 +233,7 @@ def _checked_header(metadata: Mapping[bytes, bytes] | None, path: StrPath) -> di
 
 
 def _is_column(about: object) -> bool:
-    """Whether a header describes a column as we write it: a method, its parameters, an audit of numbers."""
+    """Whether a header describes a valid column: a method, its parameters, an audit of numbers."""
     if not isinstance(about, dict) or not isinstance(about.get("method"), str):
         return False
     params, audit = about.get("params"), about.get("audit")
@@ -253,9 +253,9 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: S
             audit=None if meta["audit"] is None else Audit(**meta["audit"]),
             patches=patches_in(header, table),
             relevance=_relevance(table, column),
-            spread=_beside(table, column + SPREAD),
-            stderr=_beside(table, column + STDERR),
-            stable=_beside(table, column + STABLE, np.bool_),
+            spread=_optional(table, column + SPREAD),
+            stderr=_optional(table, column + STDERR),
+            stable=_optional(table, column + STABLE, np.bool_),
             warnings=tuple(str(line) for line in meta.get("warnings", ())),
             **{key: meta[key] for key in _COLUMN_FIELDS},
             **{key: header[key] for key in BAG_FIELDS},
@@ -267,7 +267,7 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: S
 
 
 def patches_in(header: Mapping[str, Any], table: pa.Table) -> Patches:
-    """Where the instances of a file lie, from its header and the columns of its table."""
+    """Read the places of the instances in a file from its header and table."""
     size = header.get("slide_size")
     return Patches(
         coords=None if table["x0"].null_count else _stack(table, ("x0", "y0")).astype(np.int64),
@@ -288,7 +288,7 @@ def _number(value: Any, kind: type) -> Any:
     return None if value is None else kind(value)
 
 
-def _beside(table: pa.Table, name: str, kind: type[Any] = np.float32) -> npt.NDArray[Any] | None:
+def _optional(table: pa.Table, name: str, kind: type[Any] = np.float32) -> npt.NDArray[Any] | None:
     return table[name].to_numpy().astype(kind) if name in table.column_names else None
 
 
@@ -310,7 +310,7 @@ def _fits(meta: Mapping[str, Any], method: str | None, target: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """JSON for what parameters hold: NumPy numbers and arrays as such, the rest by its text."""
+    """Convert parameters for JSON: NumPy numbers and arrays to plain ones, anything else to text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
@@ -341,7 +341,7 @@ def write_interactions(interactions: Interactions, path: StrPath) -> None:
 
 
 def read_interactions(path: StrPath) -> Interactions:
-    """Read what `write_interactions` wrote."""
+    """Read a file written by `write_interactions`."""
     table = _read_table(path)
     raw = (table.schema.metadata or {}).get(INTERACTIONS_KEY)
     if raw is None:
@@ -373,7 +373,7 @@ Stored = TypeVar("Stored")
 
 
 def save_arrays(path: StrPath, arrays: dict[str, Any], about: dict[str, Any]) -> None:
-    """Write arrays and a few words on them as one compressed NumPy file, whole or not at all."""
+    """Write arrays and facts about them as one compressed NumPy file, whole or not at all."""
     write_arrays(path, {**arrays, "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)})
 
 
@@ -390,7 +390,7 @@ def write_arrays(path: StrPath, arrays: Mapping[str, Any]) -> None:
 def load_arrays(
     path: StrPath, build: Callable[[dict[str, Any], Any], Stored], what: str, way_out: str
 ) -> Stored:
-    """Build what `save_arrays` wrote from its arrays and words; `what` and `way_out` are for the error."""
+    """Build an object from a file of `save_arrays`; `what` and `way_out` are for the error."""
     try:
         arrays = read_arrays(path)
         return build(arrays, parse_json(bytes(arrays.pop("about")).decode()))
@@ -404,7 +404,7 @@ def load_arrays(
 
 @dataclass(frozen=True, eq=False)
 class ConceptMaps:
-    """Values (n, k): what of each patch's score, one of `scores` (n,), goes through each concept."""
+    """Values (n, k): the share of each patch's score, one of `scores` (n,), through each concept."""
 
     values: FloatArray
     scores: FloatArray
@@ -421,7 +421,7 @@ class ConceptMaps:
 
     @classmethod
     def load(cls, path: StrPath) -> ConceptMaps:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
 
         def build(arrays: dict[str, Any], about: Any) -> ConceptMaps:
             values, scores = (np.asarray(arrays[name], dtype=np.float32) for name in ("values", "scores"))

@@ -1,7 +1,7 @@
-"""The manifest of a run's folder: started, folded, read, and compared with the files that are there.
+"""The manifest of a run's folder: start it, fold it, read it, and compare it with the files.
 
-`xmil.core.journal` says what it looks like and appends to it. A folder of an earlier version gets one when a
-command goes on in it: the files that are there are then known by their sizes alone.
+`xmil.core.journal` describes its format and appends to it. A folder of an earlier version gets one when a
+command continues in it; of the files that are already there, only the sizes are known.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from xmil.core.journal import (
 from xmil.core.text import counted, parse_json
 
 LAYOUT = 1
-STORE = ".zarr"  # ends the name of a folder that is one result
-THREADS = 4  # that read files: they wait for the disk
+STORE = ".zarr"  # suffix of a folder that is one result
+THREADS = 4  # for reading files, which waits for the disk
 LONGEST = 4096  # bytes of a path
 
 
 @dataclass
 class Manifest:
-    """What a run consists of, by its manifest.
+    """The content of a run, by its manifest.
 
-    `doubtful` are files whose writer ended before it said that the name was given, with the entry before, if
-    there was one. `begun` is the command whose run did not end, `unread` counts lines that are damaged.
+    `doubtful` has files whose writer ended before it recorded the rename, with the entry before, if there was
+    one. `begun` is the command of a run that has not ended; `unread` counts damaged lines.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -58,12 +58,12 @@ class Manifest:
 
     @property
     def sized(self) -> int:
-        """How many files are known by their sizes alone."""
+        """The number of files of which only the size is known."""
         return sum("sha256" not in entry for entry in self.entries.values())
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of a folder; None where there is none, an error where its list is damaged."""
+    """Read the manifest of a folder; None if there is none; refuse a damaged list."""
     path = folder / MANIFEST
     try:
         with opened(path, os.O_RDONLY) as handle:
@@ -89,7 +89,7 @@ def _parse(content: bytes, path: Path) -> Manifest:
             raise ValueError
         manifest = Manifest()
         for line in listed:
-            _take(manifest, parse_json(line))
+            _apply(manifest, parse_json(line))
     except (ValueError, LookupError, TypeError):
         raise FileError(
             f"{path}: damaged; copy the run again, or run its command again: files are then known by size."
@@ -102,8 +102,8 @@ def _list_digest(lines: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
-def _take(manifest: Manifest, line: Any) -> None:
-    """Put a line into what the manifest says."""
+def _apply(manifest: Manifest, line: Any) -> None:
+    """Apply a line to the manifest."""
     if "run" in line:
         manifest.runs.add(_inside(line["run"]))
     elif "begin" in line:
@@ -120,7 +120,7 @@ def _take(manifest: Manifest, line: Any) -> None:
 
 
 def _inside(path: Any) -> str:
-    """A path from the run's folder that stays in it, and that the system can have."""
+    """Check a relative path: it stays in the run's folder, and is valid for the system."""
     parts = PurePosixPath(path).parts
     if not parts or ".." in parts or parts[0] == "/" or "\0" in path or len(os.fsencode(path)) > LONGEST:
         raise ValueError("not a path in the folder")
@@ -128,8 +128,8 @@ def _inside(path: Any) -> str:
 
 
 def _replay(manifest: Manifest, journal: list[bytes]) -> None:
-    """Take in the lines that were appended, and find those whose file may not have got its name."""
-    last: dict[str, tuple[str, Entry | None] | None] = {}  # by writer: the path and what it was before
+    """Apply the appended lines, and find those whose file may not have got its name."""
+    last: dict[str, tuple[str, Entry | None] | None] = {}  # by writer: the path and its entry before
     writer_of: dict[str, str] = {}
     for text in journal:
         try:
@@ -137,26 +137,26 @@ def _replay(manifest: Manifest, journal: list[bytes]) -> None:
             by, path = str(line["by"]), line.get("path")
             if line.get("failed"):
                 manifest.entries.pop(path, None)
-                noted, last[by] = last.get(by), None
-                if noted is not None and noted[1] is not None:
-                    manifest.entries[path] = noted[1]
+                change, last[by] = last.get(by), None
+                if change is not None and change[1] is not None:
+                    manifest.entries[path] = change[1]
                 continue
             last[by] = None if path is None else (path, manifest.entries.get(path))
             if path is not None:
                 writer_of[path] = by
-            _take(manifest, line)
+            _apply(manifest, line)
         except (ValueError, LookupError, TypeError, AttributeError):
             manifest.unread += 1
     manifest.is_folded = not journal
-    for by, noted in last.items():
-        if noted is not None and writer_of[noted[0]] == by:
-            manifest.doubtful[noted[0]] = noted[1]
+    for by, change in last.items():
+        if change is not None and writer_of[change[0]] == by:
+            manifest.doubtful[change[0]] = change[1]
 
 
 def start_manifest(folder: Path, kind: str) -> None:
-    """Note that a run of a kind begins to write into a folder; the first gives it a manifest.
+    """Record that a run of a kind begins to write into a folder; make the manifest if it is the first.
 
-    A run inside another is noted in that one, too.
+    A run inside another is also recorded there.
     """
     path = folder / MANIFEST
     try:
@@ -173,13 +173,13 @@ def start_manifest(folder: Path, kind: str) -> None:
     outer = owning_run(folder)
     if outer is not None and is_manifest(outer / MANIFEST):
         name = Path(os.path.abspath(folder)).relative_to(outer).as_posix()
-        about = read_manifest(outer)
-        if about is not None and name not in about.runs:
+        outer_manifest = read_manifest(outer)
+        if outer_manifest is not None and name not in outer_manifest.runs:
             append(outer, {"run": name})
 
 
 def _adopt(folder: Path) -> Manifest:
-    """What a folder from before manifests holds, by size."""
+    """List the content of a folder from before manifests, by size."""
     entries: dict[str, Entry] = {}
     for name in list_files(folder):
         path = folder / name
@@ -192,15 +192,15 @@ def _adopt(folder: Path) -> Manifest:
 
 
 def seal_folder(folder: Path) -> None:
-    """Give a folder that is complete its manifest, with the digests of all files."""
+    """Write the manifest of a complete folder, with the digests of all files."""
     _write(folder, Manifest({name: describe(folder / name) for name in list_files(folder)}))
 
 
 def fold_manifest(folder: Path, *, ended: bool = False) -> None:
-    """Fold the journal into the list; `ended` says that the run that began has come to its end.
+    """Fold the journal into the list; `ended` marks the end of the run.
 
-    Doubtful entries become what the files are: a killed writer's file with its new or its old content, or
-    none.
+    Doubtful entries are decided by the files: a killed writer's file has its new or its old content, or is
+    missing.
     """
     with opened(folder / MANIFEST, os.O_RDWR) as handle:
         lock(handle)
@@ -208,8 +208,8 @@ def fold_manifest(folder: Path, *, ended: bool = False) -> None:
         if manifest is None:
             return
         for path, before in manifest.doubtful.items():
-            entries = [one for one in (manifest.entries.pop(path, None), before) if one]
-            fitting = [one for one in entries if not _fault(folder / path, one)]
+            entries = [entry for entry in (manifest.entries.pop(path, None), before) if entry]
+            fitting = [entry for entry in entries if not _fault(folder / path, entry)]
             if entries and os.path.lexists(folder / path):
                 manifest.entries[path] = (fitting or entries)[0]
         manifest.begun = None if ended else manifest.begun
@@ -226,23 +226,23 @@ def _write(folder: Path, manifest: Manifest) -> None:
 
 
 def list_files(folder: Path) -> Iterator[str]:
-    """The files and stores of a run, by their paths from its folder; a run inside it is left out.
+    """List the files and stores of a run by relative path, without runs inside it.
 
     Hidden names and unfinished files do not count.
     """
     for place, folders, names in os.walk(folder):
         inner = Path(place)
-        before = inner.relative_to(folder).as_posix()
+        parent = inner.relative_to(folder).as_posix()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         ends = [name for name in folders if name.endswith(STORE) or (inner / name).is_symlink()]
         folders[:] = [name for name in folders if name not in ends and not is_run(inner / name)]
         for name in sorted([*names, *ends]):
-            if not name.startswith(".") and (before, name) != (".", MANIFEST):
-                yield name if before == "." else f"{before}/{name}"
+            if not name.startswith(".") and (parent, name) != (".", MANIFEST):
+                yield name if parent == "." else f"{parent}/{name}"
 
 
 def _is_begun(folder: Path) -> bool:
-    """Whether a command has begun a run in a folder and not ended it."""
+    """Whether a run in a folder has begun and not ended."""
     try:
         manifest = read_manifest(folder)
     except FileError:
@@ -251,7 +251,7 @@ def _is_begun(folder: Path) -> bool:
 
 
 def list_runs(folder: Path) -> Iterator[str]:
-    """The runs inside a run, the outermost of each, by their paths from its folder."""
+    """List the outermost runs inside a run by relative path."""
     for place, folders, _ in os.walk(folder):
         inner = Path(place)
         names = sorted(n for n in folders if not n.startswith(".") and not (inner / n).is_symlink())
@@ -261,19 +261,19 @@ def list_runs(folder: Path) -> Iterator[str]:
 
 
 def compare_files(folder: Path, manifest: Manifest, *, quick: bool = False) -> Iterator[tuple[str, str]]:
-    """Every path that is missing, changed or extra, and why; `quick` compares sizes only."""
+    """Yield every path that is missing, changed or extra, and why; `quick` only compares sizes."""
     if manifest.unread:
         yield MANIFEST, f"{counted(manifest.unread, 'line')} of it cannot be read; run the command again"
     check = partial(_check, folder, manifest, quick=quick)
     with ThreadPoolExecutor(THREADS) as threads:
-        for path, why in zip(manifest.entries, threads.map(check, manifest.entries), strict=True):
-            if why:
-                yield path, why
+        for path, fault in zip(manifest.entries, threads.map(check, manifest.entries), strict=True):
+            if fault:
+                yield path, fault
     for name in sorted(manifest.runs):
         if not is_run(folder / name):
             yield name, "is missing, with the run in it; run its command again"
     for name in set(list_runs(folder)) - manifest.runs if manifest.begun is None else ():
-        if not _is_begun(folder / name):  # a command that is killed has not told the outer run yet
+        if not _is_begun(folder / name):  # a killed command has not recorded it in the outer run yet
             yield name, "does not belong to the run: no xmil command made this run in it; move it elsewhere"
     present = set(list_files(folder))
     for name in sorted(present - {*manifest.entries, *manifest.doubtful}):
@@ -284,17 +284,17 @@ def compare_files(folder: Path, manifest: Manifest, *, quick: bool = False) -> I
 
 
 def _check(folder: Path, manifest: Manifest, path: str, *, quick: bool) -> str:
-    why = _fault(folder / path, manifest.entries[path], quick=quick)
-    if not why or path not in manifest.doubtful:
-        return why
+    fault = _fault(folder / path, manifest.entries[path], quick=quick)
+    if not fault or path not in manifest.doubtful:
+        return fault
     before = manifest.doubtful[path]
     if not os.path.lexists(folder / path) or (before and not _fault(folder / path, before, quick=quick)):
         return ""  # its writer was killed before the file got its name
-    return why
+    return fault
 
 
 def _fault(path: Path, entry: Entry, *, quick: bool = False) -> str:
-    """What is wrong with a file or store, by what its entry says of it."""
+    """Compare a file or store with its entry; return what is wrong, or an empty text."""
     try:
         kind = path.lstat().st_mode
         if stat.S_ISLNK(kind):

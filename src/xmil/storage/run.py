@@ -1,15 +1,15 @@
-"""The folders of runs, read and written: run.json, tables, explanations, certificates, the lock.
+"""Reading and writing the folders of runs: run.json, tables, explanations, certificates, the lock.
 
-run.json, slides.csv, failures.csv   what was done, a row per slide, the slides without a result
+run.json, slides.csv, failures.csv   the settings, a row per slide, the slides without a result
 manifest.jsonl                       path, size and digest of every file, written with the files
 slides/<slide>.parquet               explanations
 interactions/<slide>.<target>.parquet, certificates/<slide>.json, results/<bag>.parquet,
-inside/<slide>.npz, insight/concepts/<slide>.npz    what else commands leave of a slide
+inside/<slide>.npz, insight/concepts/<slide>.npz    other results of a slide
 
-A folder may still be growing, and may come from anyone: pipes are refused, links are not followed, and what a
-file says is checked before it is used. Layout 1 of run.json had no number, named its kind `command` in some
-runs and kept settings under `inputs`; it is read as if it were of today. A file in the folder is whole, or
-not there. A command writes only into a new or empty folder, or into a run of its own kind.
+A folder may still be growing, and may come from anyone: pipes are refused, links are not followed, and file
+contents are checked before use. Layout 1 of run.json had no number, named its kind `command` in some runs and
+stored settings under `inputs`; it is converted to the current layout. A file in the folder is whole or
+absent. A command only writes into a new or empty folder, or into a run of its own kind.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ if TYPE_CHECKING:
 
 SLIDES, FAILURES = "slides.csv", "failures.csv"
 INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
-LAYOUT = 2  # of run.json; later ones are refused, earlier ones keep being read
-TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # of the others slides.csv
-NAMED = ("slide_id", "case_id", "name", "model", "fold", "job")  # never numbers, whatever they look like
-EXPLAINED = ("explain", "evaluate")  # the commands whose runs hold explanations
-PLACES = {  # of a slide's files: the folder and the ending
+LAYOUT = 2  # of run.json; later layouts are refused, earlier ones are read
+TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # slides.csv for other commands
+NAMED = ("slide_id", "case_id", "name", "model", "fold", "job")  # text, even if it looks like a number
+EXPLAINED = ("explain", "evaluate")  # commands whose runs have explanations
+PLACES = {  # of a slide's files: folder and suffix
     "explanations": ("slides", ".parquet"),
     "certificate": ("certificates", ".json"),
     "results": ("results", ".parquet"),
     "inside": ("inside", ".npz"),
     "concepts": ("insight/concepts", ".npz"),
 }
-DRAWING = "xmil.heatmaps"  # a higher layer: found by name when a notebook shows a run
-MADE_OF = "made_of.json"  # of a summary: the files it was made from, written last
+DRAWING = "xmil.heatmaps"  # a higher layer, imported by name when a notebook shows a run
+MADE_OF = "made_of.json"  # the files that a summary was made from, written last
 SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv", MADE_OF)
 Row = dict[str, str]
 T = TypeVar("T")
 
 
 class Run:
-    """A folder that a command, or its function in Python, has filled.
+    """A folder with results of a command, or of its Python function.
 
-    Iterating gives the slides that have a result. The folder may still be growing: `table()` and `failed`
-    read it anew. Links inside it are not followed.
+    Iterating yields the slides with a result. The folder may still be growing: `table()` and `failed` read it
+    again. Links inside it are not followed.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Run:
         follow_links: bool = False,
     ) -> None:
         self.path, self.follow_links = Path(path), follow_links
-        self._chosen = None if files is None else dict(files)  # explanations by slide, in place of slides/
+        self._chosen = None if files is None else dict(files)  # explanations by slide, instead of slides/
 
     def __repr__(self) -> str:
         return (
@@ -103,7 +103,7 @@ class Run:
         return slide in self.slides
 
     def _read(self, parse: Callable[[Path], T], path: Path) -> T:
-        """What a file says; a subclass may keep it while the file stays the same."""
+        """Read a file; a subclass may cache it while the file stays the same."""
         return parse(path)
 
     def _read_table(self, name: str) -> dict[str, Row]:
@@ -111,7 +111,7 @@ class Run:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What run.json says; empty where there is none."""
+        """The content of run.json, or empty."""
         return read_run(self.path) or {}
 
     @property
@@ -121,12 +121,12 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the results."""
+        """The settings that decide the results."""
         return dict(self.about.get("settings", {}))
 
     @property
     def warnings(self) -> list[str]:
-        """What is doubtful about the run, in sentences."""
+        """Sentences about doubts in the run."""
         return [str(text) for text in self.about.get("warnings") or ()]
 
     @property
@@ -137,7 +137,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last command in the folder came to its end, by its manifest; yes where it has none."""
+        """Whether the last command in the folder ended, by its manifest; True without a manifest."""
         manifest = read_manifest(self.path)
         return manifest is None or manifest.begun is None
 
@@ -148,13 +148,13 @@ class Run:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, where the model knows them."""
+        """Names of the classes, if the model knows them."""
         names = self.about.get("class_names") or self.spec.get("class_names")
         return tuple(map(str, names)) if isinstance(names, list) and names else None
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The spec of the run's model, as far as it is written down."""
+        """The spec of the run's model, as far as it is stored."""
         model = self.about.get("model")
         spec = model.get("spec") if isinstance(model, dict) else None
         return spec if isinstance(spec, dict) else {}
@@ -163,12 +163,12 @@ class Run:
     def digests(self) -> tuple[str, ...]:
         """The digests of the model's file, or of the files of an ensemble."""
         models = self.about.get("models") or [self.about.get("model")]
-        listed = models if isinstance(models, list) else []
-        return tuple(str(m["digest"]) for m in listed if isinstance(m, dict) and m.get("digest"))
+        rows = models if isinstance(models, list) else []
+        return tuple(str(m["digest"]) for m in rows if isinstance(m, dict) and m.get("digest"))
 
     @property
     def by_case(self) -> bool:
-        """Whether all slides of a case made one bag."""
+        """Whether all slides of a case form one bag."""
         return (self.about.get("by") or self.settings.get("by")) == "case"
 
     @property
@@ -178,7 +178,7 @@ class Run:
 
     @property
     def failed(self) -> dict[str, str]:
-        """The slides that have no result, and why."""
+        """The slides without a result, and why."""
         return {name: row.get("error", "") for name, row in self._read_table(FAILURES).items()}
 
     @property
@@ -188,13 +188,13 @@ class Run:
 
     @property
     def slides(self) -> list[str]:
-        """The slides that have a result: those of the table, then those with a file alone."""
+        """The slides with a result: those in the table, then those that only have a file."""
         if self.kind in TABLES:
             return list(self._read_table(TABLES[self.kind]))
         return list(dict.fromkeys([*self.rows, *self.files]))
 
     def table(self) -> pd.DataFrame:
-        """The run's table: a row per slide, of `predict` per prediction, of `train` per model."""
+        """Read the run's table: a row per slide, for `predict` per prediction, for `train` per model."""
         import pandas as pd
 
         path = self.path / TABLES.get(self.kind, SLIDES)
@@ -206,17 +206,17 @@ class Run:
             check_csv(path)
             return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
         except (OSError, ValueError, OverflowError) as error:
-            why = " ".join(str(error).split())[:200]
-            raise FileError(f"{path}: not a readable table ({why}); make it again.") from None
+            reason = " ".join(str(error).split())[:200]
+            raise FileError(f"{path}: not a readable table ({reason}); make it again.") from None
 
     def explanation(self, slide: str, *, method: str | None = None, target: Any = None) -> Explanation:
-        """The explanation of a slide by a method, of a target; an error where several fit."""
+        """Read the explanation of a slide by method and target; refuse if several fit."""
         return read_explanation(self.file(slide), method=method, target=target)
 
     def file(self, slide: str) -> Path:
-        """The file of a slide's explanations."""
+        """Find the file of a slide's explanations."""
         path = (self._chosen or {}).get(slide, self.path / "slides" / f"{slide}.parquet")
-        with suppress(OSError):  # a name that is too long for a file is that of no slide
+        with suppress(OSError):  # too long for a file name
             if is_plain(slide) and path.is_symlink():
                 raise FileError(f"{path}: a link; a run's folder is read without following links.")
             if is_plain(slide) and path.is_file():
@@ -226,20 +226,20 @@ class Run:
         raise unknown_name("slide", slide[:80], self.files)
 
     def find(self, what: str, slide: str) -> Path | None:
-        """A slide's file of a kind in `PLACES`; None where there is none, an error where a link leads out."""
+        """Find a slide's file of a kind in `PLACES`; None if missing; refuse links out of the folder."""
         if not is_plain(slide):
             raise FileError(f"The slide name {slide!r} cannot name a file; rename the slide.")
         folder, suffix = PLACES[what]
         return self._within(self.path / folder / f"{slide}{suffix}")
 
     def find_interactions(self, slide: str) -> list[Path]:
-        """The files of a slide's interactions, one for each target."""
+        """List the files of a slide's interactions, one for each target."""
         if not is_plain(slide):
             return []
         return list_interactions(self.path, slide, links=self.follow_links).get(slide, [])
 
     def interactions(self, slide: str, *, target: Any = None) -> Interactions:
-        """The interactions that a run has of a slide; name the target where there are several."""
+        """Read the interactions of a slide; name the target if there are several."""
         if not is_plain(slide):
             raise unknown_name("slide", slide, self.slides)
         every = [read_interactions(path) for path in self.find_interactions(slide)]
@@ -253,23 +253,23 @@ class Run:
         return fitting[0]
 
     def certificate(self, slide: str) -> dict[str, Any] | None:
-        """A slide's certificate of `xmil evaluate` with each method's curves, where the run has one."""
+        """Read a slide's certificate of `xmil evaluate` with each method's curves, if the run has one."""
         path = self.find("certificate", slide)
         if path is None:
             return None
         stored = self._read(read_json, path)
-        bag = str(stored.get("slide_id") or slide)  # the case, where its slides were one bag
+        bag = str(stored.get("slide_id") or slide)  # the case, if its slides were one bag
         mode = str(stored.get("mode"))
         curves: dict[tuple[str, str], dict[str, list[float]]] = {}
         with suppress(FileError):
             results = self.find("results", bag)
             curves = {} if results is None else self._read(read_curves, results)
         methods = stored.get("methods")
-        listed = [m for m in methods if isinstance(m, dict)] if isinstance(methods, list) else []
-        return {**stored, "methods": [{**curves.get((str(m.get("method")), mode), {}), **m} for m in listed]}
+        rows = [m for m in methods if isinstance(m, dict)] if isinstance(methods, list) else []
+        return {**stored, "methods": [{**curves.get((str(m.get("method")), mode), {}), **m} for m in rows]}
 
     def _within(self, path: Path) -> Path | None:
-        """The path where it is a file inside the folder, links followed only when asked."""
+        """Return the path if it is a file inside the folder; only `follow_links` allows links."""
         try:
             plain = stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
         except (OSError, ValueError):
@@ -285,21 +285,21 @@ class Run:
         return path
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the kind, counts, warnings, and the first rows."""
+        """Show the kind, counts, warnings and first rows in a notebook."""
         return str(import_module(DRAWING).run_html(self))
 
 
 def open_run(path: str | PathLike[str]) -> Run:
-    """Open the folder of a run, made by a command or from Python, by this version or an earlier one."""
+    """Open the folder of a run, made by a command or in Python, by this version or an earlier one."""
     place = Path(path)
     check_run(place)
     run = Run(place)
-    _ = run.about  # refused where it cannot be read
+    _ = run.about  # refuses an unreadable run.json
     return run
 
 
 def explained_run(path: str | PathLike[str]) -> Run:
-    """Open the folder of a run that holds explanations; one of another command is refused by its name."""
+    """Open the folder of a run with explanations; refuse runs of other commands, and name the command."""
     run = open_run(path)
     check_explained(run)
     return run
@@ -314,7 +314,7 @@ def open_explanations(path: str | PathLike[str]) -> Run:
     if not place.is_dir():
         raise InputError(absent(place, "folder or file"))
     if not (place / "slides").is_dir():
-        check_explained(Run(place, files={}))  # the tables of a run of another kind are no explanations
+        check_explained(Run(place, files={}))  # tables of another kind of run are not explanations
     files = list_explanations(place / "slides" if (place / "slides").is_dir() else place)
     if not files:
         raise InputError(f"{place}: no explanations here; give the folder that 'xmil explain' wrote.")
@@ -322,7 +322,7 @@ def open_explanations(path: str | PathLike[str]) -> Run:
 
 
 def check_run(folder: Path) -> None:
-    """Refuse what is not the folder of a run."""
+    """Refuse anything but the folder of a run."""
     if not folder.is_dir():
         raise InputError(absent(folder, "folder"))
     if not (folder / RUN).exists() and not list_explanations(folder / "slides"):
@@ -334,12 +334,12 @@ def check_run(folder: Path) -> None:
 
 
 def command_of(kind: object) -> str:
-    """The command that makes runs of a kind; pictures and exports lie in folders of one kind."""
+    """Name the command that makes runs of a kind; pictures and exports are the same kind."""
     return "`xmil heatmap` or `xmil export`" if kind == "heatmap" else f"`xmil {kind}`"
 
 
 def check_explained(run: Run) -> None:
-    """Refuse a run of a command that explains nothing, by what its run.json says of its kind."""
+    """Refuse a run of a command that explains nothing, by the kind in its run.json."""
     kind = run.about.get("kind")
     if kind not in (None, *EXPLAINED) and not run.files:
         raise InputError(
@@ -349,13 +349,13 @@ def check_explained(run: Run) -> None:
 
 
 def list_explanations(folder: Path) -> dict[str, Path]:
-    """The files of explanations in a folder by slide."""
+    """List the files of explanations in a folder by slide."""
     paths = sorted(folder.glob("*.parquet"), key=lambda path: path.name)
     return {path.stem: path for path in paths if not path.name.startswith(".")}
 
 
 def interactions_file(folder: Path, slide: str, target: Target) -> Path:
-    """The file of a slide's interactions for a target, in a run's folder."""
+    """Name the file of a slide's interactions for a target, in a run's folder."""
     against = "" if target.against is None else f"-vs-{target.against}"
     return folder / INTERACTIONS / f"{slide}.{target.cls}{against}.parquet"
 
@@ -363,7 +363,7 @@ def interactions_file(folder: Path, slide: str, target: Target) -> Path:
 def list_interactions(
     folder: Path, slide: str | None = None, *, links: bool = False
 ) -> dict[str, list[Path]]:
-    """The files of interactions in a run's folder by slide, one for each target; links are passed over."""
+    """List the files of interactions in a run's folder by slide, one for each target; skip links."""
     stem, files = re.compile(r"(.+)\.\d+(-vs-\d+)?\.parquet"), dict[str, list[Path]]()
     pattern = "*.parquet" if slide is None else f"{escape_glob(slide)}.*.parquet"
     for path in sorted((folder / INTERACTIONS).glob(pattern)):
@@ -373,9 +373,9 @@ def list_interactions(
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """What a folder's run.json says, of whatever layout; None where there is none.
+    """Read a folder's run.json of any layout; None if there is none.
 
-    `kind`, `layout` and `settings` are always there.
+    `kind`, `layout` and `settings` are always present.
     """
     path = folder / RUN
     check_inside(path)
@@ -384,7 +384,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if not folder.is_dir():  # a file, or a link in a circle, where results should go
+        if not folder.is_dir():  # a file, or a circular link
             raise InputError(not_made(folder, error)) from None
         raise InputError(f"{path}: cannot be read ({error.strerror}); use another folder.") from None
     except ValueError:
@@ -395,13 +395,13 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def _upgrade(stored: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What an earlier run.json says, in the words of today's."""
+    """Convert an earlier run.json to the current layout."""
     layout = stored.get("layout", 1)
     if not isinstance(layout, int) or layout > LAYOUT:
         raise InputError(f"{path}: of layout {layout}, which this version does not know; update xmil.")
     kind = stored.get("kind", stored.get("command"))
     inputs, settings = stored.get("inputs"), stored.get("settings", stored.get("config"))
-    if "protocol_name" in stored:  # of `xmil bench`, which did not name itself, nor keep its settings apart
+    if "protocol_name" in stored:  # of `xmil bench`, which stored no kind and no separate settings
         kind, settings = "bench", stored
     merged = {
         **(inputs if isinstance(inputs, dict) else {}),
@@ -409,13 +409,13 @@ def _upgrade(stored: dict[str, Any], path: Path) -> dict[str, Any]:
     }
     about = {**stored, "kind": kind if isinstance(kind, str) else None, "layout": layout, "settings": merged}
     if "warnings" in stored:
-        listed = stored["warnings"]
-        about["warnings"] = [str(text) for text in listed] if isinstance(listed, list) else []
+        lines = stored["warnings"]
+        about["warnings"] = [str(text) for text in lines] if isinstance(lines, list) else []
     return about
 
 
 def read_rows(path: Path, key: str = "slide_id") -> dict[str, Row]:
-    """The rows of a table by slide; none where there is no table."""
+    """Read the rows of a table by slide; empty without a table."""
     check_inside(path)
     try:
         rows = csv_rows(path)
@@ -429,7 +429,7 @@ def read_rows(path: Path, key: str = "slide_id") -> dict[str, Row]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Read a JSON object from a file."""
     try:
         stored = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -440,7 +440,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_curves(path: Path) -> dict[tuple[str, str], dict[str, list[float]]]:
-    """The flip curves of a bag by method and mode, from a file of `xmil evaluate`."""
+    """Read the flip curves of a bag by method and mode from a file of `xmil evaluate`."""
     import pyarrow as pa
 
     try:
@@ -452,7 +452,7 @@ def read_curves(path: Path) -> dict[tuple[str, str], dict[str, list[float]]]:
 
 
 def check_inside(path: Path) -> None:
-    """Refuse what is not a file of the run: a pipe, or a link that leads out of the folder."""
+    """Refuse a pipe, or a link out of the run's folder."""
     check_regular(path)
     if path.is_symlink() and not is_inside(path, path.parent):
         raise FileError(f"{path}: a link out of the run's folder, which is not followed; copy the file in.")
@@ -460,11 +460,11 @@ def check_inside(path: Path) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run of one kind ("explain", "bench"), to be written.
+    """The folder of one run of one kind ("explain", "bench"), for writing.
 
-    `settings` decide what its results are: a folder of other settings is refused, unless `mixed` says that
-    each result carries its own. Those that `grows` names may be added to, as methods are. `marks` are files
-    by which runs from before run.json are known.
+    `settings` decide its results: a folder with other settings is refused, unless each result stores its own
+    (`mixed`). Settings in `grows` may be extended, such as methods. `marks` are files that identify runs from
+    before run.json.
     """
 
     path: Path
@@ -476,17 +476,17 @@ class RunFolder:
 
     @property
     def fingerprint(self) -> str:
-        """A name for the settings; results under another one are not mixed in."""
+        """A digest of the settings; results with another one are not mixed in."""
         decisive = {key: value for key, value in self.settings.items() if key not in self.grows}
         text = json.dumps({"kind": self.kind, **decisive}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Make the folder and keep every other writer out of it; refuse one that is not of this kind.
+        """Make the folder and lock it against other writers; refuse a folder of another kind.
 
-        Nothing is touched before it is known whose the folder is. Once the work ends well, the run's
-        manifest says so.
+        Nothing is changed before the kind of the folder is known. If the work succeeds, the run's manifest
+        records it.
         """
         check_folder(self.path, self.kind, marks=self.marks)
         make_folder(self.path)
@@ -507,16 +507,16 @@ class RunFolder:
     ) -> Iterator[None]:
         """Claim the folder, write run.json and make the `folders` in it.
 
-        A folder with results of other settings is refused; `restart` first removes what the earlier run
-        wrote, or the `outputs` alone if they are given. Unfinished files of killed runs are swept.
+        A folder with results of other settings is refused; `restart` first removes the files of the earlier
+        run, or only the `outputs`. Unfinished files of killed runs are removed.
         """
         is_new = not self.path.exists()
         with self.claim():
             before = read_run(self.path)
-            alike = before is None or self.mixed or before.get("fingerprint") == self.fingerprint
+            is_same = before is None or self.mixed or before.get("fingerprint") == self.fingerprint
             if restart:
                 self._clear(outputs)
-            elif before is not None and not alike and not self._is_empty():
+            elif before is not None and not is_same and not self._is_empty():
                 raise other_settings(self.path, before["settings"], self.settings, leave_out=self.grows)
             for name in folders:
                 make_folder(self.path / name)
@@ -525,14 +525,14 @@ class RunFolder:
             self.write(about)
             try:
                 yield
-            except XmilError:  # nothing came of it, as with an encoder that does not load: leave no trace
+            except XmilError:  # without results, such as an encoder that does not load, remove the folder
                 if is_new and self._is_empty() and not read_rows(self.path / FAILURES):
                     shutil.rmtree(self.path, ignore_errors=True)
                 raise
-            sweep_folder(self.path)  # of workers that died while the run went on
+            sweep_folder(self.path)  # unfinished files of workers that died
 
     def write(self, about: Mapping[str, Any]) -> None:
-        """Write run.json: the settings, and what else is known of the run."""
+        """Write run.json: the settings, and other facts about the run."""
         mark = {} if self.mixed else {"fingerprint": self.fingerprint}
         write_run(self.path, self.kind, {**mark, **about, "settings": dict(self.settings)})
 
@@ -543,7 +543,7 @@ class RunFolder:
         write_table(self.path / SLIDES, header, ([row.get(name) for name in header] for row in rows))
 
     def _is_empty(self) -> bool:
-        """Whether nothing came of the earlier run: it ended before the first result."""
+        """Whether the earlier run has no results, because it ended before the first one."""
         own = (RUN, SLIDES, FAILURES, MANIFEST, ".lock")
         files = [path for path in self.path.rglob("*") if path.is_file()]
         has_rows = any(path.name == SLIDES and read_rows(path) for path in files)
@@ -560,13 +560,13 @@ class RunFolder:
             ) from None
 
     def _list_written(self) -> Iterator[Path]:
-        """The files that the earlier run wrote, by its mark or its table; all others are the user's."""
+        """Yield the files of the earlier run, by its fingerprint or table; all others are the user's."""
         about = read_run(self.path) or {}
         rows, mark = read_rows(self.path / SLIDES), about.get("fingerprint")
         pairs = list_interactions(self.path)
         for folder in ("slides", "results"):
             for path in (self.path / folder).glob("*.parquet"):
-                if path.stem in rows or _bears(path, mark):
+                if path.stem in rows or _has_mark(path, mark):
                     yield path
                     yield from pairs.get(path.stem, ())
                     for suffix in (".json", ".png"):
@@ -575,8 +575,8 @@ class RunFolder:
             yield from (self.path / "summary" / name for name in SUMMARY)
 
 
-def _bears(path: Path, mark: Any) -> bool:
-    """Whether a Parquet file was written by the run of this mark."""
+def _has_mark(path: Path, mark: Any) -> bool:
+    """Whether a Parquet file has the fingerprint of a run."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -592,7 +592,7 @@ def _bears(path: Path, mark: Any) -> bool:
 def other_settings(
     path: Path, old: Mapping[str, Any], new: Mapping[str, Any], leave_out: Sequence[str] = ()
 ) -> InputError:
-    """The error for a folder with a run of other settings; it names those that differ, with both values."""
+    """Make the error for a folder with a run of other settings; name those that differ, with both values."""
     changed = [
         f"{key} {_short(old.get(key))}, not {_short(new.get(key))}"
         for key in dict.fromkeys([*new, *old])
@@ -615,10 +615,10 @@ def _short(value: Any) -> str:
 
 
 def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
-    """Refuse a folder that holds anything but a run of this kind, so that no file of the user's is replaced.
+    """Refuse a folder with anything but a run of this kind, so that no file of the user is replaced.
 
-    Hidden files, empty folders and a manifest of ours do not count: a run that was killed before its run.json
-    leaves no more.
+    Hidden files, empty folders and a manifest do not count: a run killed before its run.json leaves only
+    these.
     """
     about = read_run(folder)
     if about is not None and about["kind"] != kind:
@@ -638,7 +638,7 @@ def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
 
 
 def _first_file(folder: Path) -> Path | None:
-    """A file, store or link in a folder or below it, by its path from there; none hidden, no manifest."""
+    """Find a file, store or link in or below a folder; skip hidden names and the manifest."""
     for inner, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         ends = [name for name in folders if name.endswith(STORE) or (Path(inner) / name).is_symlink()]
@@ -650,7 +650,7 @@ def _first_file(folder: Path) -> Path | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that results go into; a link inside a run does not lead there."""
+    """Make a folder for results; refuse a link inside a run."""
     owning_run(folder / RUN)
     try:
         missing = [place for place in (folder, *folder.parents) if not place.exists()]
@@ -664,13 +664,13 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep a second run out of the folder; the system lets go when the process ends, however it ends."""
+    """Lock the folder against a second run; the system releases the lock when the process ends."""
     try:
         import fcntl
 
         handle = _lock_file(folder / ".lock")
     except (ImportError, OSError):
-        yield  # no locks on this system, or nothing can be written: the first file says so
+        yield  # no locks on this system, or the folder is read-only, which the first file reports
         return
     try:
         try:
@@ -687,9 +687,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _lock_file(path: Path) -> int:
-    """Open the file that is locked; another user's can be read at least, which is enough to lock it.
+    """Open the lock file; another user's can only be read, which is enough to lock it.
 
-    It is opened without emptying it, following links or waiting for a pipe's other end.
+    This never truncates it, follows links or waits for a pipe's other end.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise InputError(f"{path}: a link, pipe or folder where runs keep a file; remove it.")
@@ -701,9 +701,9 @@ def _lock_file(path: Path) -> int:
 
 
 def sweep_folder(folder: Path, *, below: bool = False) -> None:
-    """Remove the unfinished files of a run that was killed, from its folder and those in it.
+    """Remove the unfinished files of a killed run from its folder and the folders in it.
 
-    A store that is a folder goes as a whole; what cannot be removed does not keep the others.
+    Stores that are folders are removed, too; files that cannot be removed are skipped.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -735,7 +735,7 @@ def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, Python, system, and the commit of the code's checkout, where there is one.
+    """Collect versions, Python, system, and the commit of the code's checkout, if there is one.
 
     >>> sorted(provenance())
     ['commit', 'python', 'system', 'versions']
@@ -753,10 +753,10 @@ def provenance() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit of the code's checkout, where there is one."""
+    """Find the commit of the code's checkout, if there is one."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)  # noqa: S603  # fixed words
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)  # noqa: S603  # fixed words
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()
