@@ -85,7 +85,7 @@ def test_int8_networks_and_probabilities_are_explained(cohort: Path, tmp_path: P
         ("with_an_argument", "missing 1 required positional argument: 'width'"),
         ("without_weights", "weights.pt is missing"),
         ("", "nets.py:build"),
-        ("Chances", "attribute of the module"),
+        ("Chances", "module's attribute returns"),
     ],
 )
 def test_a_network_that_cannot_be_built_or_read_says_why(

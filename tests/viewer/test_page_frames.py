@@ -97,7 +97,7 @@ def test_another_slides_file_is_warned_of_and_small_tiles_have_no_labels(
     shifted.locator("input[type=file]").set_input_files(tmp_path / "other.geojson")
     warned = shifted.locator(".message.problem")
     warned.wait_for()
-    expect_text(warned, "other.geojson is of the slide s2; this is s1.")
+    expect_text(warned, "slide s2; this is s1")
     expect_text(warned, "24 of them lie outside this slide.")
     assert shifted.evaluate("() => window.written") == []
     shifted.locator("[data-action=go-note]").first.click()
