@@ -55,7 +55,7 @@ IGNORED = {
 # bytes depend on the libraries that write them, by "<digest>"; so are identifiers made from digests.
 DIGEST = re.compile(
     r"\b(?:[0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{16}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b"
-    r"|(?<=SHA-256 )[0-9a-f]{12}"
+    r"|(?:(?<=SHA-256 )|(?<=commit ))[0-9a-f]{12}"
 )
 UNREAD = (".lock", ".pdf", ".svg", ".ckpt", ".groovy")  # files that are only listed
 
@@ -274,7 +274,7 @@ class _Page(HTMLParser):
         if HEADINGS & set(self._within):
             self.sections[-1] = (heading + data, numbers)
         else:
-            numbers += NUMBER.findall(data)
+            numbers += NUMBER.findall(DIGEST.sub("", data))  # 997478e55294 is a commit, not a number
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
