@@ -68,7 +68,7 @@ from xmil.bench.protocol import (
 from xmil.bench.referee import Referee, Trained, export, measure, read_settings
 from xmil.bench.report import PAGE, compare_runs, measured_on, page_of, write_report
 from xmil.bench.scoring import MethodSpec, project, score_bags
-from xmil.bench.suites import QUICK_PLAN, SUITES, Plan, Request, Suite
+from xmil.bench.suites import QUICK_PLAN, SUITES, Plan, Suite, settings_of
 from xmil.bench.tables import (
     FORMATS,
     as_csv,
@@ -101,7 +101,7 @@ __all__ = [
     "QUICK_PLAN", "SETUPS", "SPLITS", "STRENGTH", "SUITES", "TABLE1_METHODS", "TASKS", "TRUTH",
     "VARIANTS", "WEAK", "Adam", "BagSet", "Block", "Codes", "Column", "Configuration", "DigitProblem",
     "Exam", "Folder", "Instances", "Lap", "Measure", "MethodSpec", "Plan", "Protocol", "Referee",
-    "Request", "Setup", "Stacked", "Suite", "Table", "Tissue", "Trained", "Training", "Unit", "as_csv",
+    "Setup", "Stacked", "Suite", "Table", "Tissue", "Trained", "Training", "Unit", "as_csv",
     "as_latex", "as_markdown", "as_records", "as_text", "background", "bag_auroc", "camelyon_problem",
     "checks", "clearest_bag", "code_digest", "colon_problems", "colour_tiles", "colours", "column_of",
     "compare_runs", "contains", "cut", "draw_all", "draw_bags", "draw_digits", "draw_splits", "draws_of",
@@ -109,6 +109,6 @@ __all__ = [
     "kendall", "label_of", "lesions_of", "load_instances", "measure", "measured_on", "method_entry",
     "model_entry", "notes", "nuclei", "page_of", "paper_figure", "places", "probabilities", "project",
     "read_asap", "read_idx", "read_settings", "read_stack", "read_tissue", "rows_of", "score_bags",
-    "sklearn_images", "stack_sets", "statistics", "summarise", "tissue_problems", "train_stacked",
+    "settings_of", "sklearn_images", "stack_sets", "statistics", "summarise", "tissue_problems", "train_stacked",
     "verdict_of", "weak_spots", "with_variants", "write_report", "write_rows",
 ]  # fmt: skip

@@ -19,11 +19,21 @@ from xmil.bench.measures import bag_auroc, probabilities
 from xmil.bench.models import ModelEntry, OurModel, TrainedModel
 from xmil.bench.problems import Block, Problem, checksum
 from xmil.bench.protocol import BACKGROUND_BAGS, SEEDS_APART, DigitProblem, train_stacked
-from xmil.bench.suites import Plan, Request, Suite
+from xmil.bench.suites import (
+    Plan,
+    Suite,
+    check_tasks,
+    entries_of,
+    models_of,
+    plan_of,
+    settings_of,
+    suites_of,
+)
 from xmil.bench.training import Fitted, learn
 from xmil.core.background import background_of
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, name_parameters
 from xmil.models import MILModel
+from xmil.runs.requests import BenchRequest
 from xmil.storage import RUN, RunFolder, check_folder, provenance, read_run, start_manifest
 
 EXPORT = "bench --export"  # the kind of a folder of bags and models for other programs
@@ -38,16 +48,16 @@ T = TypeVar("T")
 Say = Callable[[str, int, int], None]  # current work, steps done, total steps (0: unknown)
 
 
-def measure(request: Request, out: Path, say: Say = ignore) -> tuple[bool, list[str]]:
+def measure(request: BenchRequest, out: Path, say: Say = ignore) -> tuple[bool, list[str]]:
     """Fill the folder; return whether it is complete, and why suites were left out."""
-    request.check_tasks()
+    check_tasks(request)
     with _folder(out, request).open({}):
         until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
-        models, plan = request.model_entries(), request.plan()
-        suites, left_out = request.chosen_suites(), []
+        models, plan = models_of(request), plan_of(request)
+        suites, left_out = suites_of(request), []
         for suite in suites:
             referee = Referee(
-                plan, request.entries(suite), models, Folder(out), request.device, say=say, until=until
+                plan, entries_of(request, suite), models, Folder(out), request.device, say=say, until=until
             )
             problems = suite.problems(plan)
             if not problems:
@@ -59,27 +69,28 @@ def measure(request: Request, out: Path, say: Say = ignore) -> tuple[bool, list[
         return True, left_out
 
 
-def export(request: Request, out: Path, folder: Path, say: Say = ignore) -> list[Path]:
+def export(request: BenchRequest, out: Path, folder: Path, say: Say = ignore) -> list[Path]:
     """Write the bags and models of the suites for other programs; train missing models."""
-    models, plan, run = request.model_entries(), request.plan(), _folder(out, request)
+    models, plan, run = models_of(request), plan_of(request), _folder(out, request)
     try:
         check_folder(folder, EXPORT)
     except InputError as error:
-        raise InputError(str(error).replace("out=", "export=")) from None
-    with RunFolder(folder, EXPORT, request.settings(), mixed=True).open({}), run.claim():
+        message = name_parameters(str(error), lambda _, value: f"`export={value}`")
+        raise InputError(message, parameter="export") from None
+    with RunFolder(folder, EXPORT, settings_of(request), mixed=True).open({}), run.claim():
         if not (out / RUN).is_file():
             start_manifest(out, run.kind)
             run.write({})
         return [
             path
-            for suite in request.chosen_suites()
+            for suite in suites_of(request)
             for path in Referee(plan, (), models, Folder(out), request.device, say=say).export(suite, folder)
         ]
 
 
-def _folder(out: Path, request: Request) -> RunFolder:
+def _folder(out: Path, request: BenchRequest) -> RunFolder:
     """The folder of a benchmark: each unit has its own settings, run.json the last request."""
-    return RunFolder(out, "bench", request.settings(), mixed=True)
+    return RunFolder(out, "bench", settings_of(request), mixed=True)
 
 
 def read_settings(out: Path) -> dict[str, Any]:

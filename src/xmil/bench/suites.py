@@ -1,4 +1,4 @@
-"""The suites with their problems and measures, the size of a run, and requests by name."""
+"""The suites with their problems and measures, the size of a run, and what a request chooses of them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from xmil.bench.problems import Problem
 from xmil.bench.protocol import PAPER_TASKS, QUICK, DigitProblem, Protocol
 from xmil.bench.tissue import STATISTICS, read_tissue, tissue_problems
 from xmil.core.errors import check_names
+from xmil.runs.requests import BenchRequest
 
 LEARNED = 0.7  # least test AUROC of a model that counts
 METHODS = (  # all but `milli` and `shapley`, which score bag by bag; a request can name them
@@ -158,63 +159,69 @@ SUITES = {
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """A run by names of suites, methods, models and tasks; empty means the suites' own."""
+def plan_of(request: BenchRequest) -> Plan:
+    """The plan of a request's suites."""
+    base = QUICK_PLAN if request.quick else FULL
+    repetitions = base.protocol.repetitions if request.repetitions is None else request.repetitions
+    return replace(
+        base,
+        protocol=replace(base.protocol, seed=request.seed, repetitions=repetitions),
+        data=request.data,
+        encoder=request.digit_encoder,
+        tasks=request.task,
+        fold_runs=request.repetitions or base.fold_runs,
+        tissue=tissue_of(request),
+    )
 
-    suites: tuple[str, ...]
-    methods: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    only: bool = False  # only these methods and the controls
-    quick: bool = False
-    tasks: tuple[str, ...] = ()
-    repetitions: int | None = None
-    seed: int = 0
-    data: str = "digits"
-    encoder: str = "pixels"
-    device: str = "cpu"
-    minutes: float | None = None
-    tissue: tuple[tuple[str, Any], ...] = ()
 
-    def plan(self) -> Plan:
-        """The plan of the suites."""
-        base = QUICK_PLAN if self.quick else FULL
-        repetitions = base.protocol.repetitions if self.repetitions is None else self.repetitions
-        return replace(
-            base,
-            protocol=replace(base.protocol, seed=self.seed, repetitions=repetitions),
-            data=self.data,
-            encoder=self.encoder,
-            tasks=self.tasks,
-            fold_runs=self.repetitions or base.fold_runs,
-            tissue=dict(self.tissue),
-        )
+def tissue_of(request: BenchRequest) -> dict[str, Any]:
+    """Where a request's tissue comes from, as `choose_tissue` takes it."""
+    positive, against, *_ = (*request.classes, "", "")
+    has_features = request.encoder.endswith(".npz")
+    return {
+        "source": request.tissue,
+        "patient": request.patient,
+        "positive": positive,
+        "against": against,
+        "encoder": STATISTICS if has_features else request.encoder,
+        "features": request.encoder if has_features else "",
+    }
 
-    def chosen_suites(self) -> list[Suite]:
-        """The suites by name; `all` means every suite."""
-        names = list(SUITES) if ALL in self.suites or not self.suites else list(dict.fromkeys(self.suites))
-        check_names("suite", names, SUITES)
-        return [SUITES[name] for name in names]
 
-    def entries(self, suite: Suite) -> list[MethodEntry]:
-        """The rows of a suite: its controls, the package's methods, and those of the request."""
-        ours = ("random",) if self.only else METHODS
-        names = dict.fromkeys([*suite.controls, *ours, *self.methods])
-        return [method_entry(name) for name in names]
+def suites_of(request: BenchRequest) -> list[Suite]:
+    """The suites that a request names; `all`, or none, means every suite."""
+    names = list(dict.fromkeys(request.suite))
+    if ALL in names or not names:
+        names = list(SUITES)
+    check_names("suite", names, SUITES)
+    return [SUITES[name] for name in names]
 
-    def model_entries(self) -> list[ModelEntry]:
-        """The models of the request, else the protocol's."""
-        names = dict.fromkeys(self.models or (QUICK_MODELS if self.quick else PAPER_MODELS))
-        return [model_entry(name) for name in names]
 
-    def settings(self) -> dict[str, Any]:
-        """The settings of the run for the results page."""
-        name = "quick" if self.quick else "Table 1"
-        return {**vars(self), "protocol_name": name, "plan": self.plan().as_dict()}
+def entries_of(request: BenchRequest, suite: Suite) -> list[MethodEntry]:
+    """The rows of a suite: its controls, the package's methods, and those of the request."""
+    ours = ("random",) if request.only else METHODS
+    names = dict.fromkeys([*suite.controls, *ours, *request.methods])
+    return [method_entry(name) for name in names]
 
-    def check_tasks(self) -> None:
-        """Refuse a task that none of the suites has."""
-        if self.tasks:
-            plan = replace(self.plan(), tasks=())
-            names = {problem.name for suite in self.chosen_suites() for problem in suite.problems(plan)}
-            check_names("task of the suites", self.tasks, sorted(names))
+
+def models_of(request: BenchRequest) -> list[ModelEntry]:
+    """The models of a request, else the protocol's."""
+    names = dict.fromkeys(request.model or (QUICK_MODELS if request.quick else PAPER_MODELS))
+    return [model_entry(name) for name in names]
+
+
+def settings_of(request: BenchRequest) -> dict[str, Any]:
+    """The settings of a run for run.json and the page of results."""
+    return {
+        **request.as_dict(),
+        "protocol_name": "quick" if request.quick else "Table 1",
+        "plan": plan_of(request).as_dict(),
+    }
+
+
+def check_tasks(request: BenchRequest) -> None:
+    """Refuse a task that none of the suites has."""
+    if request.task:
+        plan = replace(plan_of(request), tasks=())
+        names = {problem.name for suite in suites_of(request) for problem in suite.problems(plan)}
+        check_names("task of the suites", request.task, sorted(names))

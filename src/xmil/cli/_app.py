@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import pkgutil
-import re
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -18,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import xmil.cli as commands
 from xmil._version import __version__
+from xmil.cli._command import instead_of
 from xmil.core.errors import XmilError, refused
 
 FAILED, NOTHING, INTERRUPTED = 1, 2, 130
@@ -26,7 +29,7 @@ PANELS = {  # in the order of the help; other commands come last
     "From slides to features": ("tile", "embed"),
     "From features to a model": ("split", "train", "predict"),
     "Evidence": ("explain", "evaluate", "heatmap", "view", "inside", "insight", "export", "verify"),
-    "Studies": ("study", "toy", "bench"),
+    "Studies": ("study", "bench"),
 }
 OTHERS = "More"
 GROUP = "xmil.commands"
@@ -55,8 +58,11 @@ class Group(_PlainFlags, TyperGroup):
     """A group of commands with plain flags."""
 
 
-def build() -> typer.Typer:
-    """Make the application, with one command for each public module of this package."""
+def build(name: str | None = None) -> typer.Typer:
+    """Make the application; with the name of a command, only that one is imported.
+
+    The others are listed by the first lines of their docstrings, so that `xmil --help` is instant.
+    """
     app = typer.Typer(
         name="xmil",
         help="Explanations for multiple instance learning on whole-slide images.",
@@ -64,14 +70,18 @@ def build() -> typer.Typer:
         cls=Group,
     )
     app.callback()(_options)
-    for name, panel in command_panels().items():
-        function = getattr(import_module(f"{commands.__name__}.{name}"), name)
+    for each, panel in command_panels().items():
+        if each != name:
+            app.command(each.replace("_", "-"), cls=Command, rich_help_panel=panel)(_listed_only(each))
+            continue
+        function = getattr(import_module(f"{commands.__name__}.{each}"), each)
         if isinstance(function, typer.Typer):  # a group of commands
-            for each in function.registered_commands:
-                each.cls = Command
-            app.add_typer(function, name=name, cls=Group, rich_help_panel=panel)
+            for one in function.registered_commands:
+                one.cls = Command
+            app.add_typer(function, name=each, cls=Group, rich_help_panel=panel)
         else:
-            app.command(name.replace("_", "-"), cls=Command, rich_help_panel=panel)(function)
+            epilog = getattr(function, "epilog", None)
+            app.command(each.replace("_", "-"), cls=Command, rich_help_panel=panel, epilog=epilog)(function)
     for point in entry_points(group=GROUP):  # commands of other packages
         try:
             if point.name.replace("-", "_") not in command_panels():
@@ -79,6 +89,31 @@ def build() -> typer.Typer:
         except Exception as error:  # plugins may raise anything
             logger.warning("The plugin %s of %s could not be loaded: %s", point.value, GROUP, error)
     return app
+
+
+def _listed_only(name: str) -> Callable[[], None]:
+    """A stand-in for a command in the list of all, with its first line of help."""
+
+    def listed() -> None:
+        raise AssertionError(name)  # its module is imported before it is called
+
+    path = Path(commands.__file__).parent / f"{name}.py"
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and (node.name == name or _makes_a_group(node)):
+            listed.__doc__ = (ast.get_docstring(node) or "").partition("\n\n")[0]
+    return listed
+
+
+def _makes_a_group(node: ast.FunctionDef) -> bool:
+    """Whether a function is the callback of a group of commands."""
+    calls = [one.func for one in node.decorator_list if isinstance(one, ast.Call)]
+    return any(isinstance(call, ast.Attribute) and call.attr == "callback" for call in calls)
+
+
+def _typed_command(words: Sequence[str]) -> str | None:
+    """The module of the command that is typed, if there is one."""
+    name = next((word.replace("-", "_") for word in words if not word.startswith("-")), None)
+    return name if name in command_panels() else None
 
 
 def command_panels() -> dict[str, str]:
@@ -97,7 +132,7 @@ def run(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="xmil: %(message)s")
     try:
         words = [argument for argument in arguments if argument != "--debug"] or ["--help"]
-        code = build()(words, prog_name="xmil", standalone_mode=False)
+        code = build(_typed_command(words))(words, prog_name="xmil", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer caught the interrupt
             return _fail("interrupted.", code=INTERRUPTED)
@@ -132,72 +167,25 @@ def _options(
     """Declare the options before the command, which `run` has already read."""
 
 
-REMOVED = {  # options of the previous version, of all commands or of one, with the replacement
-    "--time": "use --label TIME,EVENT",
-    "--event": "use --label TIME,EVENT",
-    "--keep": "use --param lrp.keep=0.5",
-    "--save-vectors": "use --param lrp.feature_level=true",
-    "--slide": "use --slides, with a file or a folder",
-    "--full-digests": "set the environment variable XMIL_FULL_DIGESTS=1",
-    "--address": "use --engine ray:ADDRESS",
-    "--cpus": "a worker takes one CPU",
-    "--gpus": "use --device cuda/4 for four workers on a GPU, --device cuda/1 for one each",
-    "--decode": "JPEG tiles are decoded by the CPU, which was no slower",
-    "--best": "the best method is always named",
-    "--top": "sufficiency and necessity use a tenth of the patches",
-    "--method": "use --methods",
-    "inside --method": "use --map",
-    "--threads": "set the environment variable OMP_NUM_THREADS",
-    "embed --threads": "there are as many as cores, at most 16",
-    "--mean": "use --normalise, with mean and standard deviation",
-    "--std": "use --normalise, with mean and standard deviation",
-    "--pen": "use --drop none",
-    "--no-pen": "use --drop pen",
-    "--fold": "use --drop without fold",
-    "--blur": "use --drop without blur",
-    "--coverslip": "use --drop without coverslip",
-    "--no-fold": "use --drop fold",
-    "--no-blur": "use --drop blur",
-    "--no-coverslip": "use --drop coverslip",
-    "--formats": "use --to, such as --to png,geojson",
-    "--exports": "use --to, such as --to png,geojson",
-    "--percentile": "use --clip with the number, such as --clip 99",
-    "--pooled": "use --released, which draws images and bags as the released code does",
-    "--shared-bags": "use --released, which draws images and bags as the released code does",
-    "--report": "leave out --suite, and the page is written from the results in --out",
-    "--positive": "use --classes POSITIVE,AGAINST",
-    "--against": "use --classes POSITIVE,AGAINST",
-    "bench --features": "use --encoder FILE.npz",
-    "--token": "set the environment variable XMIL_TOKEN, or use --token-file",
-    "train --workers": "use --set train.workers=N",
-    "train --repeats": "use --set train.repeats=N",
-    "train --epochs": "use --set train.epochs=N",
-    "train --split": "use --set data.split=COLUMN",
-    "train --folds": "use --set data.folds=N",
-    "train --from": "use --set data.source=embeddings",
-}
+MOVED = {"toy": "xmil bench --suite paper"}  # commands of the version before
 
 
 def _usage(error: Any) -> str:
-    context, name = getattr(error, "ctx", None), getattr(error, "option_name", "")
-    command = getattr(context, "info_name", None)
-    instead = REMOVED.get(f"{command} {name}", REMOVED.get(name))
-    has = {
-        each
-        for parameter in getattr(getattr(context, "command", None), "params", ())
-        for each in parameter.opts
-    }
-    if instead is not None and has.issuperset(re.findall(r"--[a-z-]+", instead)):  # else a typing error
-        return f"The option {name} was removed: {instead}."
+    """Say what is wrong with what was typed, and what to type instead."""
+    context = getattr(error, "ctx", None)
     hint = " Try 'xmil --help'." if context is None else f" Try '{context.command_path} --help'."
     message = str(error.format_message()).rstrip()
+    moved = [name for name in MOVED if message.startswith(f"No such command '{name}'")]
+    if moved:
+        return f"The command {moved[0]!r} is now {MOVED[moved[0]]}.{hint}"
+    instead = instead_of(getattr(error, "option_name", None) or "", getattr(context, "info_name", None))
+    if instead is not None:
+        return instead
     return message + ("" if message.endswith((".", "?", "!")) else ".") + hint
 
 
 def _fail(message: str, *, code: int = NOTHING, debug: bool = False) -> int:
     if debug:
         traceback.print_exc()
-    from xmil.cli._screen import as_flags
-
-    print(f"xmil: error: {as_flags(' '.join(message.split()))}", file=sys.stderr)
+    print(f"xmil: error: {' '.join(message.split())}", file=sys.stderr)
     return code

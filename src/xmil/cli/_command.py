@@ -1,66 +1,104 @@
-"""Commands from requests: every option of a request becomes an option of the command line."""
+"""Commands from requests: every field of a request becomes an option of the command line."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
 from xmil.cli._screen import Screen
-from xmil.core.request import Option, Request, field_types, options
-from xmil.core.text import listed
-from xmil.runs.requests import ADVANCED, COMPUTE, INPUT, OUTPUT, SLIDES, WHAT, parse_parameters
+from xmil.core.errors import XmilError, name_parameters
+from xmil.core.request import (
+    COMPUTE,
+    INPUT,
+    OUTPUT,
+    REMOVED,
+    WHAT,
+    Option,
+    Request,
+    field_kind,
+    options,
+    owner,
+    unknown_parameter,
+)
+from xmil.core.text import parse_toml_value, read_toml
 
-PANELS = (INPUT, SLIDES, WHAT, OUTPUT, COMPUTE, ADVANCED)
+SLIDES = "Slides without features"
+PANELS = (None, INPUT, SLIDES, WHAT, OUTPUT, COMPUTE)
 R = TypeVar("R", bound=Request)
 F = TypeVar("F", bound=Callable[..., Any])
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
-Layout = Annotated[
-    str, typer.Option("--format", help="Layout of the feature files, if it cannot be recognised.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.", rich_help_panel="Output")]
+CONFIG = "A TOML file with options under their names, or NAME=VALUE; may be repeated."
+REQUESTS: dict[str, type[Request]] = {}  # of the commands that are imported, by name
+TYPED = "COMMANDLINE"  # where click has a value from that the user typed
+
+
+class CommandLineError(XmilError):
+    """An error in the words of the command line."""
 
 
 def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable[..., int]]:
     """Turn a function of a request and a screen into a command with the request's options and --json."""
 
     def decorate(function: Callable[[R, Screen], int]) -> Callable[..., int]:
-        types, about = field_types(request), options(request)
-        defaults = {f.name: f.default for f in fields(request)}
+        about = options(request)
+        flags = flags_of(request)
+        REQUESTS[function.__name__] = request
 
-        def run(**values: Any) -> int:
-            screen = Screen(values.pop("as_json"))
-            read = {name: _read(types[name], about[name], value) for name, value in values.items()}
-            return function(request.build(**{k: v for k, v in read.items() if v is not MISSING}), screen)
+        def run(context: typer.Context, **values: Any) -> int:
+            screen = Screen(lambda sentence: in_flags(sentence, flags), as_json=values.pop("as_json"))
+            typed = {name: value for name, value in values.items() if is_typed(context, name)}
+            for name in typed.keys() & request.model_fields.keys():
+                if is_list_of_text(field_kind(request.model_fields[name])):
+                    typed[name] = ",".join(typed[name])  # given once with commas, or several times
+            try:
+                settings = read_config(typed.pop("config", None) or ())
+                return function(request.build(**settings, **typed), screen)
+            except XmilError as error:
+                raise CommandLineError(say_error(error, flags)) from error
 
-        panels = list(dict.fromkeys((None, *PANELS, *(about[name].panel for name in about))))
-        order = sorted(
-            about,
-            key=lambda name: (
-                not about[name].argument, panels.index(about[name].panel), defaults[name] is not MISSING
-            ),
-        )  # fmt: skip
-        parameters = [_parameter(name, types[name], about[name], defaults[name]) for name in order]
-        last = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
-        run.__signature__ = inspect.Signature([*parameters, last])  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in (*parameters, last)}
+        shown = [name for name in about if not about[name].rare]
+        shown.sort(key=lambda name: (not about[name].argument, PANELS.index(about[name].panel)))
+        parameters = [_parameter(name, request, about[name]) for name in shown]
+        if request.has_config:
+            config = typer.Option(help=CONFIG, rich_help_panel=OUTPUT, metavar="FILE|NAME=VALUE")
+            parameters.append(_keyword("config", list[str] | None, config, None))
+        as_json = typer.Option("--json", help="Print the report as JSON.", rich_help_panel=OUTPUT)
+        parameters.append(_keyword("as_json", bool, as_json, False))
+        context = inspect.Parameter(
+            "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+        )
+        run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
         run.__name__, run.__module__ = function.__name__, function.__module__
         run.__doc__ = function.__doc__ or request.__doc__
+        run.epilog = rare_options(request)  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+def instead_of(flag: str, command_name: str | None) -> str | None:
+    """Say what to type instead of a flag that a command does not have; None if nothing is known."""
+    request = REQUESTS.get(command_name or "")
+    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
+    if request is None:
+        return None
+    if name in request.model_fields and options(request)[name].rare:
+        return f"{flag} has no flag of its own: use --config {name}=VALUE, or a file of --config."
+    if name in REMOVED or f"{owner(request)}.{name}" in REMOVED:
+        return in_flags(str(unknown_parameter(request, name)), flags_of(request))
+    return None
 
 
 def with_examples(*lines: str) -> Callable[[F], F]:
     """Add example commands to the help of a command, after its first sentence."""
 
     def decorate(function: F) -> F:
-        first, *rest = (" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
+        first, *rest = (function.__doc__ or "").split("\n\n")
         shown = "\n".join(f"    xmil {line}" for line in lines)
         function.__doc__ = "\n\n".join((first, "Examples:", shown, *rest))
         return function
@@ -68,56 +106,136 @@ def with_examples(*lines: str) -> Callable[[F], F]:
     return decorate
 
 
-def _parameter(name: str, kind: Any, about: Option, default: Any) -> inspect.Parameter:
+def flags_of(request: type[Request]) -> dict[str, str]:
+    """Map each parameter of a request to what one types for it."""
+    flags = {}
+    for name, about in options(request).items():
+        flags[name] = about.flag or f"--{name.replace('_', '-')}"
+        if about.rare:
+            flags[name] = f"--config {name}="
+        elif about.argument:
+            flags[name] = name.upper()
+    return flags
+
+
+def in_flags(sentence: str, flags: Mapping[str, str]) -> str:
+    """Put the parameters of a sentence into the words of the command line.
+
+    >>> in_flags("choose another `out=`, or `restart=True`; `links=False`; `size=`",
+    ...     {"out": "--out", "restart": "--restart", "links": "--links", "size": "--config size="})
+    'choose another --out, or --restart; --no-links; --config size=...'
+    """
+
+    def say(name: str, value: str) -> str:
+        flag = flags.get(name)
+        value = value.strip("'\"")
+        if flag is None:
+            return f"{name}={value}"
+        if flag.endswith("="):
+            return f"{flag}{value.lower() if value in ('True', 'False') else value or '...'}"
+        if value == "False":
+            return flag.replace("--", "--no-", 1)
+        return f"{flag} {value}" if value and value != "True" else flag
+
+    return name_parameters(sentence, say)
+
+
+def say_error(error: XmilError, flags: Mapping[str, str]) -> str:
+    """Say an error in the words of the command line."""
+    if error.parameter is None or error.requirement is None:
+        return in_flags(str(error), flags)
+    if error.parameter in flags:
+        return in_flags(f"{flags[error.parameter].removesuffix('=')} {error.requirement}", flags)
+    if "params" in flags and is_method(error.owner):
+        return in_flags(f"{flags['params']} {error.owner}.{error.parameter} {error.requirement}", flags)
+    return in_flags(str(error), flags)
+
+
+def is_method(name: str | None) -> bool:
+    """Whether the owner of a parameter is an explanation method; only once methods have been imported."""
+    methods = sys.modules.get("xmil.methods")
+    return methods is not None and name in methods.METHODS
+
+
+def is_typed(context: Any, name: str) -> bool:
+    """Whether the user typed an option."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == TYPED
+
+
+def is_list_of_text(kind: Any) -> bool:
+    """Whether an option is a list whose members may be separated by commas."""
+    return get_origin(kind) is tuple and get_args(kind)[0] not in (Path, Any)
+
+
+def read_config(texts: Sequence[str]) -> dict[str, Any]:
+    """Read options from TOML files and NAME=VALUE; later ones win."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if equals and name.replace("_", "").replace("-", "").isalnum() and not Path(text).is_file():
+            values[name.strip().replace("-", "_")] = parse_toml_value(value.strip())
+            continue
+        content = read_toml(text, way="give options under their names, such as steps = 50")
+        values |= {key.replace("-", "_"): one for key, one in content.items()}
+    return values
+
+
+def rare_options(request: type[Request]) -> str | None:
+    """The part of a command's help on the options that have no flag; None without any."""
+    lines = []
+    for name, about in options(request).items():
+        default = request.model_fields[name].default
+        shown = ""
+        if isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
+            shown = f" (default: {default})"
+        if about.rare:
+            lines.append(f"{name}: {about.help}{shown}")
+    if not lines:
+        return None
+    return "\n\n".join(["Set by --config NAME=VALUE, or in the file of --config:", *lines])
+
+
+def _parameter(name: str, request: type[Request], about: Option) -> inspect.Parameter:
     """Declare an option of a request for typer."""
-    settings: dict[str, Any] = {"help": about.help, "rich_help_panel": about.panel}
-    shown, text = _on_the_line(kind, about)
-    spelling: Any
-    if default is not MISSING:
-        default = text(default)
+    field = request.model_fields[name]
+    kind, default = _on_the_line(field_kind(field), field.default)
+    text = about.help
+    if field.is_required():
+        text, default = f"{about.help} (required)", None
     if about.argument:
-        spelling = typer.Argument(help=about.help)
-    else:
-        flag = about.flag or f"--{name.replace('_', '-')}"
-        if shown is bool and default is True:
-            flag = f"{flag}/--no-{name.replace('_', '-')}"
-        if _is_list_of_text(kind):
-            settings["metavar"] = "A,B,..."
-        spelling = typer.Option(flag, **settings)
-    annotation = Annotated.__class_getitem__((shown, spelling))  # type: ignore[attr-defined]
-    empty = inspect.Parameter.empty if default is MISSING else default
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=annotation)
+        metavar = f"{name.upper()}..." if get_origin(kind) is list else name.upper()
+        return _keyword(
+            name, kind | None, typer.Argument(help=text, metavar=metavar, show_default=False), None
+        )
+    flag = about.flag or f"--{name.replace('_', '-')}"
+    if kind is bool and default is True:
+        flag = f"{flag}/--no-{name.replace('_', '-')}"
+    settings: dict[str, Any] = {"help": text, "rich_help_panel": about.panel}
+    if is_list_of_text(field_kind(field)):
+        settings["metavar"] = "A,B,..."
+    elif get_origin(kind) is list:
+        settings["metavar"] = "<path>" if get_args(kind)[0] is Path else f"<{name}>"
+    shown = kind if default is not None else kind | None
+    return _keyword(name, shown, typer.Option(flag, **settings), default)
 
 
-def _is_list_of_text(kind: Any) -> bool:
-    return get_origin(kind) is tuple and get_args(kind)[0] is str
+def _keyword(name: str, kind: Any, spelling: Any, default: Any) -> inspect.Parameter:
+    annotation = Annotated.__class_getitem__((kind, spelling))  # type: ignore[attr-defined]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _on_the_line(kind: Any, about: Option) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the type of an option on the command line, and a function that writes its default."""
-    if about.parse is not None:
-        return str, lambda _: about.text
-    if kind is Any:
-        return Path, lambda value: value
-    if _is_list_of_text(kind):
-        return str, ",".join
+def _on_the_line(kind: Any, default: Any) -> tuple[Any, Any]:
+    """The type of an option on the command line, and its default there; the request converts it."""
+    if get_origin(kind) is tuple and get_args(kind)[-1] is Path:  # a fixed number of paths
+        return kind, default
+    if get_origin(kind) is tuple and get_args(kind)[0] in (Path, Any):
+        several = list[Path] if get_args(kind)[0] is Path else list[str]
+        return several, list(default) or None if isinstance(default, tuple) else None
     if get_origin(kind) is tuple:
-        return list[Path], lambda value: list(value) or None
-    if get_origin(kind) is UnionType and Mapping in {get_origin(one) for one in get_args(kind)}:
-        return list[str] | None, lambda _: None
-    if kind == str | None:
-        return str, lambda value: value or ""
-    return kind, lambda value: value
-
-
-def _read(kind: Any, about: Option, value: Any) -> Any:
-    """Convert an option from the command line to its value; MISSING if it was not used."""
-    if about.parse is not None:
-        return about.parse(value) if value else MISSING
-    if _is_list_of_text(kind):
-        return listed(value)
-    if get_origin(kind) is UnionType and Mapping in {get_origin(one) for one in get_args(kind)}:
-        return parse_parameters(value or [])
-    if value is None or (kind == str | None and not value):
-        return MISSING
-    return value
+        return list[str], list(map(str, default)) or None if isinstance(default, tuple) else None
+    if get_origin(kind) is Mapping or get_origin(kind) is dict:
+        return list[str], None
+    if kind in (int, float, bool, Path):
+        return kind, default
+    return str, default

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from xmil.core.request import Request, options
 from xmil.core.text import merge_notes, text_table
 from xmil.runs import Listener
 
@@ -21,31 +18,36 @@ if TYPE_CHECKING:
 
     from xmil.storage import Run
 
+Words = Callable[[str], str]
 SAMPLING = ("xmil.methods.shapley", "xmil.methods.interactions")
 
 
 class Screen(Listener):
-    """Prints the messages of a run; with `as_json` it collects them for the report."""
+    """Prints the messages of a run; with `as_json` it collects them for the report.
 
-    def __init__(self, as_json: bool = False) -> None:
+    `words` puts the parameters of a sentence into the words of the command line.
+    """
+
+    def __init__(self, words: Words, *, as_json: bool = False) -> None:
+        self.words = words
         self.as_json = as_json
         self.lines: list[str] = []
         self._parts: ExitStack | None = None
         self._bars: Progress | None = None
 
     def say(self, sentence: str) -> None:
-        self.lines.append(as_flags(sentence))
+        self.lines.append(self.words(sentence))
         if not self.as_json:
             print(self.lines[-1])
 
     def warn(self, sentence: str) -> None:
         if not self.as_json:
-            print(f"warning: {as_flags(sentence)}")
+            print(f"warning: {self.words(sentence)}")
 
     def failures(self, failed: Mapping[str, str]) -> None:
         """Print a line for each of the first failures."""
         if not self.as_json:
-            print_failures(failed)
+            print_failures(failed, self.words)
 
     @contextmanager
     def counting(self, what: str, total: int) -> Iterator[Callable[[], None]]:
@@ -123,85 +125,46 @@ def command_line(*words: object) -> str:
     return shlex.join(map(str, words))
 
 
-OTHERS = ("tissue", "patient", "export")  # parameters of commands without a request
 FAILURES = 20  # on the screen; failures.csv has all
 _SHOWN = 200  # rows of a folder's table
 _COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encoder", "patch edge", "mpp")
 
 
-def as_text(report: dict[str, Any]) -> str:
+def as_text(report: dict[str, Any], words: Words) -> str:
     """Format a report in lines: kind, facts, what was inferred, what is missing, problems."""
     if "error" in report:
-        return f"xmil: error: {as_flags(' '.join(report['error'].split()))}"
+        return f"xmil: error: {words(' '.join(report['error'].split()))}"
     lines = [f"{report['path']}: {report['what']}"]
     if report["rows"]:
-        lines += _table(list(report["rows"]))
+        lines += _table(list(report["rows"]), words)
     lines += [f"  {name:<16} {_value(value)}" for name, value in report["facts"].items() if value is not None]
     for title in ("inferred", "missing", "problems"):
-        lines += [f"  {title.rstrip('s'):<16} {as_flags(sentence)}" for sentence in report[title]]
+        lines += [f"  {title.rstrip('s'):<16} {words(sentence)}" for sentence in report[title]]
     return "\n".join(lines)
 
 
-def print_failures(failed: Mapping[str, str]) -> None:
+def print_failures(failed: Mapping[str, str], words: Words) -> None:
     """Print a line for each reason, with the slides that failed for it."""
     lines = merge_notes(failed) if failed else []
     for line in lines[:FAILURES]:
         names, _, reason = line.partition(": ")
-        print(f"{names}: failed: {as_flags(reason)}")
+        print(f"{names}: failed: {words(reason)}")
     if len(lines) > FAILURES:
         print(f"... and {len(lines) - FAILURES} more reasons; see failures.csv.")
 
 
-def _table(rows: list[dict[str, Any]]) -> list[str]:
+def _table(rows: list[dict[str, Any]], words: Words) -> list[str]:
     names = [name for name in _COLUMNS if any(name in row for row in rows)]
     cells = [[_cell(row.get(name)) for name in names] for row in rows[:_SHOWN] if "error" not in row]
     lines = text_table([names, *cells], indent="  ").splitlines()
-    lines += [f"  {_fault(row)}" for row in rows[:_SHOWN] if "error" in row]
+    lines += [f"  {_fault(row, words)}" for row in rows[:_SHOWN] if "error" in row]
     return lines + ([f"  ... and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else [])
 
 
-def _fault(row: dict[str, Any]) -> str:
+def _fault(row: dict[str, Any], words: Words) -> str:
     """The error of a file that cannot be read, without its name."""
-    fault = as_flags(row["error"])
+    fault = words(row["error"])
     return fault if row["file"] in fault else f"{row['file']}: {fault}"
-
-
-@cache
-def _flags() -> dict[str, str]:
-    """Map Python parameters of all requests to options of the command line."""
-    from xmil.runs import requests
-
-    kinds = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Request)]
-    named = {name: about for kind in kinds for name, about in options(kind).items()}
-    flags = {name: f"--{name}" for name in OTHERS}
-    flags |= {name: about.flag or f"--{name.replace('_', '-')}" for name, about in named.items()}
-    return {name: flag.split("/")[0] for name, flag in flags.items()}
-
-
-def as_flags(sentence: str) -> str:
-    """Replace Python parameters in a sentence by options of the command line.
-
-    >>> as_flags("The 'patch_size' parameter of read_bag must be positive; pass format= to force one.")
-    '--patch-size must be positive; pass --format to force one.'
-    >>> as_flags("choose another out=, or restart=True to start over, or target='label'; follow_links=False")
-    'choose another --out, or --restart to start over, or --target label; --no-follow-links'
-    """
-    names = _flags()
-    sentence = sentence.replace(" permutations=", " --param shapley.permutations=")
-    some = "|".join(sorted(names, key=len, reverse=True))
-    sentence = re.sub(
-        rf"The '({some}|keep)' parameter of \w+", lambda m: names.get(m[1], f"--param lrp.{m[1]}"), sentence
-    )
-
-    def flag(match: re.Match[str]) -> str:
-        name, value = match[1], match[2] or ""
-        if value == "False":
-            return f"--no-{name.replace('_', '-')}"
-        value = value.strip("'\"")
-        return names[name] + (f" {value}" if value and value != "True" else "")
-
-    value = r"(True\b|False\b|'[^']*'|\"[^\"]*\"|[\w./:-]*\w)?"
-    return re.sub(rf"(?<![\w.\"'-])({some})={value}", flag, sentence)
 
 
 def _cell(value: Any) -> str:

@@ -7,147 +7,86 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
-
-from xmil.cli import _command
+from xmil.cli._command import command, with_examples
+from xmil.cli._screen import Screen, progress_bars
 from xmil.core.errors import InputError
-from xmil.core.text import listed
+from xmil.runs.requests import BenchRequest
 
-if TYPE_CHECKING:
-    from xmil.bench import Request
-
+PAPER = "paper"  # the suite of the paper's Table 1
 SHOWN = 12  # changes that --compare prints
 
 
-@_command.with_examples(
+@with_examples(
     "bench --suite evidence --quick",
     "bench --suite evidence --methods method.py:explain --out results",
+    "bench --suite paper --quick",
 )
-def bench(
-    suite: Annotated[
-        list[str] | None,
-        typer.Option(help="evidence, tissue, confounder, faithfulness, or all; may be repeated."),
-    ] = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(help="Rows: file.py:function, a Parquet file of scores, or a name such as lrp:paper."),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model: file.py:builder, or a name; without any, the protocol's."),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer bags and AttnMIL alone: minutes on a CPU.")
-    ] = False,
-    only: Annotated[
-        bool,
-        typer.Option(
-            "--only", help="Measure only the given methods and the controls, none of the package's own."
-        ),
-    ] = False,
-    task: Annotated[list[str] | None, typer.Option(help="Run only these tasks of the suites.")] = None,
-    repetitions: Annotated[int | None, typer.Option(help="Models (or folds) per task.")] = None,
-    seed: Annotated[int, typer.Option(help="Base seed of bags and models.")] = 0,
-    data: Annotated[
-        str, typer.Option(help="Digits: 'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.")
-    ] = "digits",
-    tissue: Annotated[
-        str,
-        typer.Option(help="Class-labelled tissue images or a CAMELYON16 folder, instead of colon nuclei."),
-    ] = "",
-    patient: Annotated[
-        str,
-        typer.Option(
-            help="How to tell the patient of an image: a regular expression for its file name, or 'folder'."
-        ),
-    ] = "",
-    classes: Annotated[
-        str, typer.Option(help="The tissue class to detect, and the one that is evidence against it: A,B.")
-    ] = "",
-    encoder: Annotated[
-        str,
-        typer.Option(help="Encoder of the tissue images, 'statistics' (of colours), or features (.npz)."),
-    ] = "statistics",
-    device: _command.Device = "cpu",
-    minutes: Annotated[
-        float | None, typer.Option(help="Start nothing new after this many minutes; the next call continues.")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for results; an interrupted run continues where it stopped.")
-    ] = Path("bench-out"),
-    export: Annotated[
-        Path | None,
-        typer.Option(help="Write bags and trained models to this folder, to be scored elsewhere."),
-    ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(help="Compare two folders of results, row by row, on the same bags."),
-    ] = None,
-    as_json: _command.Json = False,
-) -> int:
+@command(BenchRequest)
+def bench(request: BenchRequest, screen: Screen) -> int:
     """Score explanation methods and models, ours and yours, on tasks whose answers are known.
 
     Writes results.json, bags.parquet and a page, index.html; without --suite, the page alone from the results
-    in --out. The speed measurements are `make bench`.
+    in --out. `--suite paper` writes the paper's Table 1 as text, CSV, Markdown and LaTeX. The speed
+    measurements are `make bench`.
     """
-    if compare is not None:
-        return _compare(*compare, as_json=as_json)
-    from xmil.bench import Request
     from xmil.network import find_device
     from xmil.storage import RUN
 
-    positive, _, against = classes.partition(",")
-    cached = encoder if encoder.endswith(".npz") else ""
-    request = Request(
-        suites=tuple(suite or ()),
-        methods=tuple(name for text in methods or () for name in listed(text)),
-        models=tuple(model or ()),
-        only=only,
-        quick=quick,
-        tasks=tuple(task or ()),
-        repetitions=repetitions,
-        seed=seed,
-        data=data,
-        device=find_device(device),
-        minutes=minutes,
-        tissue=tuple(
-            {
-                "source": tissue,
-                "patient": patient,
-                "positive": positive.strip(),
-                "against": against.strip(),
-                "encoder": "statistics" if cached else encoder,
-                "features": cached,
-            }.items()
-        ),
-    )
-    if export is not None:
-        return _export(request, out, export, as_json=as_json)
-    if not suite and not (out / RUN).is_file():
-        raise InputError("--suite is missing; name evidence, tissue, confounder, faithfulness or all.")
-    done = _measure(request, out, as_json=as_json) if suite else True
-    _report(out, request.methods, done=done, as_json=as_json)
-    if not done and not as_json:
+    if request.compare is not None:
+        return _compare(*request.compare, as_json=screen.as_json)
+    request = request.replace(device=find_device(request.device))
+    if PAPER in request.suite:
+        return _paper(request, screen)
+    if request.export is not None:
+        return _export(request, request.export, as_json=screen.as_json)
+    out = request.out
+    if not request.suite and not (out / RUN).is_file():
+        raise InputError("--suite is missing; name evidence, tissue, confounder, faithfulness, all or paper.")
+    done = _measure(request, as_json=screen.as_json) if request.suite else True
+    _report(out, request.methods, done=done, as_json=screen.as_json)
+    if not done and not screen.as_json:
         print(f"Time is up; run the command again with the same --out to continue. So far: {out}.")
     return 0
 
 
-def _measure(request: Request, out: Path, *, as_json: bool) -> bool:
+def _paper(request: BenchRequest, screen: Screen) -> int:
+    """Measure and print the paper's Table 1."""
+    from xmil.bench.paper import measure_table1
+
+    if len(request.suite) > 1:
+        raise InputError("--suite paper has tables of its own; run the other suites in a further call.")
+    with progress_bars() as progress:
+        bar = progress.add_task("", total=None)
+
+        def say(text: str, done: int, total: int) -> None:
+            progress.update(bar, description=text, completed=done, total=total or None)
+
+        table = measure_table1(request, say)
+    if screen.as_json:
+        print(json.dumps(table.report, indent=2))
+        return 0
+    print(table.text)
+    for sentence in table.notes:
+        print(sentence)
+    return 0
+
+
+def _measure(request: BenchRequest, *, as_json: bool) -> bool:
     from rich.console import Console
 
     from xmil.bench import measure
 
     console = Console(stderr=True)
     with console.status("starting") as status:
-        done, left_out = measure(request, out, lambda text, *_: status.update(text))
+        done, left_out = measure(request, request.out, lambda text, *_: status.update(text))
     for reason in left_out:
         print(f"Left out, {reason}", file=sys.stderr if as_json else None)
     return done
 
 
-def _export(request: Request, out: Path, folder: Path, *, as_json: bool) -> int:
+def _export(request: BenchRequest, folder: Path, *, as_json: bool) -> int:
     from xmil.bench import export
 
     last = ""
@@ -158,7 +97,7 @@ def _export(request: Request, out: Path, folder: Path, *, as_json: bool) -> int:
             print(text, file=sys.stderr if as_json else None)
         last = text
 
-    paths = export(request, out, folder, say)
+    paths = export(request, request.out, folder, say)
     if as_json:
         print(json.dumps({"out": str(folder), "sets": len(paths)}))
         return 0

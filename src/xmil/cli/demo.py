@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from xmil.cli._command import Json, with_examples
+from xmil.cli._command import command, with_examples
+from xmil.cli._screen import Screen
+from xmil.core.request import Request, option
 
 if TYPE_CHECKING:
     from xmil.demo.pipeline import Demo, Timing
@@ -24,47 +24,46 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
+class DemoRequest(Request):
+    """Run the whole way on drawn slides."""
+
+    out: Path = option(
+        "Folder for everything; an interrupted run continues where it stopped.", Path("demo-out")
+    )
+    quick: bool = option("Few slides and little training: rough numbers, in less time.", False)
+    tissue: bool = option("Drawn tissue with tumour, lymphocytes and pen marks; no digits.", False)
+    images: Path | None = option(
+        "With --tissue: a folder of your H&E pictures and nuclei.csv (image, cell, x, y).", None
+    )
+    seed: int = option("Seed of bags and models.", 0)
+
+
 @with_examples("demo", "demo --tissue --out tissue-demo")
-def demo(
-    out: Annotated[
-        Path, typer.Option(help="Folder for everything; an interrupted run continues where it stopped.")
-    ] = Path("demo-out"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few slides and little training: rough numbers, in less time.")
-    ] = False,
-    tissue: Annotated[
-        bool, typer.Option("--tissue", help="Drawn tissue with tumour, lymphocytes and pen marks; no digits.")
-    ] = False,
-    images: Annotated[
-        Path | None,
-        typer.Option(help="With --tissue: a folder of your H&E pictures and nuclei.csv (image, cell, x, y)."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of bags and models.")] = 0,
-    as_json: Json = False,
-) -> int:
+@command(DemoRequest)
+def demo(request: DemoRequest, screen: Screen) -> int:
     """Run the whole way on drawn slides: tile, embed, train, predict, explain, evaluate, heatmaps, report."""
     import torch
 
     from xmil.core.errors import InputError
     from xmil.demo import encoders  # noqa: F401  # registers them where the package is not installed
 
-    if images is not None and not tissue:
+    if request.images is not None and not request.tissue:
         raise InputError("--images needs --tissue.")
     torch.set_num_threads(1)  # models are too small for several threads
-    say = partial(print, end="", flush=True, file=sys.stderr if as_json else sys.stdout)
-    outcome = _tissue(out, images, quick, seed, say) if tissue else _digits(out, quick, seed, say)
-    if as_json:
+    say = partial(print, end="", flush=True, file=sys.stderr if screen.as_json else sys.stdout)
+    outcome = _tissue(request, say) if request.tissue else _digits(request, say)
+    if screen.as_json:
         print(json.dumps(outcome, indent=2))
     return 0
 
 
-def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
+def _digits(request: DemoRequest, say: Say) -> dict[str, Any]:
     """Run the demonstration on digits; return its results."""
     from xmil.core.explanation import card_of
     from xmil.demo.pipeline import Demo
     from xmil.demo.results_page import read_results, verdict, viewer_command, write_report
 
-    demo = Demo(out, quick=quick, seed=seed)
+    demo = Demo(request.out, quick=request.quick, seed=request.seed)
     begin = time.perf_counter()
     timings = _stages(demo, say)
     report = write_report(demo, timings)
@@ -77,7 +76,7 @@ def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
     return {"verdict": verdict(results), "pairs": pairs, **_places(report, viewer_command(demo), timings)}
 
 
-def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) -> dict[str, Any]:
+def _tissue(request: DemoRequest, say: Say) -> dict[str, Any]:
     """Run the demonstration on tissue; return its results."""
     from xmil.demo.tissue import (
         TissueDemo,
@@ -87,7 +86,7 @@ def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) ->
         write_tissue_report,
     )
 
-    demo = TissueDemo(out, images=images, quick=quick, seed=seed)
+    demo = TissueDemo(request.out, images=request.images, quick=request.quick, seed=request.seed)
     begin = time.perf_counter()
     timings = _stages(demo, say)
     report = write_tissue_report(demo, timings)

@@ -12,28 +12,30 @@ import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from xmil._version import __version__
-from xmil.cli._command import with_examples
+from xmil.cli._command import command, with_examples
+from xmil.cli._screen import Screen
+from xmil.core.request import Request, option
+
+
+class DoctorRequest(Request):
+    """Check the installation."""
+
+    check: bool = option("Explain tiny models and compare the scores with stored values.", True)
 
 
 @with_examples("doctor", "doctor --no-check --json")
-def doctor(
-    json_: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    check: Annotated[
-        bool, typer.Option(help="Explain tiny models and compare the scores with stored values.")
-    ] = True,
-) -> int:
+@command(DoctorRequest)
+def doctor(request: DoctorRequest, screen: Screen) -> int:
     """Check the installation: packages, devices, and the scores of tiny models against stored ones.
 
     The exit code is 0 when all is well, and 1 when a required package is missing or broken or the self-check
     fails. Optional packages may be missing.
     """
-    report = diagnosis(check=check)
-    if json_:
+    report = diagnosis(check=request.check)
+    if screen.as_json:
         import json
 
         print(json.dumps(report, indent=2))

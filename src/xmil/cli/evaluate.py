@@ -9,7 +9,6 @@ from xmil.runs.requests import EvaluateRequest
 
 @with_examples(
     "evaluate --model model.pt --features features --out evaluated",
-    "evaluate run --annotations run/annotations",
 )
 @command(EvaluateRequest)
 def evaluate(request: EvaluateRequest, screen: Screen) -> int:
@@ -17,9 +16,6 @@ def evaluate(request: EvaluateRequest, screen: Screen) -> int:
     from xmil.runs.evaluate import evaluate_slides
 
     run = evaluate_slides.run(request, listener=screen)
-    if request.run is not None:
-        finish_command(run, screen)
-        return 0
     best = next(iter((run.about.get("best") or {}).values()), None)
     screen.say(best or "The model classifies no slide correctly, so there is no method to recommend.")
     return finish_command(run, screen)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
-import typer
-
-from xmil.cli._command import with_examples
+from xmil.cli._command import command, with_examples
+from xmil.cli._screen import Screen
+from xmil.core.request import Request
 
 EXAMPLES = {
     "See everything work on made-up slides": "xmil demo",
@@ -25,17 +24,21 @@ EXAMPLES = {
         "xmil tile slides/ --out tiles && xmil embed --tiles tiles --slides slides/ --encoder resnet50"
     ),
     "Train a model": "xmil train config.toml",
-    "Compare methods on bags whose evidence is known": "xmil toy --quick",
+    "Compare methods on bags whose evidence is known": "xmil bench --suite paper --quick",
 }
 
 
+class ExamplesRequest(Request):
+    """Ten tasks, with the command for each."""
+
+
 @with_examples("examples", "examples --json")
-def examples(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+@command(ExamplesRequest)
+def examples(request: ExamplesRequest, screen: Screen) -> int:  # noqa: ARG001  # it has no options
     """Print ten tasks with the command for each."""
-    if as_json:
+    if screen.as_json:
         print(json.dumps(EXAMPLES, indent=2))
-        return
-    for task, command in EXAMPLES.items():
-        print(f"{task}:\n    {command}\n")
+        return 0
+    for task, words in EXAMPLES.items():
+        print(f"{task}:\n    {words}\n")
+    return 0

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from xmil.cli._command import command, with_examples
 from xmil.cli._screen import (
     Screen,
+    Words,
     announce_costs,
-    as_flags,
     command_line,
     finish_command,
 )
@@ -55,7 +54,7 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
             try:
                 failed = bool(draw_run(run, request, screen).failed)
             except XmilError as error:  # the slides are explained nevertheless
-                print(f"xmil: error: {as_flags(str(error))}", file=sys.stderr)
+                print(f"xmil: error: {screen.words(str(error))}", file=sys.stderr)
                 failed = True
     then = f"{command_line('xmil', 'heatmap', run.path)} --slides SLIDES"
     if request.slides is not None:
@@ -102,7 +101,7 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
 
     request = one_file(options, screen)
     with TemporaryDirectory() as folder:
-        one = replace(request, out=Path(folder) / "run", check="none")  # one case is too few for a verdict
+        one = request.replace(out=Path(folder) / "run", check="none")  # one case is too few for a verdict
         run = explain_run(one, OneSlide())
         (name,) = run.slides
         explanations = read_explanations(run.file(name))
@@ -134,8 +133,8 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
         report["warnings"] += [] if fault is None else [fault]
         print(json.dumps(report, indent=2, default=str))
     else:
-        _print(report, explanations)
-        print(f"\nPicture: {as_flags(fault or str(picture))}")
+        _print(report, explanations, screen.words)
+        print(f"\nPicture: {screen.words(fault or str(picture))}")
         has_places = explanations[0].coords is not None or explanations[0].raw_coords is not None
         if fault is None and has_places and (sentence := beyond_scale(report["beyond_scale"])):
             over = () if slide is None else ("--slides", slide)
@@ -170,7 +169,7 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
         with screen.together():
             made = features_of_slides(request, run_folder(names[0]), OneSlide(screen))
         OneSlide().failures(made.refused)
-        return replace(made.request, features=cast(Path, made.request.features) / f"{names[0]}.h5")
+        return made.request.replace(features=cast(Path, made.request.features) / f"{names[0]}.h5")
     files = feature_files(request.features)[0]
     check_feature_files(files, request.features)
     if files != [request.features]:
@@ -299,7 +298,7 @@ def _free_name(path: Path, mark: str) -> Path:
     raise AssertionError  # unreachable
 
 
-def _print(report: dict[str, Any], explanations: Sequence[Explanation]) -> None:
+def _print(report: dict[str, Any], explanations: Sequence[Explanation], words: Words) -> None:
     from xmil.heatmaps import subtitle, title
 
     print(f"{report['slide']}: {_verdict(report)}")
@@ -322,7 +321,7 @@ def _print(report: dict[str, Any], explanations: Sequence[Explanation]) -> None:
         print(f"  {pairs['sure']} of {counted(pairs['n'], 'pair')} beyond three standard errors")
     print(f"\n{report['verdict']['sentence'] if report['verdict'] else CANNOT_TELL}")
     for warning in report["warnings"]:
-        print(f"warning: {as_flags(warning)}")
+        print(f"warning: {words(warning)}")
 
 
 def _verdict(report: dict[str, Any]) -> str:

@@ -9,13 +9,13 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from xmil.cli._command import with_examples
+from xmil.cli._command import command, with_examples
+from xmil.cli._screen import Screen, as_text
 from xmil.core.errors import FileError, XmilError
 from xmil.core.registry import is_function_name
+from xmil.core.request import Request, option
 from xmil.core.text import SLIDE_SUFFIXES, bare_name, is_plain
 
 if TYPE_CHECKING:
@@ -25,44 +25,43 @@ logger = logging.getLogger(__name__)
 Result = dict[str, Any]
 SLIDE_MPP = "pass --slide-mpp to xmil tile, or --mpp to xmil explain"
 
-Files = Annotated[
-    list[Path], typer.Argument(help="Feature files, checkpoints, slides, tables, explanations, folders.")
-]
+
+class InspectRequest(Request):
+    """Say what files and folders are."""
+
+    files: tuple[Path, ...] = option(
+        "Feature files, checkpoints, slides, tables, explanations, folders.", argument=True
+    )
+    format: str = option("Layout of the file, if it cannot be recognised.", "auto")
+    mpp: float | None = option("Microns per level-0 pixel of the slide.", None)
+    patch_size: int | None = option("Patch edge in level-0 pixels.", None)
 
 
 @with_examples("inspect features model.pt slide.svs", "inspect cohort.csv run --json")
-def inspect(
-    files: Files,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry per path.")] = False,
-    layout: Annotated[
-        str, typer.Option("--format", help="Layout of the file, if it cannot be recognised.")
-    ] = "auto",
-    mpp: Annotated[float | None, typer.Option(help="Microns per level-0 pixel of the slide.")] = None,
-    patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels.")] = None,
-) -> None:
+@command(InspectRequest)
+def inspect(request: InspectRequest, screen: Screen) -> int:
     """Say what files and folders are, and what they lack: features, models, slides, tables, runs."""
-    from xmil.cli._screen import as_flags, as_text
-
-    options = {"format": layout, "mpp": mpp, "patch_size": patch_size}
+    options = {"format": request.format, "mpp": request.mpp, "patch_size": request.patch_size}
     results: list[Result] = []
-    for path in files:
+    for path in request.files:
         try:
             results.append(report(path, options).as_dict())
         except XmilError as error:
             logger.debug("where %s failed:", path, exc_info=True)  # seen with --debug
-            results.append({"path": str(path), "kind": "unknown", "error": as_flags(str(error))})
+            results.append({"path": str(path), "kind": "unknown", "error": screen.words(str(error))})
     results = with_misfits(results)
-    if as_json:
+    if screen.as_json:
         print(json.dumps(results, indent=2, default=str))
     else:
         for result in results:
-            print(as_text(result), file=sys.stderr if "error" in result else sys.stdout)
+            print(as_text(result, screen.words), file=sys.stderr if "error" in result else sys.stdout)
         following = next_command(results, options)
         if following:
             print(f"Next: {following}")
     failed = sum("error" in result for result in results)
-    if failed:
-        raise typer.Exit(2 if failed == len(results) else 1)
+    if not failed:
+        return 0
+    return 2 if failed == len(results) else 1
 
 
 def report(path: Path, options: dict[str, Any]) -> Report:

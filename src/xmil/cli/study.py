@@ -8,7 +8,7 @@ import typer
 
 from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen
-from xmil.runs.requests import StudyReportRequest, StudyRequest
+from xmil.runs.requests import AgreementRequest, StudyReportRequest, StudyRequest
 
 study = typer.Typer()
 
@@ -41,6 +41,19 @@ def init(request: StudyRequest, screen: Screen) -> int:
     if screen.as_json:
         counts = {"cases": len(made.cases), "practice": len(made.practice)}
         print(json.dumps({"out": str(request.out), **counts, "readers": made.codes, "said": screen.lines}))
+    return 0
+
+
+@study.command("agreement")
+@with_examples("study agreement run --annotations run/annotations")
+@command(AgreementRequest)
+def agreement(request: AgreementRequest, screen: Screen) -> int:
+    """Compare a run's scores with the regions that readers drew in the viewer or in QuPath."""
+    from xmil.runs.agreement import measure_agreement
+
+    found = measure_agreement.run(request, listener=screen)
+    if screen.as_json:
+        print(json.dumps({"summary": found.summary, "left_out": found.left_out, "said": screen.lines}))
     return 0
 
 

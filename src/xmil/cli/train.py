@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from xmil.cli._command import Json, with_examples
-from xmil.cli._screen import print_failures, progress_bars
+from xmil.cli._command import command, with_examples
+from xmil.cli._screen import Screen, progress_bars
+from xmil.core.request import OUTPUT, Request, option
 from xmil.core.text import counted
 
 if TYPE_CHECKING:
@@ -21,65 +20,49 @@ if TYPE_CHECKING:
 REFRESH = 0.1  # seconds between updates of the bar
 
 
+class TrainRequest(Request):
+    """Train models from a file of settings."""
+
+    config: Path = option("TOML file of settings; see docs/howto/training.md.", argument=True)
+    set: tuple[Any, ...] = option("Change a setting: --set optim.lr=1e-3; may be repeated.", ())
+    features: tuple[Path, ...] = option("Folder of feature files; may be repeated.", ())
+    cohort: Path | None = option("Table of slides and labels.", None)
+    out: Path | None = option(
+        "Folder for models; an interrupted run continues where it stopped.", None, panel=OUTPUT
+    )
+    restart: bool = option("Delete the models in the folder and train again.", False, panel=OUTPUT)
+    dry_run: bool = option(
+        "Print the resolved settings, check cohort and features, and stop.", False, panel=OUTPUT
+    )
+
+
 @with_examples("train config.toml", "train config.toml --set optim.lr=1e-3 --out models")
-def train(
-    config: Annotated[Path, typer.Argument(help="TOML file of settings; see docs/howto/training.md.")],
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change a setting: --set optim.lr=1e-3; may be repeated."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for models; an interrupted run continues where it stopped.")
-    ] = None,
-    features: Annotated[
-        list[Path] | None, typer.Option(help="Folder of feature files; may be repeated.")
-    ] = None,
-    cohort: Annotated[Path | None, typer.Option(help="Table of slides and labels.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, sampling and order.")] = None,
-    follow_links: Annotated[
-        bool | None, typer.Option(help="Follow links in the folders of feature files.")
-    ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Delete the models in the folder and train again.")
-    ] = False,
-    as_json: Json = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print the resolved settings, check cohort and features, and stop."),
-    ] = False,
-) -> int:
+@command(TrainRequest)
+def train(request: TrainRequest, screen: Screen) -> int:
     """Train models from a file of settings: folds, repeats and a grid in one command."""
     from xmil.training.config import dumps, load_config, plain
     from xmil.training.train import train as run_training
     from xmil.training.training_set import check_columns
 
-    folders = [str(folder) for folder in features or ()]
+    folders = [str(folder) for folder in request.features]
     flags = {
-        "out": out and str(out),
+        "out": request.out and str(request.out),
         "data.features": (folders[0] if len(folders) == 1 else folders) or None,
-        "data.cohort": cohort and str(cohort),
-        "data.label": label,
-        "data.follow_links": follow_links,
-        "train.device": device,
-        "train.seed": seed,
+        "data.cohort": request.cohort and str(request.cohort),
     }
     named = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
-    settings = load_config(config, [*(change or ()), *named])
-    if dry_run:
+    settings = load_config(request.config, [*map(str, request.set), *named])
+    if request.dry_run:
         print(dumps(plain(settings)), end="")
         check_columns(settings)
         return _check_plan(settings)
     with progress_bars() as bars:
-        outcome = run_training(settings, restart=restart, on_job=lambda job, _: _watch(job, bars))
-    if outcome.reports and as_json:
+        outcome = run_training(settings, restart=request.restart, on_job=lambda job, _: _watch(job, bars))
+    if outcome.reports and screen.as_json:
         about = {name: getattr(outcome, name) for name in ("best", "notes", "trained", "found", "failed")}
         print(json.dumps({"out": str(settings.out), **about}, indent=2, default=str))
     elif outcome.reports:
-        _report(settings, outcome)
+        _report(settings, outcome, screen)
     if not outcome.best:
         return 2
     return 1 if outcome.failed else 0
@@ -120,11 +103,11 @@ def _watch(job: Job, progress: Any) -> OnStep:
     return show
 
 
-def _report(settings: Config, outcome: TrainOutcome) -> None:
+def _report(settings: Config, outcome: TrainOutcome, screen: Screen) -> None:
     best = outcome.best
     for note in outcome.notes:
         print(f"{settings.data.cohort}: {note}")
-    print_failures(outcome.failed)
+    screen.failures(outcome.failed)
     if best:
         if best["point"]:
             print(

@@ -5,32 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sized
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from xmil.cli._command import with_examples
+from xmil.cli._command import command, with_examples
+from xmil.cli._screen import Screen
 from xmil.core.errors import XmilError
+from xmil.core.request import Request, option
+
+
+class VerifyRequest(Request):
+    """Check the files of a run."""
+
+    run: Path = option("Folder of a run, of any command.", argument=True)
+    quick: bool = option("Compare the sizes of files only.", False)
 
 
 @with_examples("verify run", "verify run --quick")
-def verify(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, of any command.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Compare the sizes of files only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> int:
+@command(VerifyRequest)
+def verify(request: VerifyRequest, screen: Screen) -> int:
     """Check that the files of a run are unchanged, its audits add up, and its models and features match."""
     from xmil.core.text import counted
     from xmil.runs.verify import SCORED, run_files, unknowns, verify_run
     from xmil.storage import open_run
 
-    stored = open_run(run)
-    faults, files, notes = verify_run(stored, quick=quick), len(run_files(stored)), unknowns(stored)
+    stored = open_run(request.run)
+    faults, files, notes = verify_run(stored, quick=request.quick), len(run_files(stored)), unknowns(stored)
     slides, lost = _count(lambda: stored.slides), _count(lambda: stored.failed)
-    if quick:
+    if request.quick:
         notes.append("Only sizes were compared, so changes that keep a file's size are not noticed.")
-    if as_json:
-        about = {"kind": stored.kind, "slides": slides, "files": files, "quick": quick}
+    if screen.as_json:
+        about = {"kind": stored.kind, "slides": slides, "files": files, "quick": request.quick}
         print(json.dumps({**about, "faults": [vars(fault) for fault in faults], "notes": notes}, indent=2))
     else:
         for fault in faults:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from xmil.cli import _command
+from xmil.cli._command import command, with_examples
+from xmil.cli._screen import Screen
 from xmil.core.errors import InputError, unreadable
+from xmil.core.request import Request, option
 
 if TYPE_CHECKING:
     from xmil.viewer.collection import Collection
@@ -19,49 +19,30 @@ if TYPE_CHECKING:
 STUDY = "study.json"  # what makes a folder a study
 
 
-@_command.with_examples("view run --slides slides", "view run --slides slides --export page")
-def view(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of `xmil explain` or `xmil evaluate`; or one of `xmil study init`."),
-    ],
-    slides: Annotated[
-        Path | None, typer.Option(help="Folder of slides; without it, a blank canvas is shown.")
-    ] = None,
-    features: Annotated[
-        list[Path] | None, typer.Option(help="Folder of feature files, for similar patches and what-if.")
-    ] = None,
-    model: Annotated[
-        list[Path] | None, typer.Option(help="Checkpoint of the run's model, for what-if.")
-    ] = None,
-    mpp: Annotated[
-        float | None, typer.Option(help="Microns per pixel, if the slides do not store it.")
-    ] = None,
-    format: _command.Layout = "auto",  # noqa: A002 - the word users know
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; any other than loopback requires a token.")
-    ] = ("127.0.0.1"),
-    port: Annotated[int | None, typer.Option(help="Port; by default the first free one from 8787.")] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File whose first line is the access token; or XMIL_TOKEN.")
-    ] = None,
-    export: Annotated[Path | None, typer.Option(help="Write a static folder instead of serving.")] = None,
-    export_px: Annotated[
-        int | None, typer.Option(help="Longest edge of exported pictures in pixels; full size by default.")
-    ] = None,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow links that lead out of the folders.")
-    ] = False,
-    label_images: Annotated[
-        bool,
-        typer.Option("--label-images", help="Serve the photographed labels, which may name patients."),
-    ] = False,
-    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="One line of JSON: the address and the slides, or what was written."),
-    ] = False,
-) -> int:
+class ViewRequest(Request):
+    """Show slides and their evidence in the browser."""
+
+    runs: tuple[Path, ...] = option(
+        "Folders of `xmil explain` or `xmil evaluate`; or one of `xmil study init`.", argument=True
+    )
+    slides: Path | None = option("Folder of slides; without it, a blank canvas is shown.", None)
+    features: tuple[Path, ...] = option("Folder of feature files, for similar patches and what-if.", ())
+    model: tuple[Path, ...] = option("Checkpoint of the run's model, for what-if.", ())
+    mpp: float | None = option("Microns per pixel, if the slides do not store it.", None)
+    format: str = option("Layout of the feature files, if it cannot be recognised.", "auto")
+    host: str = option("Address to listen on; any other than loopback requires a token.", "127.0.0.1")
+    port: int | None = option("Port; by default the first free one from 8787.", None)
+    token_file: Path | None = option("File whose first line is the access token; or XMIL_TOKEN.", None)
+    export: Path | None = option("Write a static folder instead of serving.", None)
+    export_px: int | None = option("Longest edge of exported pictures in pixels; full size by default.", None)
+    follow_links: bool = option("Follow links that lead out of the folders.", False)
+    label_images: bool = option("Serve the photographed labels, which may name patients.", False)
+    browser: bool = option("Open the page in the browser.", True)
+
+
+@with_examples("view run --slides slides", "view run --slides slides --export page")
+@command(ViewRequest)
+def view(request: ViewRequest, screen: Screen) -> int:
     """Show slides and their evidence in the browser, until Ctrl-C."""
     try:
         import uvicorn  # noqa: F401
@@ -70,57 +51,51 @@ def view(
     from xmil.viewer.app import create_app
     from xmil.viewer.collection import Collection
 
-    if runs[0].is_dir() and (runs[0] / STUDY).is_file():
-        if export is not None:
+    if request.runs[0].is_dir() and (request.runs[0] / STUDY).is_file():
+        if request.export is not None:
             raise InputError(
-                f"{runs[0]}: a study needs its server, so it cannot be exported; leave out --export."
+                f"{request.runs[0]}: a study needs its server, so it cannot be exported; leave out --export."
             )
-        return _serve_study(runs, slides, follow_links, host, port, token_file, browser, as_json)
-    if label_images and export is not None:
+        return _serve_study(request, screen)
+    if request.label_images and request.export is not None:
         raise InputError("Label images may name patients and are never exported; leave out --label-images.")
     shown = Collection(
-        runs,
-        slides=slides,
-        features=features or (),
-        mpp=mpp,
-        follow_links=follow_links,
-        labels=label_images,
-        layout=format,
+        request.runs,
+        slides=request.slides,
+        features=request.features,
+        mpp=request.mpp,
+        follow_links=request.follow_links,
+        labels=request.label_images,
+        layout=request.format,
     )
     missing, n = shown.missing_pictures()
-    if not as_json and not n:
+    if not screen.as_json and not n:
         print("The run has no slides yet; reload the page to see them appear.")
-    elif not as_json and slides is not None and missing:
-        print(f"{slides}: {missing} of {n} slides have no image with their name; they get a blank canvas.")
-    if export is not None:
-        return _export(shown, export, longest=export_px, as_json=as_json)
-    rules = _rules(host, token_file)
-    app = create_app(shown, models=model or [], rules=rules)
-    return _serve(app, rules, port, browser, {"slides": n, "without_picture": missing} if as_json else None)
+    elif not screen.as_json and request.slides is not None and missing:
+        without = f"{missing} of {n} slides have no image with their name"
+        print(f"{request.slides}: {without}; they get a blank canvas.")
+    if request.export is not None:
+        return _export(shown, request.export, longest=request.export_px, as_json=screen.as_json)
+    rules = _rules(request)
+    app = create_app(shown, models=list(request.model), rules=rules)
+    return _serve(app, rules, request, {"slides": n, "without_picture": missing} if screen.as_json else None)
 
 
-def _serve_study(
-    studies: list[Path],
-    slides: Path | None,
-    follow_links: bool,
-    host: str,
-    port: int | None,
-    token_file: Path | None,
-    browser: bool,
-    as_json: bool,
-) -> int:
+def _serve_study(request: ViewRequest, screen: Screen) -> int:
     """Serve a reading study, which each reader enters with a code."""
     from xmil.viewer.study import open_study
     from xmil.viewer.study.site import create_study_app
 
-    if len(studies) > 1:
-        raise InputError(f"{studies[0]}: a study, which cannot be shown with other runs; name it alone.")
-    study, rules = open_study(studies[0]), _rules(host, token_file)
-    where = slides or study.slides
+    folder, *others = request.runs
+    if others:
+        raise InputError(f"{folder}: a study, which cannot be shown with other runs; name it alone.")
+    study = open_study(folder)
+    rules = _rules(request)
+    where = request.slides or study.slides
     if not where.is_dir():
-        raise InputError(f"{where}: does not contain the study's slides; pass slides=, their folder.")
-    app = create_study_app(study, slides=where, rules=rules, follow_links=follow_links)
-    return _serve(app, rules, port, browser, {"readers": len(study.readers)} if as_json else None)
+        raise InputError(f"{where}: does not contain the study's slides; pass `slides=`, their folder.")
+    app = create_study_app(study, slides=where, rules=rules, follow_links=request.follow_links)
+    return _serve(app, rules, request, {"readers": len(study.readers)} if screen.as_json else None)
 
 
 LONGEST_TOKEN = 4096  # bytes
@@ -144,17 +119,19 @@ def _token(file: Path | None) -> str | None:
         ) from None
 
 
-def _rules(host: str, token_file: Path | None) -> Rules:
+def _rules(request: ViewRequest) -> Rules:
     """Make the server's rules; beyond loopback, make a token if there is none."""
     import secrets
 
     from xmil.viewer.server import Rules, is_loopback
 
-    token = _token(token_file)
-    return Rules(host, secrets.token_urlsafe(24) if token is None and not is_loopback(host) else token)
+    token = _token(request.token_file)
+    if token is None and not is_loopback(request.host):
+        token = secrets.token_urlsafe(24)
+    return Rules(request.host, token)
 
 
-def _serve(app: Any, rules: Rules, port: int | None, browser: bool, report: dict[str, Any] | None) -> int:
+def _serve(app: Any, rules: Rules, request: ViewRequest, report: dict[str, Any] | None) -> int:
     """Serve until interrupted; print the address, or the report with it as JSON."""
     import threading
     import webbrowser
@@ -162,14 +139,14 @@ def _serve(app: Any, rules: Rules, port: int | None, browser: bool, report: dict
     from xmil.viewer.server import address, open_socket, serve
     from xmil.viewer.static_copy import NOT_BUILT, page_files
 
-    listening = open_socket(rules.host, port)
+    listening = open_socket(rules.host, request.port)
     place = address(listening, rules)
     built = bool(page_files())
     if report is not None:
         print(json.dumps({"address": place, **report}), flush=True)
     else:
         print(place if built else f"{NOT_BUILT}\n{place}", flush=True)
-    if browser and built:
+    if request.browser and built:
         later = threading.Timer(0.5, webbrowser.open, [place])
         later.daemon = True
         later.start()

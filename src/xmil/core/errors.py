@@ -1,6 +1,9 @@
 """Errors a user can act on: each message names the thing at fault and the way out.
 
-Also descriptions of what is wrong with a path: nothing is there, a broken link, a pipe.
+An error carries the parameter at fault. A sentence that names further parameters writes them as Python, in
+backticks: "choose another `out=`, or `restart=True` to start over"; `name_parameters` puts them into the
+words of another door, such as the command line. Also descriptions of what is wrong with a path: nothing is
+there, a broken link, a pipe.
 """
 
 from __future__ import annotations
@@ -8,8 +11,9 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from os import PathLike
@@ -23,7 +27,24 @@ _CHECK = "check its name, its rights and those of its folders."
 
 
 class XmilError(Exception):
-    """Base class of the errors that this package raises."""
+    """Base class of the errors that this package raises.
+
+    `parameter` is the Python parameter at fault, if there is one: `requirement` says what is wrong with its
+    value, `owner` which function has it.
+    """
+
+    def __init__(
+        self,
+        message: object = "",
+        *,
+        parameter: str | None = None,
+        requirement: str | None = None,
+        owner: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.requirement = requirement
+        self.owner = owner
 
     def _render_traceback_(self) -> list[str]:
         """Show only the message in notebooks, without a traceback through this package."""
@@ -78,6 +99,7 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 LONGEST = 200  # characters of a value that an error quotes
+MOST_PASSES = 100_000  # over a bag: sub-bags, orders, steps of a path or curve; more is a typing error
 
 
 def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> InputError:
@@ -88,7 +110,21 @@ def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> Inpu
     """
     shown = repr(got)
     shown = shown if len(shown) <= LONGEST and "\n" not in shown else f"a {type(got).__name__}"
-    return InputError(f"The {parameter!r} parameter of {owner} must be {must_be}. Got {shown} instead.")
+    requirement = f"must be {must_be}. Got {shown} instead."
+    message = f"The {parameter!r} parameter of {owner} {requirement}"
+    return InputError(message, parameter=parameter, requirement=requirement, owner=owner)
+
+
+_NAMED = re.compile(r"`([a-z_][a-z0-9_.]*)=([^`]*)`")
+
+
+def name_parameters(sentence: str, say: Callable[[str, str], str]) -> str:
+    """Put the parameters of a sentence into a door's own words; `say` takes the name and the value.
+
+    >>> name_parameters("choose another `out=`, or `restart=True`", lambda name, value: f"--{name}")
+    'choose another --out, or --restart'
+    """
+    return _NAMED.sub(lambda match: say(match[1], match[2]), sentence)
 
 
 def check_count(name: str, value: object, least: int = 1, most: int | None = None, *, owner: str) -> None:

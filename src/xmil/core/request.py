@@ -1,25 +1,25 @@
 """Requests: the options of a command, declared once, as one frozen object.
 
-A field has a type, a default and a help text. The Python function builds the request from its keywords, the
-command line from its options; run.json stores it, and workers receive it unchanged.
+A field has a type, bounds, a default and a help text. The Python function builds the request from its
+keywords, the command line from its options and `--config`; run.json stores it, and workers receive it
+unchanged. Pydantic converts and checks the values; this module adds what a command line needs to know.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
-from numbers import Real
-from os import PathLike
+from operator import index
+from os import PathLike, fspath
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
     Any,
+    ClassVar,
     Concatenate,
     Protocol,
     Self,
@@ -29,140 +29,140 @@ from typing import (
     cast,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
-from xmil.core.errors import InputError, bad_parameter
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticUndefined
+
+from xmil.core.errors import InputError, XmilError, bad_parameter
 
 KEY = "option"
-MOST_PASSES = 100_000  # over a bag: sub-bags, orders, steps of a path or curve; more is a typing error
-FOLDERS = ("output_dir", "output_folder", "outdir", "out_dir", "save_dir")  # other common names of `out`
+INPUT, WHAT, OUTPUT, COMPUTE = "Input", "What to explain", "Output", "Compute"  # panels of the help
+OTHER_NAMES_OF_OUT = ("output_dir", "output_folder", "outdir", "out_dir", "save_dir")
 
 
 @dataclass(frozen=True)
 class Option:
-    """The properties of a field besides its type and default.
+    """What a command line needs to know about a field, besides its type and default.
 
-    `panel` groups options in the help; `flag` is the flag on the command line if it differs from the field's
-    name; `argument` makes it positional there; `choices` lists the allowed values; `parse` reads its text,
-    whose default is `text`; `least` and `most` are the smallest and the largest number. `decides` marks
-    options that change results: a run only continues with the same values.
+    `panel` groups options in the help; `flag` is the flag if it differs from the field's name; `argument`
+    makes it positional; `decides` marks options that change results: a run only continues with the same
+    values. A `rare` option has no flag: `--config NAME=VALUE` sets it.
     """
 
     help: str
     panel: str | None = None
     flag: str = ""
     argument: bool = False
-    choices: tuple[str, ...] = ()
-    parse: Callable[[str], Any] | None = None
-    text: str = ""
     decides: bool = False
-    least: float | None = None
-    most: float = math.inf
+    rare: bool = False
 
 
 def option(
     help: str,  # noqa: A002 - the word of every command line
-    default: Any = MISSING,
-    **about: Any,
+    default: Any = ...,
+    *,
+    panel: str | None = None,
+    flag: str = "",
+    argument: bool = False,
+    decides: bool = False,
+    rare: bool = False,
+    **bounds: Any,
 ) -> Any:
-    """Declare a field of a request: `steps: int = option("Steps per curve.", 100, panel="Advanced")`."""
-    return field(default=default, metadata={KEY: Option(help, **about)})
+    """Declare a field of a request: `steps: int = option("Steps per curve.", 100, panel="Advanced", ge=1)`.
+
+    `bounds` are pydantic's: ge, le.
+    """
+    about = Option(help, panel=panel, flag=flag, argument=argument, decides=decides, rare=rare)
+    return Field(default, description=help, json_schema_extra={KEY: cast(Any, about)}, **bounds)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A request; subclasses are frozen dataclasses whose fields are declared with `option`."""
+class Request(BaseModel):
+    """A request; subclasses declare their fields with `option`.
+
+    `has_config`: the command line also takes `--config FILE` and `--config NAME=VALUE`.
+    """
+
+    has_config: ClassVar[bool] = False
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, coerce_numbers_to_str=True
+    )
 
     @classmethod
     def build(cls, **values: Any) -> Self:
         """Make a request from a caller's values: check names, convert values to the fields' types.
 
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Draw(Request):
+        >>> class Draw(Request):
         ...     out: Path = option("Folder.")
         ...     names: tuple[str, ...] = option("Slides.", ())
         >>> Draw.build(out="maps", names=["a", "b"])
         Draw(out=PosixPath('maps'), names=('a', 'b'))
         """
-        types = field_types(cls)
-        values = cls.upgrade(cls._one_or_several(values))
+        values = cls._one_or_several(values)
         for name in values:
-            if name not in types:
-                near = ["out"] if "out" in types and name in FOLDERS else get_close_matches(name, types, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f". Those it has: {', '.join(types)}."
-                raise InputError(f"There is no parameter {name!r}{hint}")
-        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
-        if missing:
-            raise InputError(f"The parameter {missing[0]!r} is missing: {options(cls)[missing[0]].help}")
-        return cls(**{name: _convert(types[name], value, name, cls) for name, value in values.items()})
+            if name not in cls.model_fields:
+                raise unknown_parameter(cls, name)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise first_fault(error, cls) from None
 
     @classmethod
     def _one_or_several(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Accept `method` for `methods` and vice versa, whichever the request has."""
-        own = set(field_types(cls)) & {"method", "methods"}
+        own = set(cls.model_fields) & {"method", "methods"}
         other = ({"method", "methods"} - own) & set(values)
         if len(own) != 1 or not other:
             return values
-        (name,), (alias,) = own, other
+        (name,) = own
+        (alias,) = other
         if name in values:
-            raise InputError(f"{alias}= and {name}= are the same parameter; pass one.")
+            raise InputError(f"{alias}= and {name}= are the same parameter; pass one.", parameter=name)
         value = values.pop(alias)
         if name == "method" and not isinstance(value, str):
-            if len(methods := list(value)) != 1:
-                raise InputError(f"{owner(cls)} takes one method. Got {methods} instead.")
+            methods = list(value)
+            if len(methods) != 1:
+                raise InputError(f"{owner(cls)} takes one method. Got {methods} instead.", parameter=name)
             value = methods[0]
         return {**values, name: value}
 
+    @field_validator("*", mode="before")
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert parameters of the previous version to current ones; see `pop_old`."""
-        return values
+    def _accept_plain_values(cls, value: Any, info: Any) -> Any:
+        """Accept what stands for a value at any door: one for several, text with commas, NumPy's numbers."""
+        kind = field_kind(cls.model_fields[info.field_name])
+        if get_origin(kind) is tuple:
+            return _several(get_args(kind)[0], value)
+        return _one(kind, value)
 
-    def __post_init__(self) -> None:
-        for name, about in options(type(self)).items():
-            value = getattr(self, name)
-            if about.choices:
-                for one in value if isinstance(value, tuple) else (value,):
-                    if one not in about.choices:
-                        must = f"one of {', '.join(about.choices)}"
-                        raise bad_parameter(name, owner(type(self)), must, one)
-            if about.least is not None and value is not None and not about.least <= value <= about.most:
-                end = "inf)" if math.isinf(about.most) else f"{about.most:.0f}]"
-                must = f"in the range [{about.least:g}, {end}"
-                raise bad_parameter(name, owner(type(self)), must, value)
+    def replace(self, **values: Any) -> Self:
+        """Copy the request with other values, which must have the fields' types."""
+        return self.model_copy(update=values)
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert the request to plain types for run.json."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        """Convert the request to plain types for run.json; a loaded model or an open run becomes a name."""
+        return self.model_dump(mode="json", fallback=lambda value: type(value).__name__)
 
     def words(self, *leave_out: str) -> list[str]:
         """List the options that differ from their defaults, as words of a command line.
 
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Draw(Request):
+        >>> class Draw(Request):
         ...     run: Path = option("Folder.")
         ...     clip: float | None = option("Scale.", None)
-        ...     shown: tuple[str, ...] = option("Slides.", (), flag="--names")
-        >>> Draw(run=Path("my run"), shown=("a", "b")).words()
-        ['--run', 'my run', '--names', 'a,b']
+        ...     names: tuple[str, ...] = option("Slides.", (), flag="--only")
+        ...     alpha: float = option("Opacity.", 0.5, rare=True)
+        >>> Draw(run=Path("my run"), names=("a", "b"), alpha=0.3).words()
+        ['--run', 'my run', '--only', 'a,b', '--config', 'alpha=0.3']
         """
-        defaults, types, words = {f.name: f.default for f in fields(self)}, field_types(type(self)), []
-        for name in sorted(options(type(self)), key=lambda name: defaults[name] is not MISSING):
-            value, about = getattr(self, name), options(type(self))[name]
-            if name in leave_out or value is None or value == () or value == defaults[name]:
-                continue
-            flag = about.flag or f"--{name.replace('_', '-')}"
-            if isinstance(value, bool):
-                words.append(flag if value else f"--no-{name.replace('_', '-')}")
-            elif isinstance(value, Mapping):
-                each = [(f"{method}.{key}", v) for method, own in value.items() for key, v in own.items()]
-                texts = [f"{place}={v if isinstance(v, str) else json.dumps(v)}" for place, v in each]
-                words += [word for text in texts for word in (flag, text)]
-            elif isinstance(value, tuple) and types[name] != tuple[str, ...]:
-                words += [word for one in value for word in (flag, str(one))]
-            else:
-                words += [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+        about = options(type(self))
+        known = type(self).model_fields
+        required = [name for name in about if known[name].is_required()]
+        words = []
+        for name in dict.fromkeys([*required, *about]):
+            value = getattr(self, name)
+            if name not in leave_out and value not in (None, (), known[name].default):
+                words += _words(name, value, about[name])
         return words
 
     def settings(self) -> dict[str, Any]:
@@ -177,30 +177,21 @@ T = TypeVar("T")
 
 def options(request: type[Request]) -> dict[str, Option]:
     """List the options of a request by name: its own first, then inherited ones."""
-    about = {f.name: f.metadata[KEY] for f in fields(request)}
     names = [name for kind in request.__mro__ for name in inspect.get_annotations(kind)]
-    return {name: about[name] for name in dict.fromkeys(names) if name in about}
+    about = {name: cast(Any, field.json_schema_extra) for name, field in request.model_fields.items()}
+    return {name: about[name][KEY] for name in dict.fromkeys(names) if name in about}
 
 
-def field_types(request: type[Request]) -> dict[str, Any]:
-    hints = get_type_hints(request)
-    return {f.name: hints[f.name] for f in fields(request)}
+def field_kind(field: FieldInfo) -> Any:
+    """The type of a field, without None.
 
-
-def pop_old(values: dict[str, Any], name: str, advice: str) -> Any:
-    """Remove a parameter of the previous version from the values, with a warning; None if it is missing."""
-    if name not in values:
-        return None
-    _warn_caller(f"The parameter {name!r} will be removed in the next version: {advice}")
-    return values.pop(name)
-
-
-def _warn_caller(text: str) -> None:
-    """Warn at the calling line outside this package, where Python shows deprecations."""
-    frame, level, package = inspect.currentframe(), 1, __name__.partition(".")[0]
-    while frame is not None and frame.f_globals["__name__"].partition(".")[0] == package:
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, DeprecationWarning, stacklevel=level)
+    >>> field_kind(FieldInfo(annotation=int | None))
+    <class 'int'>
+    """
+    kind: Any = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(one for one in get_args(kind) if one is not NoneType)
+    return kind
 
 
 def owner(request: type[Request]) -> str:
@@ -210,6 +201,58 @@ def owner(request: type[Request]) -> str:
     'explain'
     """
     return request.__name__.removesuffix("Request").lower()
+
+
+def unknown_parameter(request: type[Request], name: str) -> InputError:
+    """Make the error for a parameter that a request does not have: what to write instead."""
+    instead = REMOVED.get(f"{owner(request)}.{name}", REMOVED.get(name))
+    if instead is not None:
+        return InputError(f"The parameter {name!r} was removed: {instead}.", parameter=name)
+    known = request.model_fields
+    near = ["out"] if "out" in known and name in OTHER_NAMES_OF_OUT else get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else f". Those it has: {', '.join(known)}."
+    return InputError(f"There is no parameter {name!r}{hint}", parameter=name)
+
+
+def first_fault(error: ValidationError, request: type[Request]) -> XmilError:
+    """Turn the first of pydantic's faults into the error of this package."""
+    fault = error.errors()[0]
+    own = fault.get("ctx", {}).get("error")
+    if isinstance(own, XmilError):  # raised by a check of our own
+        return own
+    name = str(fault["loc"][0]) if fault["loc"] else ""
+    if fault["type"] == "missing":
+        what = f"is missing: {options(request)[name].help}"
+        return InputError(f"The parameter {name!r} {what}", parameter=name, requirement=what)
+    if not name:
+        return InputError(fault["msg"].removeprefix("Value error, "))
+    return bad_parameter(name, owner(request), requirement(fault, request.model_fields[name]), fault["input"])
+
+
+_TYPES = {
+    "int": "of type int",
+    "float": "of type float",
+    "bool": "of type bool",
+    "string": "of type str",
+    "path": "of type Path",
+    "is": "of another type",
+}
+
+
+def requirement(fault: ErrorDetails, field: FieldInfo) -> str:
+    """Say what a value must be, by pydantic's fault and the field's bounds."""
+    context = fault.get("ctx", {})
+    if fault["type"] == "literal_error":
+        return f"one of {str(context['expected']).replace(' or ', ', ').replace(chr(39), '')}"
+    limits: dict[str, float] = {}
+    for bound in field.metadata:
+        limits |= {key: getattr(bound, key) for key in ("ge", "le") if hasattr(bound, key)}
+    if context.keys() & limits.keys():
+        low = f"[{limits['ge']:g}" if "ge" in limits else "(-inf"
+        high = f"{limits['le']:.0f}]" if "le" in limits else "inf)"
+        return f"in the range {low}, {high}"
+    word = _TYPES.get(fault["type"].partition("_")[0])
+    return word or fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 class Verb(Protocol[T]):
@@ -238,64 +281,78 @@ def takes(request: type[R], *positional: str) -> Callable[[Callable[Concatenate[
             return function(request.build(**dict(zip(positional, values, strict=False)), **named), **extra)
 
         with_attributes = cast(Any, verb)
-        with_attributes.run, with_attributes.__signature__ = function, _signature(request, positional)
+        with_attributes.run = function
+        with_attributes.__signature__ = _signature(request, positional)
         return cast(Verb[T], verb)
 
     return decorate
 
 
 def _signature(request: type[Request], positional: tuple[str, ...]) -> inspect.Signature:
-    types, defaults = field_types(request), {f.name: f.default for f in fields(request)}
-    required = [name for name in options(request) if defaults[name] is MISSING]
+    known = request.model_fields
+    required = [name for name in options(request) if known[name].is_required()]
     parameters = []
     for name in dict.fromkeys([*positional, *required, *options(request)]):
-        by_position = name in positional
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if by_position else inspect.Parameter.KEYWORD_ONLY
-        default = inspect.Parameter.empty if defaults[name] is MISSING else defaults[name]
-        parameters.append(inspect.Parameter(name, kind, default=default, annotation=types[name]))
+        kind: Any = inspect.Parameter.KEYWORD_ONLY
+        if name in positional:
+            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        default = known[name].default
+        if default is PydanticUndefined:
+            default = inspect.Parameter.empty
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=known[name].annotation))
     return inspect.Signature(parameters)
 
 
-def _convert(wanted: Any, value: Any, name: str, request: type[Request]) -> Any:
-    """Convert a value to the type of its field, or refuse it by the parameter's name."""
-    choices = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
-    if value is None and NoneType in choices:
-        return None
-    kind = next(one for one in choices if one is not NoneType)
-    if get_origin(kind) is tuple:
-        return _tuple(get_args(kind)[0], value, name, request)
-    accepted: dict[Any, Any] = {
-        Path: (str, PathLike),
-        str: (str, PathLike, SupportsIndex),
-        bool: bool,
-        int: SupportsIndex,
-        float: Real,
-    }
-    if kind not in accepted:
+def _several(kind: Any, value: Any) -> Any:
+    """Accept one value for several, and text with commas for a list of anything but paths."""
+    if value is None:
         return value
-    if isinstance(value, accepted[kind]) and (kind is bool) == isinstance(value, bool):
-        return kind(value)
-    raise bad_parameter(name, owner(request), f"of type {kind.__name__}", value)
+    if isinstance(value, str) and kind is not Path and kind is not Any:
+        value = [] if value == "none" else [part.strip() for part in value.split(",") if part.strip()]
+    if (
+        isinstance(value, str | PathLike)
+        or not isinstance(value, Iterable)
+        or (kind is Any and not isinstance(value, list | tuple))
+    ):
+        value = [value]
+    return tuple(_one(kind, one) for one in value)
 
 
-def _tuple(kind: Any, value: Any, name: str, request: type[Request]) -> tuple[Any, ...]:
-    """Convert one value or a list to a tuple; warn of text with commas, as on the command line."""
-    if isinstance(value, str) and kind is str and "," in value:
-        text = f"{name}={value!r}: pass a list, such as {[part.strip() for part in value.split(',')]}."
-        _warn_caller(text)
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if kind is str and value in ("", "none"):
-        return ()
-    if isinstance(value, str | PathLike) or not isinstance(value, Iterable) or kind is Any:
-        value = value if isinstance(value, list | tuple) else [value]
-    return tuple(_convert(kind, one, name, request) for one in value)
+def _one(kind: Any, value: Any) -> Any:
+    if kind in (int, float) and isinstance(value, bool):
+        raise ValueError(f"of type {kind.__name__}")
+    if kind is str and isinstance(value, PathLike):
+        return fspath(value)
+    if kind is str and isinstance(value, SupportsIndex) and not isinstance(value, bool):  # NumPy's, too
+        return str(index(value))
+    return value
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+def _words(name: str, value: Any, about: Option) -> list[str]:
+    """The words that set one option on a command line."""
+    flag = about.flag or f"--{name.replace('_', '-')}"
+    if about.rare:
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        return ["--config", f"{name}={text.lower() if isinstance(value, bool) else text}"]
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{name.replace('_', '-')}"]
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    return str(value) if isinstance(value, Path) else type(value).__name__  # a loaded model, an open run
+        each = [(f"{method}.{key}", one) for method, own in value.items() for key, one in own.items()]
+        texts = [f"{place}={one if isinstance(one, str) else json.dumps(one)}" for place, one in each]
+        return [word for text in texts for word in (flag, text)]
+    if isinstance(value, tuple) and not all(isinstance(one, str) for one in value):
+        return [word for one in value for word in (flag, str(one))]
+    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+
+
+REMOVED = {  # parameters of the version before, by command, and what to write instead
+    "explain.preset": "use `params=lrp.preset=paper`",
+    "explain.contexts": "use `params=lrp.contexts=24`",
+    "evaluate.run": "readers' annotations are compared by xmil study agreement",
+    "evaluate.annotations": "readers' annotations are compared by xmil study agreement",
+    "train.label": "use `set=data.label=COLUMN`",
+    "train.device": "use `set=train.device=cuda`",
+    "train.seed": "use `set=train.seed=1`",
+    "train.follow_links": "use `set=data.follow_links=false`",
+    "bench.tasks": "use `task=`",
+}

@@ -62,6 +62,18 @@ def read_toml(path: str | PathLike[str], *, way: str) -> dict[str, Any]:
         raise FileError(f"{path}: not a valid TOML file ({fault}); {way}.") from None
 
 
+def parse_toml_value(text: str) -> Any:
+    """Parse a TOML value; anything else is text, so that quotes are optional.
+
+    >>> [parse_toml_value(text) for text in ("1e-3", "adam", "[1, 2]", "true")]
+    [0.001, 'adam', [1, 2], True]
+    """
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except (ValueError, RecursionError):
+        return text
+
+
 def parse_xml(text: str | bytes) -> ElementTree.Element:
     """Parse an XML text in UTF-8 and return its root; raise ValueError if anything is wrong with it.
 

@@ -116,7 +116,7 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
     explained = explained_run(run.path if isinstance(run, Run) else run)
     features = request.features or recorded_features(explained)
     model = request.model or recorded_model(explained, listener.say)
-    request = replace(request, features=features, model=model)
+    request = request.replace(features=features, model=model)
     out = request.out or explained.path / "insight"
     pictures: Mapping[str, Path] = {}
     if request.slides is not None:

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.bag import Bag, IntArray
-from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter
+from xmil.core.errors import MOST_PASSES, InputError, UnsupportedError, XmilError, bad_parameter
 from xmil.core.explanation import Explanation, mean_audit
-from xmil.core.request import MOST_PASSES
 from xmil.methods.check import check_attributions, with_notes
 from xmil.methods.lrp import check_zero_map
 from xmil.methods.method import (

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xmil.core.errors import UnsupportedError, check_choice, check_count
+from xmil.core.errors import MOST_PASSES, UnsupportedError, check_choice, check_count
 from xmil.core.explanation import Audit
-from xmil.core.request import MOST_PASSES
 from xmil.lrp import COMPARE
 from xmil.methods.method import (
     Attribution,

@@ -17,11 +17,15 @@ import numpy as np
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError, XmilError, absent
 from xmil.core.explanation import card_of
+from xmil.core.request import takes
 from xmil.core.text import counted, csv_text, shorten, text_table
 from xmil.evaluate.marks import covered_by_polygons, read_regions, score_regions
 from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_means
 from xmil.heatmaps import opened
-from xmil.storage import Run, read_explanations
+from xmil.runs import Listener
+from xmil.runs.requests import AgreementRequest
+from xmil.slides import find_slides
+from xmil.storage import Run, explained_run, read_explanations
 
 FOLDER = "annotations"  # of a run, written by the viewer
 TABLE, SUMMARY, FAILURES = "agreement.csv", "agreement_summary.csv", "agreement_failures.csv"
@@ -31,6 +35,33 @@ GROUP = ("class", "method", "target")  # columns whose values are measured separ
 SHOWN = 3  # reasons on the screen; the table of failures has them all
 SHARE = 0.5  # of a patch that regions must cover to mark it
 Row = dict[str, Any]
+
+
+@takes(AgreementRequest, "run")
+def measure_agreement(request: AgreementRequest, *, listener: Listener | None = None) -> Agreement:
+    """Compare the saved scores of a run with readers' regions, into tables in the folder `out`.
+
+    Same as `xmil study agreement`, with the same options and files.
+    """
+    listener = listener or Listener()
+    run = explained_run(request.run)
+    if not request.annotations.is_dir():
+        raise InputError(absent(request.annotations, "folder"))
+    slides = {} if request.slides is None else find_slides(request.slides, follow_links=True)
+    agreement = compare_annotations(
+        run, request.annotations, names=request.classes, slides=slides, say=listener.say
+    )
+    if not agreement.rows:
+        raise InputError(
+            f"{request.annotations}: no region lies on a slide of {run.path}; it needs SLIDE.geojson files."
+        )
+    out = request.out or run.path
+    out.mkdir(parents=True, exist_ok=True)
+    agreement.write(out)
+    listener.say(agreement.as_text())
+    skipped = f"; {out / FAILURES} lists what was left out" if agreement.left_out else ""
+    listener.say(f"Annotations and scores compared in {out / TABLE} and {out / SUMMARY}{skipped}.")
+    return agreement
 
 
 @dataclass(frozen=True)

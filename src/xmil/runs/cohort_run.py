@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -137,11 +137,11 @@ class CohortRun(ABC, Generic[Item, Result]):
         """The folder, identified by the settings and by further options that decide results."""
         own, request = self.settings(), self.request
         covered = {*own, *own.get("reading", ())}  # options for reading files are in a group of their own
-        defaults = {f.name: f.default for f in fields(request)}
+        fields = type(request).model_fields
         more = {  # without defaults, so that a new option does not change the folders of earlier versions
             name: value
             for name, value in request.settings().items()
-            if name not in covered and getattr(request, name) != defaults[name]
+            if name not in covered and getattr(request, name) != fields[name].default
         }
         return RunFolder(self.out, self.kind, {**own, **more}, self.marks, grows=self.grows)
 

@@ -45,14 +45,13 @@ from xmil.evaluate import (
 )
 from xmil.methods import list_methods
 from xmil.runs import Listener
-from xmil.runs.agreement import FAILURES, SUMMARY, TABLE, compare_annotations
 from xmil.runs.cohort_run import TableRow, Tally, slide_row
 from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share
 from xmil.runs.inputs import class_index, decided_labels, task_cases
 from xmil.runs.requests import EvaluateRequest
 from xmil.slides import find_slides
-from xmil.storage import Run, explained_run, write_explanations, write_json
+from xmil.storage import Run, write_explanations, write_json
 
 MEASURES = ("srg", "aupc", "sufficiency", "necessity", "auprc2")  # in slides.csv; results.parquet has all
 KEY, SOURCES = b"xmil-faithfulness", b"xmil-sources"
@@ -76,12 +75,9 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     """Measure how faithful each method is for a model, over the slides of a cohort, into the folder `out`.
 
     Same as `xmil evaluate`, with the same options and files. `truth` is a folder of GeoJSON, masks or
-    instance labels; `background` as in `explain_slides`. With `run` and `annotations` the saved scores of a
-    run are compared with readers' regions, and no model is needed.
+    instance labels; `background` as in `explain_slides`.
     """
     listener, out = listener or Listener(), request.out
-    if request.run is not None:
-        return _agree(explained_run(request.run), request, out or request.run, listener)
     paths = model_paths(request.model)
     if len(paths) > 1:  # an ensemble has several outputs, but a curve has one
         names = ", ".join(map(str, paths))
@@ -99,9 +95,8 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     if not TASKS[net.task].decides:
         listener.say(f"A {net.task} model predicts no class, so every slide counts.")
     request.check_apart(out)
-    for folder in (request.truth, request.annotations):
-        if folder is not None and not folder.is_dir():
-            raise InputError(absent(folder, "folder"))
+    if request.truth is not None and not request.truth.is_dir():
+        raise InputError(absent(request.truth, "folder"))
     cases, missing = task_cases(request, net.spec, labels=decided_labels, say=listener.say)
     models = with_background(models, request, settings.methods, out=out, say=listener.say)
     truth = None
@@ -114,26 +109,7 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     for line in run.lines:
         listener.say(line)
     listener.say(f"{len(tally.done)} measured, {len(tally.found)} already done. Written to {out}.")
-    return Run(run.out) if request.annotations is None else _agree(Run(run.out), request, out, listener)
-
-
-def _agree(run: Run, request: EvaluateRequest, out: Path, listener: Listener) -> Run:
-    """Compare the saved scores of a run with annotations, into tables in the folder `out`."""
-    slides = {}
-    if request.slides is not None:
-        slides = find_slides(request.slides, follow_links=request.follow_links)
-    agreement = compare_annotations(
-        run, request.annotations, names=request.truth_names, slides=slides, say=listener.say
-    )
-    if not agreement.rows:
-        folder = request.annotations
-        raise InputError(f"{folder}: no region lies on a slide of {run.path}; it needs SLIDE.geojson files.")
-    out.mkdir(parents=True, exist_ok=True)
-    agreement.write(out)
-    listener.say(agreement.as_text())
-    skipped = f"; {out / FAILURES} lists what was left out" if agreement.left_out else ""
-    listener.say(f"Annotations and scores compared in {out / TABLE} and {out / SUMMARY}{skipped}.")
-    return run
+    return Run(run.out)
 
 
 @dataclass(frozen=True)

@@ -196,8 +196,7 @@ def with_method(request: ExplainRequest, choice: Choice) -> ExplainRequest:
     params = {name: dict(own) for name, own in (request.params or {}).items() if name in methods}
     if choice.params:
         params[choice.method] = {**choice.params, **params.get(choice.method, {})}
-    preset = request.preset if "lrp" in methods else ""
-    return replace(request, methods=tuple(methods), params=params or None, preset=preset)
+    return request.replace(methods=tuple(methods), params=params or None)
 
 
 def features_of_slides(request: ExplainRequest, out: Path, listener: Listener) -> SlideFeatures:
@@ -215,21 +214,16 @@ def features_of_slides(request: ExplainRequest, out: Path, listener: Listener) -
 
 
 def method_parameters(request: ExplainRequest) -> Parameters:
-    """Collect parameters by method: those of `params`, the preset of lrp, and the contexts.
+    """Collect parameters by method; those with contexts also say which share of the bag each keeps.
 
-    >>> method_parameters(ExplainRequest.build(model="m.pt", features="f", preset="paper", contexts=24))
-    {'lrp': {'contexts': 24, 'keep': 0.5, 'preset': 'paper'}}
+    >>> params = {"lrp": {"contexts": 24}}
+    >>> method_parameters(ExplainRequest.build(model="m.pt", features="f", params=params))
+    {'lrp': {'keep': 0.5, 'contexts': 24}}
     """
     parameters = {name: dict(own) for name, own in (request.params or {}).items()}
-    if request.preset:
-        parameters["lrp"] = {"preset": request.preset, **parameters.get("lrp", {})}
-    if request.contexts:
-        able = [name for name in METHODS if METHODS[name].contexts]
-        taking = [name for name in request.methods if name in able]
-        if not taking:
-            raise InputError(f"contexts= is for {', '.join(able)}; name one of them in methods=.")
-        for name in taking:
-            parameters[name] = {"contexts": request.contexts, "keep": KEEP, **parameters.get(name, {})}
+    for name, own in parameters.items():
+        if own.get("contexts"):
+            parameters[name] = {"keep": KEEP, **own}
     return parameters
 
 
@@ -286,9 +280,12 @@ def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
             _check_method(name, model, parameters.get(name, {}), request.output)
     for name, own in parameters.items():
         if name not in request.methods and not (AUTO in request.methods and name in AUTO_METHODS):
-            option = "preset=" if list(own) == ["preset"] else f"params= {name}.{next(iter(own), '...')}"
             methods = ", ".join(request.methods)
-            raise InputError(f"{option} is for {name!r}, which is not among the methods ({methods}).")
+            raise InputError(
+                f"`params={name}.{next(iter(own), '...')}` is for {name!r}, which is not among the methods "
+                f"({methods}).",
+                parameter="params",
+            )
     try:
         for text in request.target:
             _check_target(text, spec)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 
 from xmil.core.background import Background
 from xmil.core.durable import identity
-from xmil.core.errors import FileError, InputError, UnsupportedError
+from xmil.core.errors import FileError, InputError, UnsupportedError, name_parameters
 from xmil.core.inside import Inside
 from xmil.core.request import takes
 from xmil.core.text import counted
@@ -50,10 +50,10 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
     run = request.run if isinstance(request.run, Run) else explained_run(request.run)
     pictures = dict(named_slides(request.slides, follow_links=request.follow_links, say=listener.say).slides)
     if request.model is None and not run.settings.get("params", {}).get("lrp", {}).get("feature_level"):
-        request = replace(request, model=recorded_model(run, listener.say))
+        request = request.replace(model=recorded_model(run, listener.say))
     if request.model is not None:
         with suppress(InputError):  # without features, patches are encoded again
-            request = replace(request, features=request.features or recorded_features(run))
+            request = request.replace(features=request.features or recorded_features(run))
     features = {}
     if request.features is not None:
         features = {slide_name(path): path for path in feature_files(request.features)[0]}
@@ -155,8 +155,8 @@ def _look_into(
                 patch_px=request.patch_px, background=background,
             )  # fmt: skip
         except UnsupportedError as error:  # runs call the method map=, and have no layer=
-            advice = str(error).replace("name one with layer=, or ", "").replace("or method=", "or map=")
-            raise UnsupportedError(advice.replace("use method=", "use map=")) from None
+            message = name_parameters(str(error), lambda _, value: f"`map={value}`")
+            raise UnsupportedError(message, parameter="map") from None
         inside.save(run.out / f"{slide}.npz")
         inside.plot(opened).write(run.out / f"{slide}.png")
         write_inside_geojson(run.out / f"{slide}.geojson", inside, opened)

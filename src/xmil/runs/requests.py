@@ -5,19 +5,19 @@ A `Listener` gets the messages of a command while it works on a request.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from xmil.core.errors import InputError, bad_parameter
-from xmil.core.request import MOST_PASSES, Request, field_types, option, options, owner, pop_old
+from pydantic import BeforeValidator, model_validator
+
+from xmil.core.errors import MOST_PASSES, InputError, bad_parameter
+from xmil.core.request import COMPUTE, INPUT, OUTPUT, WHAT, Request, option, owner
 from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Workers
 
-INPUT, WHAT, OUTPUT, COMPUTE, ADVANCED = "Input", "What to explain", "Output", "Compute", "Advanced"
 SLIDES = "Slides without features"
 COMPUTING = ("out", "engine", "workers", "device", "memory", "restart")  # without effect on results
 PICTURES, WRITTEN = ("panel", "overlay", "patches"), ("png", "geojson")
@@ -40,12 +40,14 @@ class Listener:
         return nullcontext(lambda: None)
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: Any) -> Any:
     """Read a size in bytes from 500MB, 4GB, 2GiB or a plain number.
 
     >>> parse_size("500MB"), parse_size("2 GiB"), parse_size("1.5G")
     (500000000, 2147483648, 1500000000)
     """
+    if not isinstance(text, str):
+        return text
     units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
     units |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
     number = text.strip().rstrip("BbKMGTikmgt ").strip()
@@ -55,24 +57,24 @@ def parse_size(text: str) -> int:
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size < 1:
-        raise InputError(f"memory= must be a size such as 500MB or 4GB. Got {text!r} instead.")
+        raise ValueError("a size such as 500MB or 4GB")
     return size
 
 
-def parse_parameters(texts: list[str]) -> dict[str, dict[str, Any]]:
+def parse_parameters(texts: Any) -> Any:
     """Read methods' own parameters from texts such as ig.steps=100.
 
     >>> parse_parameters(["ig.steps=100", "shapley.output=logit"])
     {'ig': {'steps': 100}, 'shapley': {'output': 'logit'}}
     """
+    if texts is None or isinstance(texts, Mapping):
+        return texts
     parameters: dict[str, dict[str, Any]] = {}
-    for text in texts:
+    for text in [texts] if isinstance(texts, str) else texts:
         place, _, value = text.partition("=")
         method, _, name = place.partition(".")
         if not (method and name and value):
-            raise InputError(
-                f"params= must read METHOD.NAME=VALUE, such as ig.steps=100. Got {text!r} instead."
-            )
+            raise ValueError("METHOD.NAME=VALUE, such as ig.steps=100")
         try:
             parameters.setdefault(method, {})[name] = parse_json(value)
         except ValueError:
@@ -80,16 +82,17 @@ def parse_parameters(texts: list[str]) -> dict[str, dict[str, Any]]:
     return parameters
 
 
-def parse_numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"Expected numbers separated by commas. Got {text!r} instead.") from None
+Size = Annotated[int, BeforeValidator(parse_size)]
+Parameters = Annotated[Mapping[str, Mapping[str, Any]], BeforeValidator(parse_parameters)]
 
 
-@dataclass(frozen=True, kw_only=True)
+FOLLOW_LINKS = "Follow links in input folders; links that are not followed are reported."
+
+
 class RunRequest(Request):
     """What all commands over slides share: workers, restarting and links."""
+
+    has_config: ClassVar[bool] = True
 
     engine: str = option(
         "local: this machine; ray: Ray, started here; ray:ADDRESS: a running cluster (ray:auto finds it).",
@@ -97,24 +100,10 @@ class RunRequest(Request):
     )  # fmt: skip
     workers: int = option(
         "Worker processes, each with its own model; 0 runs in this process (with ray: as many as fit).",
-        0, panel=COMPUTE, least=0,
+        0, panel=COMPUTE, ge=0,
     )  # fmt: skip
     restart: bool = option("Delete the earlier run in the output folder and start over.", False, panel=OUTPUT)
-    follow_links: bool = option(
-        "Follow links in input folders; links that are not followed are reported.", True, panel=ADVANCED
-    )
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert old options: full digests are now an environment variable."""
-        advice = "set the environment variable XMIL_FULL_DIGESTS=1."
-        if pop_old(values, "full_digests", advice):
-            os.environ["XMIL_FULL_DIGESTS"] = "1"
-        if isinstance(values.get("workers"), Workers):
-            old = pop_old(values, "workers", "pass workers= as a number, and engine='ray:ADDRESS'.")
-            address = f":{old.address}" if old.address else ""
-            values |= {"workers": old.workers, "engine": f"{old.kind}{address}"}
-        return values
+    follow_links: bool = option(FOLLOW_LINKS, True, panel=COMPUTE)
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to entries of run.json, without workers, device and output folder."""
@@ -127,7 +116,6 @@ class RunRequest(Request):
         return Workers(kind, workers=count, address=address or None)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeviceRequest(RunRequest):
     """A request whose work runs on a device."""
 
@@ -136,16 +124,8 @@ class DeviceRequest(RunRequest):
         "auto", panel=COMPUTE,
     )  # fmt: skip
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert old options: the share of a GPU is now part of the device."""
-        values = super().upgrade(values)
-        if gpus := pop_old(values, "gpus", "name the workers that share a GPU, as device='cuda/4'."):
-            values["device"] = f"cuda/{1 / gpus:g}"
-        return values
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
         _, slash, share = self.device.partition("/")
         try:
             if slash and not 0 < float(share) < float("inf"):
@@ -154,6 +134,7 @@ class DeviceRequest(RunRequest):
             raise bad_parameter(
                 "device", owner(type(self)), "cpu, cuda, cuda:N or cuda/N", self.device
             ) from None
+        return self
 
     @property
     def place(self) -> str:
@@ -168,11 +149,10 @@ class DeviceRequest(RunRequest):
         return replace(base, gpus=gpus)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeededRequest(DeviceRequest):
     """A request whose work runs on a device, with seeded random draws."""
 
-    seed: int = option("Seed of all random draws.", 0, panel=COMPUTE, decides=True, least=0)
+    seed: int = option("Seed of all random draws.", 0, decides=True, ge=0, rare=True)
 
 
 MODEL = (
@@ -181,27 +161,9 @@ MODEL = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CohortRequest(SeededRequest):
-    """A request over the feature files of a folder, or of a cohort's rows, with a model."""
+class FilesRequest(Request):
+    """What completes feature files; a cohort's columns of these names do so slide by slide."""
 
-    model: tuple[Any, ...] = option(MODEL, panel=INPUT)
-    features: Path = option("Folder of feature files, or a single file.", panel=INPUT)
-    cohort: Path | None = option(
-        "Table of slides and labels; without it, all files are used.", None, panel=INPUT
-    )
-    label: tuple[str, ...] = option(
-        "Label column; several columns for several labels or values; time and event for survival models.",
-        (), panel=INPUT,
-    )  # fmt: skip
-    split: tuple[str, ...] = option("Use only slides of these splits.", (), panel=INPUT)
-    slide_column: str | None = option(
-        "Column of the cohort that names the slides, if it is not found by its name.", None, panel=INPUT
-    )
-    by: str = option(
-        "Unit of a bag: slide, or case (all slides of a case together).", "slide", panel=INPUT,
-        choices=("slide", "case"), decides=True,
-    )  # fmt: skip
     class_names: tuple[str, ...] = option(
         "Names of the classes in the model's order, if its file does not store them.",
         (),
@@ -215,17 +177,30 @@ class CohortRequest(SeededRequest):
         "Patch edge in level-0 pixels, if the files do not store it.", None, panel=INPUT, decides=True
     )
     format: str = option(
-        "Layout of the feature files, if it cannot be recognised.", "auto", panel=INPUT, decides=True
+        "Layout of the feature files, if it cannot be recognised.", "auto", decides=True, rare=True
+    )
+    slide_column: str | None = option(
+        "Column of the cohort that names the slides, if it is not found by its name.", None, rare=True
     )
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert old options: the columns of survival are now labels."""
-        time = pop_old(values, "time", "name both columns of survival as label=[time, event].")
-        event = pop_old(values, "event", "name both columns of survival as label=[time, event].")
-        if time or event:
-            values["label"] = [time or "time", event or "event"]
-        return super().upgrade(values)
+
+class CohortRequest(SeededRequest, FilesRequest):
+    """A request over the feature files of a folder, or of a cohort's rows, with a model."""
+
+    model: tuple[Any, ...] = option(MODEL, panel=INPUT)
+    features: Path = option("Folder of feature files, or a single file.", panel=INPUT)
+    cohort: Path | None = option(
+        "Table of slides and labels; without it, all files are used.", None, panel=INPUT
+    )
+    label: tuple[str, ...] = option(
+        "Label column; several columns for several labels or values; time and event for survival models.",
+        (),
+        panel=INPUT,
+    )
+    split: tuple[str, ...] = option("Use only slides of these splits of the cohort.", (), rare=True)
+    by: Literal["slide", "case"] = option(
+        "Unit of a bag: slide, or case (all slides of a case together).", "slide", decides=True, rare=True
+    )
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -252,13 +227,6 @@ BACKGROUND = (
 )
 
 
-def upgrade_background(values: dict[str, Any]) -> None:
-    """Convert an old option: runs no longer make a background from their slides, so nothing turns it off."""
-    if values.get("background") in ("auto", "none"):
-        pop_old(values, "background", "without it the model's own is taken; name a folder of features.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExplainRequest(CohortRequest):
     """Explain every slide: which patches speak for a class, and which against it.
 
@@ -285,11 +253,11 @@ class ExplainRequest(CohortRequest):
     random: bool = option("Use an untrained encoder, for testing.", False, panel=SLIDES)
     tile_mpp: float | None = option(
         "Microns per pixel of a patch, if the model does not record those it was trained on.",
-        None, panel=SLIDES, least=0,
+        None, panel=SLIDES, ge=0,
     )  # fmt: skip
     tile_size: int | None = option(
         "Patch size in pixels, if the model does not record the one it was trained on.", None, panel=SLIDES,
-        least=8,
+        ge=8,
     )  # fmt: skip
     methods: tuple[str, ...] = option(
         "Explanation methods; auto takes the one that the model confirms best.", ("lrp",), panel=WHAT
@@ -297,135 +265,102 @@ class ExplainRequest(CohortRequest):
     target: tuple[str, ...] = option(
         "predicted, label, all, a class by name or number, or a contrast A:B.", ("predicted",), panel=WHAT
     )
-    output: str | None = option(
-        "The number to explain: logit, contrastive, log_odds, probability, value, risk.", None, panel=WHAT
-    )
-    preset: str = option("Rules of lrp: default, exact, paper, released.", "", panel=WHAT)
-    params: Mapping[str, Mapping[str, Any]] | None = option(
-        "A parameter of one method, such as ig.steps=100; may be repeated.", None, panel=WHAT, flag="--param"
-    )
-    contexts: int = option(
-        "Average lrp, ig and gxi over this many random sub-bags, with errors.",
-        0,
+    params: Parameters | None = option(
+        "A parameter of one method, such as ig.steps=100, lrp.preset=paper or lrp.contexts=24; may be "
+        "repeated.",
+        None,
         panel=WHAT,
-        least=0,
-        most=MOST_PASSES,
-    )
-    interactions: int = option(
-        "Find pairs that act together among this many of the strongest patches.", 0, panel=WHAT, least=0
+        flag="--param",
     )
     background: Path | None = option(BACKGROUND, None, panel=WHAT)
     check: str = option(
         "Cases that check the maps: a number, all, none, or auto (16, in a tenth of the run's time).",
-        "auto", panel=WHAT,
-    )  # fmt: skip
-    memory: int = option(
-        "Memory limit for a method's temporary arrays, such as 500MB or 4GB.",
-        10**9,
-        panel=COMPUTE,
-        parse=parse_size,
-        text="1GB",
+        "auto",
+        rare=True,
+    )
+    output: str | None = option(
+        "The number to explain: logit, contrastive, log_odds, probability, value, risk.", None, rare=True
+    )
+    interactions: int = option(
+        "Find pairs that act together among this many of the strongest patches.", 0, ge=0, rare=True
+    )
+    memory: Size = option(
+        "Memory limit for a method's temporary arrays, such as 500MB or 4GB.", 10**9, rare=True
     )
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert old options of methods to `params`; refuse options of tiling with features."""
-        upgrade_background(values)
-        made = ("encoder", "weights", "random", "tile_mpp", "tile_size")
-        extra = next((name for name in made if values.get(name)), None)
-        if extra is not None and values.get("features") is not None:
-            raise InputError(f"{extra}= is for slides without features; leave out features=, or {extra}=.")
-        params = {name: dict(own) for name, own in (values.get("params") or {}).items()}
-        old = {"keep": pop_old(values, "keep", 'pass params={"lrp": {"keep": ...}}.')}
-        if pop_old(values, "save_vectors", 'pass params={"lrp": {"feature_level": True}}.'):
-            old["feature_level"] = True
-        old = {name: value for name, value in old.items() if value is not None}
-        if old:
-            values["params"] = {**params, "lrp": {**params.get("lrp", {}), **old}}
-        return super().upgrade(values)
+    @model_validator(mode="after")
+    def _check_features_come_from_one_place(self) -> Self:
+        making = ("encoder", "weights", "random", "tile_mpp", "tile_size")
+        extra = next((name for name in making if getattr(self, name)), None)
+        if extra is not None and self.features is not None:
+            raise InputError(
+                f"`{extra}=` is for slides without features; leave out `features=`, or `{extra}=`.",
+                parameter=extra,
+            )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(CohortRequest):
-    """Drop patches by each method's scores and see whether the prediction follows.
+    """Drop patches by each method's scores and see whether the prediction follows."""
 
-    With --annotations, scores are compared with what readers drew: RUN --annotations needs no model.
-    """
-
-    run: Path | None = option(
-        "Folder of `xmil explain` whose saved scores are compared with the annotations.", None, argument=True
-    )
-    model: tuple[Any, ...] = option(MODEL, (), panel=INPUT)
-    features: Path = option("Folder of feature files, or a single file.", None, panel=INPUT)
-    out: Path = option(f"{RESULTS} With RUN, RUN itself by default.", None, panel=OUTPUT)
-    annotations: Path | None = option(
-        "Regions to compare scores with: a folder of SLIDE.geojson (QuPath) or SLIDE/READER.geojson, such as "
-        "RUN/annotations, which the viewer writes.",
-        None, panel=INPUT,
-    )  # fmt: skip
+    out: Path = option(RESULTS, panel=OUTPUT)
     methods: tuple[str, ...] = option("Methods; 'all' for every method that fits the model.", (), panel=WHAT)
-    modes: tuple[str, ...] = option(
-        "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), panel=WHAT
-    )
-    steps: int = option("Steps per curve.", 100, panel=WHAT, least=1, most=MOST_PASSES)
-    orders: int = option(
-        "Random orders for the band in pictures; verdicts use 200.", 20, panel=WHAT, least=2, most=MOST_PASSES
-    )
-    smallest: float = option(
-        "Smallest difference in mean AUPC that makes a method better than another.", 0.01, panel=WHAT, least=0
-    )
     background: Path | None = option(BACKGROUND, None, panel=WHAT)
     truth: Path | None = option(
         "Ground truth: a folder of GeoJSON, masks or patch labels.", None, panel=INPUT
     )
-    truth_class: str = option(
-        "Class that the ground truth is evidence for, by name or number.", "1", panel=INPUT
-    )
-    truth_names: tuple[str, ...] = option("QuPath classes that count.", (), panel=INPUT)
     slides: Path | None = option(
         "Folder of slides; needed for QuPath's GeoJSON of slides with a bounds offset.", None, panel=INPUT
     )
-    mask_downsample: float = option("Level-0 pixels per pixel of the masks.", 1.0, panel=INPUT)
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert old options: the top is always a tenth, and the best method is always named."""
-        pop_old(values, "top", "sufficiency and necessity use a tenth of the patches.")
-        pop_old(values, "best", "the best method is always named.")
-        upgrade_background(values)
-        return super().upgrade(values)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.run is not None:
-            if self.annotations is None:
-                raise InputError(
-                    "annotations= is missing: the regions to compare the run's scores with. To measure how "
-                    "faithful maps are, leave out the run and give model= and features=."
-                )
-            return
-        for name in ("model", "features", "out"):
-            if not getattr(self, name):
-                raise InputError(f"{name}= is missing: {options(type(self))[name].help}")
+    truth_class: str = option(
+        "Class that the ground truth is evidence for, by name or number.", "1", rare=True
+    )
+    truth_names: tuple[str, ...] = option("QuPath classes that count.", (), rare=True)
+    mask_downsample: float = option("Level-0 pixels per pixel of the masks.", 1.0, rare=True)
+    modes: tuple[str, ...] = option(
+        "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), rare=True
+    )
+    steps: int = option("Steps per curve.", 100, ge=1, le=MOST_PASSES, rare=True)
+    orders: int = option(
+        "Random orders for the band in pictures; verdicts use 200.", 20, ge=2, le=MOST_PASSES, rare=True
+    )
+    smallest: float = option(
+        "Smallest difference in mean AUPC that makes a method better than another.", 0.01, ge=0, rare=True
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
+class AgreementRequest(Request):
+    """Compare a run's scores with the regions that readers drew."""
+
+    run: Any = option("Folder of `xmil explain`.", argument=True)
+    annotations: Path = option(
+        "Regions: a folder of SLIDE.geojson (QuPath) or SLIDE/READER.geojson, such as RUN/annotations, which "
+        "the viewer writes.",
+        panel=INPUT,
+    )
+    slides: Path | None = option(
+        "Folder of slides; needed for QuPath's GeoJSON of slides with a bounds offset.", None, panel=INPUT
+    )
+    classes: tuple[str, ...] = option("Classes of regions that count; all by default.", (), panel=INPUT)
+    out: Path | None = option("Folder for the tables; RUN itself by default.", None, panel=OUTPUT)
+
+
 class PredictRequest(CohortRequest):
     """Predict every slide: probabilities, values or risks, with measures if the truth is known."""
 
     out: Path = option(RESULTS, panel=OUTPUT)
-    draws: int = option("Bootstrap draws, over cases.", 1000, panel=ADVANCED)
-    instances: int = option("Sample this many patches per slide; 0 uses all.", 0, panel=ADVANCED, least=0)
-    repetitions: int = option("How often to sample; outputs are averaged.", 1, panel=ADVANCED, least=1)
+    draws: int = option("Bootstrap draws, over cases.", 1000, rare=True)
+    instances: int = option("Sample this many patches per slide; 0 uses all.", 0, ge=0, rare=True)
+    repetitions: int = option("How often to sample; outputs are averaged.", 1, ge=1, rare=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_sampling(self) -> Self:
         if self.repetitions > 1 and not self.instances:
             must = "1, or more with `instances` to draw"
             raise bad_parameter("repetitions", "predict", must, self.repetitions)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class TileRequest(RunRequest):
     """Lay patches on the tissue of slides: corners in TRIDENT's layout, outlines, overview pictures."""
 
@@ -434,33 +369,24 @@ class TileRequest(RunRequest):
     size: int = option("Patch size in pixels.", 256, decides=True)
     mpp: float = option("Microns per pixel of a patch.", 0.5, decides=True)
     overlap: int = option("Pixels that neighbouring patches share.", 0, decides=True)
-    magnification: float | None = option(
-        "Magnification instead of mpp: 20 is 0.5 µm/px, 40 is 0.25.", None, decides=True
-    )
     slide_mpp: float | None = option("Microns per level-0 pixel, for slides that do not store it.", None)
-    min_tissue: float = option("Minimum share of tissue in a patch.", 0.25, panel=ADVANCED, decides=True)
-    min_std: float = option(
-        "Minimum standard deviation of a patch's grey values.", 8.0, panel=ADVANCED, decides=True
-    )
-    drop: tuple[str, ...] = option(
+    min_tissue: float = option("Minimum share of tissue in a patch.", 0.25, decides=True)
+    drop: tuple[Literal["pen", "fold", "blur", "coverslip"], ...] = option(
         "Leave out patches with any of pen, fold, blur, coverslip (its edge); or 'none'.",
-        ("pen",), panel=ADVANCED, choices=("pen", "fold", "blur", "coverslip"), decides=True,
-    )  # fmt: skip
+        ("pen",),
+        decides=True,
+    )
+    magnification: float | None = option(
+        "Magnification instead of mpp: 20 is 0.5 µm/px, 40 is 0.25.", None, decides=True, rare=True
+    )
+    min_std: float = option(
+        "Minimum standard deviation of a patch's grey values.", 8.0, decides=True, rare=True
+    )
     keep_edge: bool = option(
-        "Also take patches over the slide's right and lower border.", False, panel=ADVANCED, decides=True
+        "Also take patches over the slide's right and lower border.", False, decides=True, rare=True
     )
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert old options: one list says what patches may not show."""
-        kinds = {"pen": False, "fold": True, "blur": True, "coverslip": True}  # old defaults of keeping them
-        old = {kind: pop_old(values, kind, 'pass drop=["pen", ...].') for kind in kinds}
-        if any(keep is not None for keep in old.values()):
-            values["drop"] = [k for k, keep in kinds.items() if not (keep if old[k] is None else old[k])]
-        return super().upgrade(values)
 
-
-@dataclass(frozen=True, kw_only=True)
 class EmbedRequest(DeviceRequest):
     """Encode the patches of slides; features in TRIDENT's layout, one file per slide."""
 
@@ -475,53 +401,37 @@ class EmbedRequest(DeviceRequest):
     weights: Path | None = option(
         "Weights (a state dict) to use instead of the published ones.", None, panel=INPUT
     )
-    precision: str = option("float32, float16, bfloat16; auto is float16 on a GPU.", "auto", panel=COMPUTE)
-    batch: int = option("Patches encoded at once.", 64, panel=COMPUTE, least=1)
+    random: bool = option("Use an untrained encoder, for testing.", False, panel=INPUT)
+    batch: int = option("Patches encoded at once.", 64, panel=COMPUTE, ge=1)
+    precision: str = option("float32, float16, bfloat16; auto is float16 on a GPU.", "auto", rare=True)
     readers: int = option(
         "Processes that read and decode; 0: threads instead; -1: one per core for a GPU, threads for a CPU.",
-        -1, panel=COMPUTE,
-    )  # fmt: skip
+        -1,
+        rare=True,
+    )
     compile: bool = option(
-        "Compile the network: quicker on a GPU; the last digits of features differ.", False, panel=COMPUTE
+        "Compile the network: quicker on a GPU; the last digits of features differ.", False, rare=True
     )
-    stain_norm: bool = option(
-        "Normalise each slide's stains to a reference (Macenko).", False, panel=ADVANCED
-    )
+    stain_norm: bool = option("Normalise each slide's stains to a reference (Macenko).", False, rare=True)
     input_size: int | None = option(
-        "Input size of the encoder in pixels, instead of its own.", None, panel=ADVANCED
+        "Input size of the encoder in pixels, instead of its own.", None, rare=True
     )
     normalise: tuple[float, ...] | None = option(
         "Six numbers that replace the encoder's own: mean, then standard deviation, of red, green and blue.",
-        None, panel=ADVANCED, parse=parse_numbers,
-    )  # fmt: skip
-    patch_px: int | None = option(
-        "Patch size in pixels, if the file does not store it.", None, panel=ADVANCED
+        None,
+        rare=True,
     )
-    random: bool = option("Use an untrained encoder, for testing.", False, panel=ADVANCED)
+    patch_px: int | None = option("Patch size in pixels, if the file does not store it.", None, rare=True)
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert old options: mean and std are one option, and threads follow the cores."""
-        pop_old(values, "threads", "there are as many as cores, at most 16.")
-        pop_old(values, "decode", "JPEG tiles are decoded by the CPU.")
-        values["readers"] = -1 if values.get("readers") is None else values["readers"]
-        mean = pop_old(values, "mean", "pass normalise=[*mean, *std].")
-        std = pop_old(values, "std", "pass normalise=[*mean, *std].")
-        if (mean is None) != (std is None):
-            raise InputError("mean= and std= go together: pass normalise=[*mean, *std].")
-        if mean is not None:
-            values["normalise"] = [*mean, *std]
-        return super().upgrade(values)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_normalise(self) -> Self:
         if self.normalise is not None and len(self.normalise) != 6:
             raise bad_parameter(
                 "normalise", "embed", "six numbers: mean and std of each colour", self.normalise
             )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class DrawRequest(RunRequest):
     """Draw each slide's scores: overlays, panels, patch sheets; GeoJSON, OME-TIFF, tables."""
 
@@ -531,82 +441,56 @@ class DrawRequest(RunRequest):
     names: tuple[str, ...] = option("Draw only these slides.", (), panel=INPUT)
     methods: tuple[str, ...] = option("Draw only these methods, in this order.", (), panel=INPUT)
     target: tuple[str, ...] = option("Use only these explained classes, or 'predicted'.", (), panel=INPUT)
+    mpp: float | None = option("Microns per level-0 pixel, if no file stores it.", None, panel=INPUT)
+    patch_size: int | None = option("Patch edge in level-0 pixels, if unknown.", None, panel=INPUT)
     pictures: tuple[str, ...] = option(
         "Any of panel, overlay, side, patches, map; 'none' for exports alone.", PICTURES, panel=OUTPUT
     )
     to: tuple[str, ...] = option(
         "Any of png, pdf, svg (pictures), geojson (QuPath), scores and colours (OME-TIFF), csv, parquet.",
-        WRITTEN, panel=OUTPUT,
-    )  # fmt: skip
-    clip: str = option(
-        "End of the colour scale: whiskers (1.5 IQR), none, or a percentile such as 99.", "whiskers",
+        WRITTEN,
         panel=OUTPUT,
-    )  # fmt: skip
-    scale: str = option(
-        "slide: a colour scale per slide; cohort: one scale for all slides.", "slide", panel=OUTPUT,
-        choices=("slide", "cohort"),
-    )  # fmt: skip
-    alpha: float = option("Opacity of the colours over the slide, 0 to 1.", 0.5, panel=ADVANCED)
-    tissue: str = option("Show the slide under the colours in grey or colour.", "grey", panel=ADVANCED)
-    size: int = option("Pixels of a picture's longer edge.", 1200, panel=ADVANCED, least=1)
-    region: tuple[float, ...] | None = option(
-        "Zoom: x,y,width,height in level-0 pixels.", None, panel=ADVANCED, parse=parse_numbers
     )
-    top: int = option("Number of highest and lowest patches on a sheet.", 8, panel=ADVANCED)
+    clip: str = option(
+        "End of the colour scale: whiskers (1.5 IQR), none, or a percentile such as 99.",
+        "whiskers",
+        panel=OUTPUT,
+    )
+    scale: Literal["slide", "cohort"] = option(
+        "slide: a colour scale per slide; cohort: one scale for all slides.", "slide", panel=OUTPUT
+    )
+    alpha: float = option("Opacity of the colours over the slide, 0 to 1.", 0.5, ge=0, le=1, rare=True)
+    tissue: str = option("Show the slide under the colours in grey or colour.", "grey", rare=True)
+    size: int = option("Pixels of a picture's longer edge.", 1200, ge=1, rare=True)
+    region: tuple[float, ...] | None = option("Zoom: x,y,width,height in level-0 pixels.", None, rare=True)
+    top: int = option("Number of highest and lowest patches on a sheet.", 8, rare=True)
     pairs: int = option(
         "Largest number of lines between patches that act together, if the run has interactions.",
         30,
-        panel=ADVANCED,
-        least=0,
+        ge=0,
+        rare=True,
     )
-    mpp: float | None = option("Microns per level-0 pixel, if no file stores it.", None, panel=INPUT)
-    patch_size: int | None = option("Patch edge in level-0 pixels, if unknown.", None, panel=INPUT)
     frame: str = option(
-        "Origin of exported coordinates: the scanned bounds, as in QuPath, or level0.",
-        "bounds",
-        panel=ADVANCED,
+        "Origin of exported coordinates: the scanned bounds, as in QuPath, or level0.", "bounds", rare=True
     )
     downsample: int | None = option(
-        "Level-0 pixels per OME-TIFF pixel; by default 1 unless the slide is very wide.", None, panel=ADVANCED
+        "Level-0 pixels per OME-TIFF pixel; by default 1 unless the slide is very wide.", None, rare=True
     )
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert old options: looks are options of their own, and `to` names all files."""
-        look = pop_old(values, "look", "pass clip=, alpha=, size= and the like by themselves.")
-        if look is not None:
-            own = field_types(cls)
-            values = {**{name: value for name, value in vars(look).items() if name in own}, **values}
-        formats = pop_old(values, "formats", 'pass to=["png", "geojson"].')
-        exports = pop_old(values, "exports", 'pass to=["png", "geojson"].')
-        if formats is not None or exports is not None:
-            several = [("png",) if formats is None else formats, ("geojson",) if exports is None else exports]
-            values["to"] = [one for few in several for one in ([few] if isinstance(few, str) else few)]
-        percentile = (
-            values.pop("percentile", 99.0)
-            if look is not None
-            else pop_old(values, "percentile", "pass it as clip='99'.")
-        )
-        if values.get("clip") == "percentile":
-            values["clip"] = f"{99 if percentile is None else percentile:g}"
-        return super().upgrade(values)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_look(self) -> Self:
         try:
-            clips = self.clip in ("whiskers", "none") or 50 < float(self.clip) <= 100
+            is_scale = self.clip in ("whiskers", "none") or 50 < float(self.clip) <= 100
         except ValueError:
-            clips = False
-        if not clips:
+            is_scale = False
+        if not is_scale:
             must = "whiskers, none, or a percentile above 50, up to 100"
             raise bad_parameter("clip", "heatmap", must, self.clip)
-        if not 0 <= self.alpha <= 1:
-            raise bad_parameter("alpha", "heatmap", "a number in the range [0, 1]", self.alpha)
         if self.region is not None and len(self.region) != 4:
             raise bad_parameter("region", "heatmap", "x,y,width,height in level-0 pixels", self.region)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportRequest(Request):
     """Write each slide's scores for QuPath, ASAP, DICOM, OME-Zarr, SpatialData and tables."""
 
@@ -624,15 +508,12 @@ class ExportRequest(Request):
     mpp: float | None = option("Microns per level-0 pixel, if no file stores it.", None)
     patch_size: int | None = option("Patch edge in level-0 pixels, if unknown.", None)
     restart: bool = option("Write existing files again.", False)
-    follow_links: bool = option(
-        "Follow links in input folders; links that are not followed are reported.", True
-    )
+    follow_links: bool = option(FOLLOW_LINKS, True)
 
 
 INSIDE_MAPS = ("turned", "tokens", "lrp", "occlusion", "shifted")
 
 
-@dataclass(frozen=True, kw_only=True)
 class InsideRequest(DeviceRequest):
     """Map where inside the strongest patches their scores come from; sheets and tiles for QuPath."""
 
@@ -643,31 +524,24 @@ class InsideRequest(DeviceRequest):
     model: Any = option(
         "The run's checkpoint, or your own network as module:function, if no relevance vectors are "
         "stored; by default the checkpoint that the run names.",
-        None, panel=INPUT,
-    )  # fmt: skip
+        None,
+        panel=INPUT,
+    )
     features: Path | None = option(
         "Feature files; without them and without vectors, patches are encoded again.", None, panel=INPUT
     )
+    random: bool = option("Use an untrained encoder, for testing.", False, panel=INPUT)
     out: Path | None = option("Folder for the maps; RUN/inside by default.", None, panel=OUTPUT)
     patches: int = option("Number of strongest patches per slide.", 16, panel=WHAT)
-    map: str = option(
-        f"{', '.join(INSIDE_MAPS[:-1])} or {INSIDE_MAPS[-1]}.", "turned", panel=WHAT, choices=INSIDE_MAPS
+    map: Literal["turned", "tokens", "lrp", "occlusion", "shifted"] = option(
+        "turned, tokens, lrp, occlusion or shifted.", "turned", panel=WHAT
     )
     target: str | None = option("Explained class, if the run has several.", None, panel=WHAT)
-    patch_px: int | None = option("Patch size in pixels, as given to the encoder.", None, panel=INPUT)
-    format: str = option("Layout of the feature files, if it cannot be recognised.", "auto", panel=INPUT)
-    random: bool = option("Use an untrained encoder, for testing.", False, panel=ADVANCED)
-    tiff: bool = option("Write the maps as OME-TIFF as well.", False, panel=OUTPUT)
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert an old option: `method` is now `map`."""
-        if (kind := pop_old(values, "method", "pass map=.")) is not None:
-            values["map"] = kind
-        return super().upgrade(values)
+    patch_px: int | None = option("Patch size in pixels, as given to the encoder.", None, rare=True)
+    format: str = option("Layout of the feature files, if it cannot be recognised.", "auto", rare=True)
+    tiff: bool = option("Write the maps as OME-TIFF as well.", False, rare=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class StudyRequest(Request):
     """Make a reading study from runs and a plan: cases, arms, an order for each reader."""
 
@@ -679,7 +553,6 @@ class StudyRequest(Request):
     out: Path = option("Folder for the study; it must not exist yet.", panel=OUTPUT)
 
 
-@dataclass(frozen=True, kw_only=True)
 class StudyReportRequest(Request):
     """Write what the readers of a study found: one HTML page, and tables for R."""
 
@@ -687,7 +560,6 @@ class StudyReportRequest(Request):
     out: Path | None = option("Folder for the report; STUDY/report by default.", None, panel=OUTPUT)
 
 
-@dataclass(frozen=True, kw_only=True)
 class InsightRequest(RunRequest):
     """Find concepts, strategies, shortcuts and biomarkers over a run; write a report and a card."""
 
@@ -700,9 +572,6 @@ class InsightRequest(RunRequest):
     cohort: Path | None = option(
         "Table with labels and columns of acquisition (site, scanner, ...).", None, panel=INPUT
     )
-    slide_column: str | None = option(
-        "Column of the cohort that names the slides, if it is not found by its name.", None, panel=INPUT
-    )
     slides: Path | None = option(
         "Folder of slides, for image properties of patches and examples in the report.", None, panel=INPUT
     )
@@ -712,24 +581,78 @@ class InsightRequest(RunRequest):
         None,
         panel=INPUT,
     )
-    out: Path | None = option("Folder for the findings; RUN/insight by default.", None, panel=OUTPUT)
-    method: str = option("The method whose explanations are analysed.", "lrp", panel=WHAT, flag="--methods")
-    target: str | None = option("Explained class, if the run has several.", None, panel=WHAT)
-    label: str = option("Label column; it is an outcome and never tested as a cause.", "label", panel=WHAT)
-    concepts: int = option("Size of the dictionary.", 20, panel=WHAT)
-    dictionary: str = option("kmeans, nmf (features >= 0) or topk.", "kmeans", panel=WHAT)
-    causes: tuple[str, ...] = option("Columns to test, or all.", (), panel=WHAT)
     beside: tuple[Path, ...] = option("Further runs of the same slides (folds, seeds).", (), panel=INPUT)
     evaluated: Path | None = option(
         "Run of `xmil evaluate`, for certificates in the card and the album.", None, panel=INPUT
     )
-    album: bool = option("Write album.pdf, one page per slide.", False, panel=OUTPUT)
     regions: Path | None = option(
         "Folder of annotations, SLIDE.geojson; biomarkers within them are added.", None, panel=INPUT
     )
-    within: tuple[str, ...] = option("Classes of annotations that make a region, or all.", (), panel=WHAT)
-    sanity: int = option(
-        "Slides for the card's sanity tests, with a model; 0 for none.", 10, panel=WHAT, least=0
+    method: str = option("The method whose explanations are analysed.", "lrp", panel=WHAT, flag="--methods")
+    target: str | None = option("Explained class, if the run has several.", None, panel=WHAT)
+    label: str = option("Label column; it is an outcome and never tested as a cause.", "label", panel=WHAT)
+    out: Path | None = option("Folder for the findings; RUN/insight by default.", None, panel=OUTPUT)
+    album: bool = option("Write album.pdf, one page per slide.", False, panel=OUTPUT)
+    slide_column: str | None = option(
+        "Column of the cohort that names the slides, if it is not found by its name.", None, rare=True
     )
-    seed: int = option("Seed for the sample, the dictionary and the tests.", 0, panel=COMPUTE, least=0)
-    format: str = option("Layout of the feature files, if it cannot be recognised.", "auto", panel=INPUT)
+    concepts: int = option("Size of the dictionary.", 20, rare=True)
+    dictionary: str = option("kmeans, nmf (features >= 0) or topk.", "kmeans", rare=True)
+    causes: tuple[str, ...] = option("Columns to test, or all.", (), rare=True)
+    within: tuple[str, ...] = option("Classes of annotations that make a region, or all.", (), rare=True)
+    sanity: int = option("Slides for the card's sanity tests, with a model; 0 for none.", 10, ge=0, rare=True)
+    seed: int = option("Seed for the sample, the dictionary and the tests.", 0, ge=0, rare=True)
+    format: str = option("Layout of the feature files, if it cannot be recognised.", "auto", rare=True)
+
+
+class BenchRequest(Request):
+    """Score explanation methods and models on tasks whose answers are known."""
+
+    has_config: ClassVar[bool] = True
+    suite: tuple[str, ...] = option(
+        "evidence, tissue, confounder, faithfulness or all; or paper, for the paper's Table 1.", ()
+    )
+    methods: tuple[str, ...] = option(
+        "Rows: file.py:function, a Parquet file of scores, or a name such as lrp:paper.", ()
+    )
+    model: tuple[str, ...] = option("Models: file.py:builder, or a name; without any, the protocol's.", ())
+    quick: bool = option("Fewer bags and AttnMIL alone: minutes on a CPU.", False)
+    only: bool = option("Measure only the given methods and the controls, none of the package's own.", False)
+    task: tuple[str, ...] = option("Run only these tasks of the suites.", ())
+    repetitions: int | None = option("Models (or folds) per task.", None)
+    seed: int = option("Base seed of bags and models.", 0)
+    data: str = option(
+        "Digits: 'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.", "digits"
+    )
+    tissue: str = option("Class-labelled tissue images or a CAMELYON16 folder, instead of colon nuclei.", "")
+    encoder: str = option(
+        "Encoder of the tissue images, 'statistics' (of colours), or features (.npz).", "statistics"
+    )
+    device: str = option("cpu, cuda or cuda:N; auto takes a GPU if there is one.", "cpu", panel=COMPUTE)
+    minutes: float | None = option(
+        "Start nothing new after this many minutes; the next call continues.", None, panel=COMPUTE
+    )
+    out: Path = option(
+        "Folder for results; an interrupted run continues where it stopped.", Path("bench-out"), panel=OUTPUT
+    )
+    export: Path | None = option(
+        "Write bags and trained models to this folder, to be scored elsewhere.", None, panel=OUTPUT
+    )
+    compare: tuple[Path, Path] | None = option(
+        "Compare two folders of results, row by row, on the same bags.", None, panel=OUTPUT
+    )
+    patient: str = option(
+        "How to tell the patient of an image: a regular expression for its file name, or 'folder'.",
+        "",
+        rare=True,
+    )
+    classes: tuple[str, ...] = option(
+        "The tissue class to detect, and the one that is evidence against it.", (), rare=True
+    )
+    digit_encoder: str = option("Encoder that turns images of digits into features.", "pixels", rare=True)
+    bags: tuple[int, ...] = option("Numbers of training, validation and test bags of digits.", (), rare=True)
+    epochs: int | None = option("Most epochs, instead of the paper's.", None, ge=1, rare=True)
+    released: bool = option(
+        "Draw digits and bags as the paper's released code does, shared by all.", False, rare=True
+    )
+    plots: bool = option("Draw bar plots and example bags of --suite paper.", True, rare=True)

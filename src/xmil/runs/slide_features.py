@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, name_parameters
 from xmil.core.request import Verb
 from xmil.core.text import bare_name
 from xmil.data import read_cohort
@@ -48,11 +48,11 @@ class Stage(Listener):
 
     def say(self, sentence: str) -> None:
         """Pass the message on, with the parameters of `xmil explain`."""
-        self.listener.say(as_of_explain(sentence))
+        self.listener.say(for_explain(sentence))
 
     def failures(self, failed: Mapping[str, str]) -> None:
         """Collect failures, which the run that explains reports with its own."""
-        self.failed = {name: as_of_explain(why) for name, why in failed.items()}
+        self.failed = {name: for_explain(why) for name, why in failed.items()}
 
     def run(self, verb: Verb[Run], request: TileRequest | EmbedRequest) -> Run:
         """Run the step; if every slide fails, report each reason."""
@@ -60,18 +60,25 @@ class Stage(Listener):
             return verb.run(request, listener=self)
         except InputError as error:
             self.listener.failures(self.failed)
-            raise InputError(as_of_explain(str(error))) from None
+            raise InputError(for_explain(str(error)), parameter=error.parameter) from None
 
 
-def as_of_explain(sentence: str) -> str:
-    """Translate a message of `xmil tile` to the parameters of `xmil explain`, which has no `drop`.
+NAMES_IN_EXPLAIN = {"slide_mpp": "mpp", "mpp": "tile_mpp", "size": "tile_size"}  # of options of tiling
 
-    >>> as_of_explain("a.svs: stores no microns per pixel; pass slide_mpp=.")
-    'a.svs: stores no microns per pixel; pass mpp=.'
+
+def for_explain(sentence: str) -> str:
+    """Name the options of tiling and encoding as `explain` does.
+
+    >>> for_explain("a.svs: stores no microns per pixel; pass `slide_mpp=`.")
+    'a.svs: stores no microns per pixel; pass `mpp=`.'
     """
-    for advice in ("; drop=none keeps them", "; keep them with drop=none"):
-        sentence = sentence.replace(advice, "")
-    return sentence.replace("slide_mpp=", "mpp=")
+
+    def say(name: str, value: str) -> str:
+        if name == "drop":  # an option of tiling alone
+            return f"xmil tile and its drop={value}"
+        return f"`{NAMES_IN_EXPLAIN.get(name, name)}={value}`"
+
+    return name_parameters(sentence, say)
 
 
 def make_features(
@@ -92,9 +99,9 @@ def make_features(
         embed_slides, EmbedRequest(tiles=tiles, out=features, device=request.device, **encoding, **shared)
     )
     failed = {**tiled.failed, **encoded.failed}
-    refused = {name: as_of_explain(why) for name, why in failed.items() if name in listing.slides}
+    refused = {name: for_explain(why) for name, why in failed.items() if name in listing.slides}
     names = frozenset(listing.slides) - refused.keys()
-    request = replace(request, features=features, mpp=None)  # the features store it
+    request = request.replace(features=features, mpp=None)  # the features store it
     return SlideFeatures(request, names, {**listing.twice, **refused})
 
 
@@ -183,7 +190,7 @@ def list_unrecorded(facts: Mapping[str, Any], width: int | None = None) -> dict[
 def _missing_error(request: ExplainRequest, missing: Mapping[str, Unrecorded]) -> str:
     """Write the error for facts that neither model nor request has, with a command that adds them."""
     is_named = all(isinstance(model, str | Path) for model in request.model)
-    request = request if is_named else replace(request, model=("MODEL",))
+    request = request if is_named else request.replace(model=("MODEL",))
     words = ["xmil", "explain", *request.words(*missing)]
     words += [word for name in missing for word in (f"--{name.replace('_', '-')}", missing[name].example)]
     *first, last = [fact.words for fact in missing.values()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Annotated, Any, Literal
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from xmil.core.errors import FileError, InputError, check_names
 from xmil.core.task import TASKS
-from xmil.core.text import read_toml
+from xmil.core.text import parse_toml_value, read_toml
 
 MOST_MODELS = 100_000  # in one run; more are a typo
 Whole = Annotated[int, Field(ge=1)]
@@ -225,7 +224,7 @@ def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Confi
         key, equals, text = change.partition("=")
         if not equals or not key.strip():
             raise InputError(f"A change must have the form train.epochs=50. Got {change!r} instead.")
-        content = changed(content, key.strip(), parse_value(text.strip()))
+        content = changed(content, key.strip(), parse_toml_value(text.strip()))
     return make_config(content, source=str(path))
 
 
@@ -360,18 +359,6 @@ def dumps(content: Mapping[str, Any]) -> str:
             lines = [f"[{_key(name)}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items())]
             parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
-
-
-def parse_value(text: str) -> Any:
-    """Parse a TOML value; anything else is text, so that quotes are optional.
-
-    >>> parse_value("1e-3"), parse_value("adam"), parse_value("[1, 2]"), parse_value("true")
-    (0.001, 'adam', [1, 2], True)
-    """
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except (ValueError, RecursionError):
-        return text
 
 
 def _key(name: str) -> str:
