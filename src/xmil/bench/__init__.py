@@ -109,6 +109,6 @@ __all__ = [
     "kendall", "label_of", "lesions_of", "load_instances", "measure", "measured_on", "method_entry",
     "model_entry", "notes", "nuclei", "page_of", "paper_figure", "places", "probabilities", "project",
     "read_asap", "read_idx", "read_settings", "read_stack", "read_tissue", "rows_of", "score_bags",
-    "settings_of", "sklearn_images", "stack_sets", "statistics", "summarise", "tissue_problems", "train_stacked",
-    "verdict_of", "weak_spots", "with_variants", "write_report", "write_rows",
+    "settings_of", "sklearn_images", "stack_sets", "statistics", "summarise", "tissue_problems",
+    "train_stacked", "verdict_of", "weak_spots", "with_variants", "write_report", "write_rows",
 ]  # fmt: skip

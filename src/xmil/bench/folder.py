@@ -91,7 +91,7 @@ class Unit:
         if stored is not None and stored["checksum"] != facts["checksum"]:
             raise InputError(
                 f"{self.path.name}: the test bags of repetition {repetition} have changed since the "
-                "measurement (their checksum differs); choose another out=, or restore the data."
+                "measurement (their checksum differs); choose another `out=`, or restore the data."
             )
         self.facts[repetition] = facts
 
@@ -165,7 +165,7 @@ class Folder:
             return fresh
         raise InputError(
             f"{path}: has other settings ({', '.join(changed) or 'measures'}); "
-            "choose another out=, or delete the file."
+            "choose another `out=`, or delete the file."
         )
 
     def units(self) -> list[Unit]:

@@ -127,7 +127,7 @@ class ListedProblem(Problem):
         """The bags of a split as one block if all have one length, else one block each."""
         if repetition >= len(self.splits):
             raise InputError(
-                f"{self.title} has only {len(self.splits)} repetitions; choose fewer with repetitions=."
+                f"{self.title} has only {len(self.splits)} repetitions; choose fewer with `repetitions=`."
             )
         bags = [self.bag(int(i)) for i in self.splits[repetition][split]]
         if self.scaled:

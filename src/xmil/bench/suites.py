@@ -137,7 +137,7 @@ SUITES = {
             lambda plan: choose_tissue(plan, **plan.tissue),
             (*TRUTH, *LESIONS),
             grade_tissue,
-            absent="no colon images in XMIL_DATA and no tissue=; see the documentation for downloads.",
+            absent="no colon images in XMIL_DATA and no `tissue=`; see the documentation for downloads.",
         ),
         Suite(
             "confounder",

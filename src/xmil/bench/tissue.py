@@ -157,7 +157,7 @@ def _list_images(source: Path, patient: str) -> list[tuple[Path, str, str]]:
     if not patient:
         raise InputError(
             f"{source}: unknown patients. Name them in images.csv (path, class, patient), "
-            "or pass patient=, a regular expression for the file name, or 'folder'."
+            "or pass `patient=`, a regular expression for the file name, or 'folder'."
         )
     if patient == TOP_FOLDER:
         return [(path, path.parent.name, path.parent.parent.name) for path in files]

@@ -29,10 +29,10 @@ CONVENTIONS: dict[str, str] = {
     "unknown": "coordinates of an unknown unit",
 }
 _WAY_OUT: dict[str, str] = {
-    "px": "the patch edge is unknown; pass patch_size= (level-0 pixels)",
-    "um": "coordinates are in microns; pass the slide's mpp=",
-    "px-centre": "coordinates are tile centres; pass the slide's mpp= or patch_size= (level-0 pixels)",
-    "px-read": "the reading resolution is not stored; pass patch_size= (the patch edge in level-0 pixels)",
+    "px": "the patch edge is unknown; pass `patch_size=` (level-0 pixels)",
+    "um": "coordinates are in microns; pass the slide's `mpp=`",
+    "px-centre": "coordinates are tile centres; pass the slide's `mpp=` or `patch_size=` (level-0 pixels)",
+    "px-read": "the reading resolution is not stored; pass `patch_size=` (the patch edge in level-0 pixels)",
     "unknown": "the unit of the stored coordinates is unknown; write the bag again with level-0 coordinates",
 }
 _FAR = 2.0**40  # no slide has more pixels on an edge; larger values mean a damaged file

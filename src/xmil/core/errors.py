@@ -211,11 +211,11 @@ def refused(error: OSError) -> str | None:
     return f"{os.fsdecode(error.filename)}: cannot be used ({error.strerror}); {_CHECK}"
 
 
-def not_made(folder: StrPath, error: OSError, option: str = "out=") -> str:
+def not_made(folder: StrPath, error: OSError, option: str = "`out=`") -> str:
     """Say why a folder for results could not be made, and the way out.
 
     >>> print(not_made("/dev/null/run", NotADirectoryError(20, "Not a directory")))
-    /dev/null/run: cannot be made (/dev/null is not a folder); choose another out=.
+    /dev/null/run: cannot be made (/dev/null is not a folder); choose another `out=`.
     """
     place = Path(folder)
     blocker = next((p for p in (place, *place.parents) if os.path.lexists(p) and not p.is_dir()), None)

@@ -194,7 +194,7 @@ class Explanation(Placed):
             raise InputError(
                 "Standard errors are unknown here: every sub-bag that holds a patch holds the same others."
                 if self.params.get("contexts") is not None
-                else f"The scores of {self.method!r} have no standard errors; take contexts=24, or 'shapley'."
+                else f"The scores of {self.method!r} have no standard errors; pass `contexts=24`."
             )
         if self.params.get("contexts") is not None:  # the least number of sub-bags per score
             keep = self.params.get("keep", 0.5)

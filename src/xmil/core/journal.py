@@ -44,7 +44,7 @@ def owning_run(path: Path) -> Path | None:
         if owns and link is not None:
             raise WriteError(
                 f"{link}: a link inside the run {folder}; results are not written through links. Remove "
-                "it, or choose another out=."
+                "it, or choose another `out=`."
             )
         innermost = innermost or (folder if owns else None)
         if os.path.islink(folder) and folder != place:

@@ -74,7 +74,7 @@ def open_bag(
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise FileError(
             f"{path}: damaged or in another layout ({reason}); copy or extract it again, or name its "
-            "layout with format=."
+            "layout with `format=`."
         ) from error
 
 
@@ -195,7 +195,7 @@ def _agreed_label(name: str, labels: Sequence[Any]) -> Any:
     if len(distinct) > 1:
         raise InputError(
             f"The slides of case {name!r} have several labels ({distinct}), but a case has one. Correct "
-            "the table, or use one bag per slide with by='slide'."
+            "the table, or use one bag per slide with `by='slide'`."
         )
     return distinct[0] if distinct else None
 

@@ -230,10 +230,10 @@ def cohort_of(table: Table, path: Path, slide_column: str | None = None) -> Coho
     columns, names = _renamed(table, slide_column)
     if SLIDE not in columns:
         by_case = CASE in columns and SPLIT in columns
-        paper = " A split by case, as in the paper, also needs metadata=." if by_case else ""
+        paper = " A split by case, as in the paper, also needs `metadata=`." if by_case else ""
         raise FileError(
             f"{path}: no column has a known name for slides ('slide_id', 'filename', 'image', ...). Found: "
-            f"{', '.join(table)}. Name it with slide_column=.{paper}"
+            f"{', '.join(table)}. Name it with `slide_column=`.{paper}"
         )
     note = () if CASE in columns else ("no case_id: each slide is a case of its own",)
     return Cohort(columns, path, (*_taken(names), *note), names)

@@ -39,7 +39,7 @@ class JoinReport:
             "slides without features": self.without_features,
             "feature files without a row": self.without_row,
             "slides with several files, of which the first was used": self.doubled,
-            "links not followed (out of the folder, or to a device; see follow_links=)": self.not_followed,
+            "links not followed (out of the folder, or to a device; see `follow_links=`)": self.not_followed,
         }
         parts = [f"{len(names)} {what}: {shorten(names, 5)}" for what, names in mismatches.items() if names]
         return "; ".join([f"{counted(self.matched, 'slide')} matched", *parts]) + "."
@@ -112,7 +112,7 @@ def _named(cell: str, folder: Path, *, follow_links: bool) -> Path | None:
     if not follow_links and not path.is_absolute() and full.exists() and not is_inside(full, folder):
         raise InputError(
             f"The path {cell!r} in the cohort is a link out of {folder}; name its target, or pass "
-            "follow_links=True."
+            "`follow_links=True`."
         )
     return full if full.exists() else None
 
@@ -183,7 +183,7 @@ def only_folder(path: Path) -> Path | None:
 def check_feature_files(files: Sequence[Path], folder: StrPath, links: Sequence[Path] = ()) -> None:
     """Refuse a folder without feature files, with the one that may be meant."""
     if not files:
-        unread = f" ({len(links)} links not followed; see follow_links=)" if links else ""
+        unread = f" ({len(links)} links not followed; see `follow_links=`)" if links else ""
         raise InputError(f"{folder}: no feature files in this folder{unread}; {folder_advice(Path(folder))}.")
 
 
@@ -193,10 +193,10 @@ def folder_advice(path: Path) -> str:
     if not folders:
         return "name the folder that holds them"
     if (folder := only_folder(path)) is not None:
-        return f"use features={str(folder)!r}"
+        return f"use `features={str(folder)!r}`"
     options = [f"{f.path} ({counted(f.files, 'file')})" for f in folders if f.has_features]
     options = options or [f"{f.path} ({counted(f.files, 'file')}, without features)" for f in folders]
-    return f"use features= with one of {shorten(options, SHOWN)}"
+    return f"use `features=` with one of {shorten(options, SHOWN)}"
 
 
 def is_features(path: Path) -> bool:

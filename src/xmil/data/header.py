@@ -162,7 +162,7 @@ def place(
     except InputError as error:
         raise FileError(f"{header.path}: {error}") from None
     if unit == "px" and edge and ask.patch_size not in (None, round(edge)):
-        inferred = (*inferred, f"patch edge {ask.patch_size} from patch_size=; the file has {edge:g}")
+        inferred = (*inferred, f"patch edge {ask.patch_size} from `patch_size=`; the file has {edge:g}")
     return replace(header, patches=patches, inferred=(*inferred, *patches.notes))
 
 

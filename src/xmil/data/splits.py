@@ -113,7 +113,7 @@ def _by_site(
     home: dict[str, str] = {}
     for case, site in zip(cohort.cases, cohort.column(sites), strict=True):
         if site is None:
-            raise InputError(f"Case {case!r} has no {sites}; fill it in, or split without sites=.")
+            raise InputError(f"Case {case!r} has no {sites}; fill it in, or split without `sites=`.")
         if home.setdefault(case, site) != site:
             raise InputError(f"Case {case!r} has two sites, {home[case]!r} and {site!r}; correct the table.")
     counts: dict[str, Counter[str]] = {}  # of labels, by site

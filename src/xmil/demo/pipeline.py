@@ -241,9 +241,9 @@ def claim_folder(out: Path, **about: object) -> None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else about
     except (OSError, ValueError) as error:
-        raise InputError(f"{out}: cannot be read ({error}); choose another out=.") from None
+        raise InputError(f"{out}: cannot be read ({error}); choose another `out=`.") from None
     if stored != about:
-        raise InputError(f"{out}: has a demonstration with other settings; choose another out=.")
+        raise InputError(f"{out}: has a demonstration with other settings; choose another `out=`.")
     write_text(path, json.dumps(about, indent=1) + "\n")
 
 

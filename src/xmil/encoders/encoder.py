@@ -137,7 +137,7 @@ def make_encoder(
 def compile_encoder(encoder: Encoder) -> Encoder:
     """Compile the network of an encoder, for batches of one size, channels last."""
     if not isinstance(encoder.network, nn.Module) or isinstance(encoder.network, torch.jit.ScriptModule):
-        raise InputError(f"The encoder {encoder.name!r} is not a torch network; leave out compile=True.")
+        raise InputError(f"The encoder {encoder.name!r} is not a torch network; leave out `compile=True`.")
     network = encoder.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     compiled = torch.compile(network, dynamic=False)
     about = {**encoder.about, "compiled": True}

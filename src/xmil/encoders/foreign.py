@@ -34,7 +34,7 @@ def load_script(path: Path, device: str) -> tuple[Any, Transform]:
             module = torch.jit.load(str(path), map_location=device)
     except (RuntimeError, ValueError, OSError) as error:
         raise FileError(
-            f"{path}: not a TorchScript file ({one_line(error)}); pass a state dict as weights=."
+            f"{path}: not a TorchScript file ({one_line(error)}); pass a state dict as `weights=`."
         ) from None
     return module.eval(), Transform()
 
@@ -49,7 +49,7 @@ def load_onnx(path: Path, device: str) -> tuple[OnnxNetwork, Transform]:
     if device.startswith("cuda"):
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise InputError(
-                "This onnxruntime cannot use a GPU; install onnxruntime-gpu, or pass device='cpu'."
+                "This onnxruntime cannot use a GPU; install onnxruntime-gpu, or pass `device='cpu'`."
             )
         kinds = ["CUDAExecutionProvider", *kinds]
     options = onnxruntime.SessionOptions()
@@ -129,7 +129,7 @@ def download_state(name: str, url: str) -> dict[str, Tensor]:
     except Exception as error:  # network, hash, disk
         raise FileError(
             f"The weights of {name} cannot be downloaded ({one_line(error)}); download {url} elsewhere and "
-            "pass weights=."
+            "pass `weights=`."
         ) from None
 
 

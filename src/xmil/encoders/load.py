@@ -30,7 +30,7 @@ from xmil.nn.images import CTransPath, ResNet, load_ctranspath, load_resnet
 
 SCRIPTS = (".pt", ".pth", ".ts", ".jit", ".torchscript")
 PREFIXES = ("hf-hub:", "hf_hub:", "local-dir:")  # timm's
-NO_WEIGHTS = "CTransPath's weights come from its authors; get them there and pass weights='ctranspath.pth'."
+NO_WEIGHTS = "CTransPath's weights come from its authors; get them there and pass `weights='ctranspath.pth'`."
 ALIASES = {  # names in TRIDENT, STAMP and CLAM, only letters and digits
     "univ1": "uni",
     "univ2": "uni2-h",
@@ -117,7 +117,9 @@ def load_encoder(
     changed = {key: value for key, value in overrides.items() if value is not None}
     if changed:
         if not isinstance(transform, Transform):
-            raise InputError(f"The encoder {name!r} has its own transform; leave out size=, mean= and std=.")
+            raise InputError(
+                f"The encoder {name!r} has its own transform; leave out `size=`, `mean=` and `std=`."
+            )
         transform = replace(transform, **changed)
     path = file or Path(name)
     origin = f"{path.name}, sha256 {file_digest(path)}" if path.is_file() else f"published, {name}"
@@ -343,7 +345,7 @@ def _create(timm: Any, source: str | Recipe, *, pretrained: bool) -> Any:
     except Exception as error:  # the hub, the network, a licence to accept
         raise FileError(
             f"The encoder {name!r} cannot be fetched ({type(error).__name__}: {one_line(error)}); accept its "
-            "licence and log in to the hub, or download its weights and pass weights=."
+            "licence and log in to the hub, or download its weights and pass `weights=`."
         ) from None
 
 

@@ -39,7 +39,7 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {  # the first stays unless 
     "one_added": ("one_added", {}),
 }
 LEVEL, FEW_BETTER = 0.05, 0.05  # of the paired test; the gain required if cases are too few for it
-LITTLE = "one bag is little to choose by; pass some bags of the same kind as like="
+LITTLE = "one bag is little to choose by; pass some bags of the same kind as `like=`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,7 +324,7 @@ def explain(
     targets = None if isinstance(target, str) and target == ALL else [target]
     if method != AUTO:
         if like is not None:
-            raise InputError("like= is only for method='auto', which chooses the method by these bags.")
+            raise InputError("`like=` is only for `method='auto'`, which chooses the method by these bags.")
         explanations = explain_targets(model, bag, targets, method=method, **options, **params)
         return explanations if targets is None else explanations[0]
     model, bag = as_model(model), as_bag(bag)

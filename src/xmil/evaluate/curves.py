@@ -126,7 +126,7 @@ class Flips:
         elif target is ...:
             names = self.network.target_names(n_outputs) or range(n_outputs)
             raise InputError(
-                f"Bare scores do not say which target they explain; pass the Explanation, or target= "
+                f"Bare scores do not say which target they explain; pass the Explanation, or `target=` "
                 f"(one of {', '.join(map(str, names))}; None for the predicted class)."
             )
         question = Question([target], None, self.network, default="probability")
@@ -251,8 +251,8 @@ class Flips:
             check_same_bag(scores, self.bag)
             if scores.target != self.output.target:
                 raise InputError(
-                    f"The explanation is for the target {scores.target}, but target= is "
-                    f"{self.output.target}; leave target= out, or pass the explanation's scores to measure "
+                    f"The explanation is for the target {scores.target}, but `target=` is "
+                    f"{self.output.target}; leave `target=` out, or pass the explanation's scores to measure "
                     "them for another target."
                 )
             scores = scores.scores

@@ -501,7 +501,7 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
     if slides is not None and job.slide is None:
         raise InputError(
             f"{slides}: no slide named {job.slide_id!r} in this folder; put it there, or draw without "
-            "slides=."
+            "`slides=`."
         )
     if job.explanations.is_symlink():
         raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")

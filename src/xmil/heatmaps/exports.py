@@ -404,8 +404,8 @@ def _slide_header(request: Exported, canvas: Canvas, step: int) -> Any:
     e, mpp = request.explanations[0], request.mpp
     if mpp is None:
         raise InputError(
-            f"The slide {e.bag or ''} has no known mpp, which DICOM needs; pass mpp=, or slides= that store "
-            "it."
+            f"The slide {e.bag or ''} has no known mpp, which DICOM needs; pass `mpp=`, or `slides=` "
+            "that store it."
         )
     name, spacing = (e.bag or "slide")[:64], mpp * step / 1000  # mm
     width, height = canvas.size

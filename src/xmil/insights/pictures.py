@@ -199,4 +199,4 @@ def _certificate_text(evaluated: Run | None, slide: str, e: Explanation) -> str:
     if e.audit is not None:
         shares = {key: value for key, value in e.audit.as_dict().items() if value}
         audit = "Audit: " + ", ".join(f"{key} {number(value)}" for key, value in shares.items()) + ". "
-    return fill(f"{audit}No certificate: run xmil evaluate and give its folder as evaluated=.", LETTERS)
+    return fill(f"{audit}No certificate: run xmil evaluate and give its folder as `evaluated=`.", LETTERS)

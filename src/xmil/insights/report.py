@@ -272,7 +272,7 @@ def stability_sentence(agreement: Mapping[int, float]) -> str:
     measured = f"adjusted Rand index {agreement[size]:.2f} over {SEEDS} seeds; 1 is the same groups, 0 chance"
     if best == size and agreement[size] >= STABLE:
         return f"Other seeds group the patches into much the same {size} concepts ({measured})."
-    advice = f"{best} concepts stay the same ({agreement[best]:.2f}): try concepts={best}"
+    advice = f"{best} concepts stay the same ({agreement[best]:.2f}): try `concepts={best}`"
     if agreement[best] < STABLE:
         advice = f"no smaller number reaches {STABLE:g} either; {best} comes nearest ({agreement[best]:.2f})"
     return f"Other seeds group the patches differently into {size} concepts ({measured}); {advice}."

@@ -419,7 +419,7 @@ def _missing_cells(
     if len(unlabelled) == len(slides):
         notes.append(
             f"No slide has a {label!r}: shortcuts are tested over all slides together, so what goes with the "
-            "truth looks like one. Name the column of the truth with label=."
+            "truth looks like one. Name the column of the truth with `label=`."
         )
     elif unlabelled:
         who = _count(unlabelled, f" without a {label!r}")

@@ -171,7 +171,7 @@ def _write_notes(cohort: _Cohort, *, has_concepts: bool) -> list[str]:
     notes, results = [], cohort.results
     if len(targets := {str(result["target"]) for result in results}) > 1:
         notes.append(
-            f"Slides were explained for different targets ({', '.join(sorted(targets))}); name a target=."
+            f"Slides were explained for different targets ({', '.join(sorted(targets))}); name a `target=`."
         )
     if not has_concepts:
         notes.append("No relevance per feature is stored and no model was given: concepts were left out.")

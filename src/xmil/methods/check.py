@@ -51,7 +51,7 @@ def _check(
     if outputs[0] is None or outputs[1] is None:
         return _skipped(a, "the model does not run on half of the bag")
     high, low = (float(a.output(logits.double())) for logits in outputs if logits is not None)
-    advice = f"try method='{other}', or method='auto', which compares methods"
+    advice = f"try `method='{other}'`, or `method='auto'`, which compares methods"
     if low - high > MARGIN * max(abs(low), abs(high)):
         return _warned(
             a,

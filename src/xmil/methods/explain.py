@@ -257,7 +257,7 @@ def explain_contexts(
 ) -> Attributions:
     """Average a method with its `own` parameters over sub-bags; `contexts` are the parameters of `deal`."""
     if own.get("feature_level"):
-        raise InputError("Contexts average scores of patches; leave out feature_level=True.")
+        raise InputError("Contexts average scores of patches; leave out `feature_level=True`.")
     with torch.no_grad():
         logits = network(x)
     outputs = question.outputs(logits)

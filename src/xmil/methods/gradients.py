@@ -27,7 +27,7 @@ STEPS = 50  # default of integrated gradients
 WARNED_GAP, ROUNDING = 0.05, 1e-3  # of the change to explain, and of the output
 ALL_ZERO = (
     "Every score is zero: the output has no gradient at these patches, for example after a threshold or "
-    "with rounded weights. Compare with method='one_added' or method='single'."
+    "with rounded weights. Compare with `method='one_added'` or `method='single'`."
 )
 NO_DERIVATIVE = "WarnNotImplemented"  # torch's name for a step that it cannot differentiate, such as int8
 INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
@@ -145,8 +145,8 @@ def integrated_gradients(
         if gap > WARNED_GAP and abs(audit.other) > ROUNDING * max(abs(value), abs(constant)):
             notes["warnings"] += (
                 f"The audit stays open by more than {WARNED_GAP:.0%}: part of the output may have no "
-                "gradient (detached values, argmax). Take more steps, or compare with method='single' or "
-                "method='one_removed'.",
+                "gradient (detached values, argmax). Take more steps, or compare with "
+                "`method='single'` or `method='one_removed'`.",
             )
         attributions.append(Attribution(output, value, scores, audit, **notes))
     return Attributions(logits, attributions)

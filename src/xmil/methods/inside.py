@@ -225,8 +225,8 @@ def _find_weighting(
     notes = _compare(x[rows], now)
     if model is None or e.method != "lrp":
         raise UnsupportedError(
-            "Maps inside a patch need relevance per feature: explain with method='lrp' and "
-            "feature_level=True, or pass the model and an explanation of 'lrp'."
+            "Maps inside a patch need relevance per feature: explain with `method='lrp'` and "
+            "`feature_level=True`, or pass the model and an explanation of 'lrp'."
         )
     again = explain_again(model, x, e)
     shift, more = baseline_shift(again, x, background, width=now.shape[1])

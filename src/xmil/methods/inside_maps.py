@@ -31,7 +31,8 @@ GAMMA = 0.25  # for networks with batch norm
 LAYERS_AT_ONCE = 32  # with outputs in memory at the same time
 PREFIX = 8  # class and register tokens that may stand before the patch tokens
 NO_LAYER = (
-    "No layer of this encoder has a known spatial layout; name one with layer=, or use method='occlusion'."
+    "No layer of this encoder has a known spatial layout; name one with `layer=`, or use "
+    "`method='occlusion'`."
 )
 
 
@@ -126,7 +127,7 @@ class EncoderNetwork:
         """Return the module; refuse one whose operations are hidden."""
         if self.module is None or isinstance(self.module, torch.jit.ScriptModule):
             raise UnsupportedError(
-                "This encoder hides its operations; use method='occlusion' or method='shifted'."
+                "This encoder hides its operations; use `method='occlusion'` or `method='shifted'`."
             )
         return self.module
 
@@ -296,12 +297,12 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
     if not abs(other) <= OTHER * max(size, 1e-12):
         raise UnsupportedError(
             f"The audit does not close at {where}: {other:.3g} of {size:.3g} is unexplained. "
-            "Stop at a later layer, leave gamma and epsilon out, or use method='occlusion'."
+            "Stop at a later layer, leave gamma and epsilon out, or use `method='occlusion'`."
         )
     if not growth <= EXPLODED:  # terms far larger than the features' cancel, and mean nothing
         raise UnsupportedError(
             f"The audit explodes at {where}: its terms are {growth:.1g} times those of the features. "
-            "Stop at a later layer, use a larger gamma, or method='tokens'."
+            "Stop at a later layer, use a larger gamma, or `method='tokens'`."
         )
     return TileMap(values[0] if len(values) == 1 else values, constant=constant, other=other)
 
@@ -438,7 +439,7 @@ def fold_batch_norm(module: nn.Module, x: Tensor) -> nn.Module:
     if not isinstance(before, Tensor) or not float((before - after).abs().max()) <= limit:
         raise UnsupportedError(
             f"Batch norm of {type(module).__name__} cannot be folded: the folded copy has another output. "
-            "Leave gamma and epsilon out, or use method='tokens' or method='occlusion'."
+            "Leave gamma and epsilon out, or use `method='tokens'` or `method='occlusion'`."
         )
     return twin
 

@@ -348,7 +348,7 @@ def account_warnings(audit: Audit, *, size: float, cuts: Sequence[str] = ()) -> 
         warnings.append(
             f"{shares['cut'] / sum(shares.values()):.0%} of the relevance stops at values that depend on the "
             f"bag but carry no relevance{where}: the scores leave that part out. Compare with "
-            "method='single' or method='one_removed'."
+            "`method='single'` or `method='one_removed'`."
         )
     if shares["other"] > WARNED_OTHER * scale:
         warnings.append(
@@ -399,7 +399,7 @@ def check_zero_map(network: Network, x: Tensor, attribution: Attribution) -> Non
             "Every score is zero, yet the output changes when patches leave the bag: the evidence switches "
             "units of the model off, as in relu(1 - x), or passes a threshold, and relevance cannot flow "
             "back from there. Use a method that compares outputs: one_added, shapley, single, one_removed or "
-            "ig; method='auto' chooses the best."
+            "ig; `method='auto'` chooses the best."
         )
 
 

@@ -87,7 +87,9 @@ class OutputRequest:
         kind = self.kind or default or self.default
         if kind not in kinds:
             outputs = " or ".join(repr(name) for name in kinds)
-            raise UnsupportedError(f"A {self.task} model has no output {kind!r} here; use output={outputs}.")
+            raise UnsupportedError(
+                f"A {self.task} model has no output {kind!r} here; use `output={outputs}`."
+            )
         return kind
 
 
@@ -198,7 +200,9 @@ def _sigmoids(request: OutputRequest) -> Output:
     """Outputs with one sigmoid each: labels, hazards."""
     kind, c, against = request.kind_among(OUTPUTS), request.cls, request.against
     if kind == "contrastive":
-        raise UnsupportedError(f"A {request.task} model has no contrast between classes; use output='logit'.")
+        raise UnsupportedError(
+            f"A {request.task} model has no contrast between classes; use `output='logit'`."
+        )
     return Output(
         request.target,
         kind,
@@ -336,7 +340,7 @@ def find_baseline(
     """
     if baseline is None:
         if strength is not None:
-            raise InputError(f"The 'strength' of {method} scales a baseline; pass baseline= as well.")
+            raise InputError(f"The 'strength' of {method} scales a baseline; pass `baseline=` as well.")
         return None
     a = 1.0 if strength is None else strength
     if isinstance(a, bool) or not isinstance(a, int | float) or not 0 <= a <= 1:

@@ -210,7 +210,7 @@ def _convert_step(step: Any, width: int) -> tuple[Floats, Floats]:
         return np.diag(scale), -mean * scale
     if name in ("MinMaxScaler", "MaxAbsScaler"):
         if getattr(step, "clip", False):
-            raise InputError("The probe's MinMaxScaler clips, which is not linear; fit it with clip=False.")
+            raise InputError("The probe's MinMaxScaler clips, which is not linear; fit it with `clip=False`.")
         scale = np.asarray(step.scale_, dtype=np.float64)
         return (
             (np.diag(scale), np.asarray(step.min_, dtype=np.float64))

@@ -454,15 +454,15 @@ def find_device(name: str) -> str:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"Unknown device {name!r}; use device='cpu', 'cuda' or 'cuda:N'.") from None
+        raise InputError(f"Unknown device {name!r}; use `device='cpu'`, 'cuda' or 'cuda:N'.") from None
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"The device {name!r} is not supported; use device='cpu', 'cuda' or 'cuda:N'.")
+        raise InputError(f"The device {name!r} is not supported; use `device='cpu'`, 'cuda' or 'cuda:N'.")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= gpus:
         reason = (
             "torch finds no GPU here" if not gpus else f"torch finds {counted(gpus, 'GPU')}, from cuda:0 on"
         )
-        raise InputError(f"The device {name!r} cannot be used: {reason}; use device='cpu', or 'auto'.")
+        raise InputError(f"The device {name!r} cannot be used: {reason}; use `device='cpu'`, or 'auto'.")
     return name
 
 
@@ -476,7 +476,7 @@ def on_device(module: Any, name: str | None) -> Iterator[torch.device | None]:
     homes = {part.device for part in (*module.parameters(), *module.buffers())}
     if len(homes) > 1:
         listing = ", ".join(sorted(map(str, homes)))
-        raise InputError(f"The model is on several devices ({listing}); leave out device=.")
+        raise InputError(f"The model is on several devices ({listing}); leave out `device=`.")
     home = next(iter(homes), device)
     try:
         module.to(device)

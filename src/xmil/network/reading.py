@@ -272,7 +272,7 @@ def check_probabilities(p: Tensor, task: str, name: str) -> None:
     if not bool(((p >= -1e-6) & (p <= 1 + 1e-6)).all()):
         low, high = float(p.min()), float(p.max())
         raise InputError(
-            f"The outputs of {name} are {low:.3g} to {high:.3g}, not probabilities; leave out returns=."
+            f"The outputs of {name} are {low:.3g} to {high:.3g}, not probabilities; leave out `returns=`."
         )
     total = float(p.double().sum())
     if TASKS[task].link == "softmax" and p.shape[1] > 1 and abs(total - 1) > 1e-3:

@@ -421,7 +421,7 @@ def _check_link(network: Network, output: Tensor, watch: ProbabilityWatch, retur
         reason = "from a sigmoid or softmax" if watch.is_probability(output) else "adding up to 1"
         raise InputError(
             f"The outputs of {name} look like probabilities (within [0, 1], {reason}); pass "
-            "returns='probability', or returns='logit' if they are logits, or set the module's attribute "
+            "`returns='probability'`, or `returns='logit'` if they are logits, or set the module's attribute "
             "returns."
         )
 
@@ -461,7 +461,7 @@ def _check_randomness(network: Network, x: Tensor, first: Tensor, average: int |
         )
     network.draws = network.params["average"] = average or 1
     meaning = (
-        "these scores are for one draw with a fixed seed; average=K takes the mean output of K draws"
+        "these scores are for one draw with a fixed seed; `average=K` takes the mean output of K draws"
         if network.draws == 1
         else f"these scores are for the mean output of {network.draws} draws with fixed seeds"
     )
@@ -615,7 +615,7 @@ def sub_bag_error(network: Network, m: int, error: Exception) -> XmilError:
     if least > m:
         return UnsupportedError(
             f"{network.name} needs at least {least} patches, but this call removes patches and leaves {m}; "
-            "use the methods lrp, ig or gxi, or mode='mask' in flip, which keep the full bag."
+            "use the methods lrp, ig or gxi, or `mode='mask'` in flip, which keep the full bag."
         )
     return InputError(
         f"{network.name} runs on all {n} patches of the bag, but not on {m} of them ({first_line(error)}): "

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import Bag
-from xmil.core.errors import InputError, XmilError
+from xmil.core.errors import InputError, XmilError, bad_parameter
 from xmil.core.task import Target
 from xmil.core.verdict import RunVerdict
 from xmil.data.bags import Case
@@ -28,7 +28,7 @@ ALL, NONE, SOME = "all", "none", "auto"
 CASES = 16  # number that judge a run, or choose its method, unless the user sets it
 SHARE, GRACE = 0.1, 2.0  # share of the run's time for the verdict, and seconds of work it always gets
 PATIENCE = 10.0  # seconds of work until it has enough cases
-LATE = "check=8 takes the time, which was too short"
+LATE = "`check=8` takes the time, which was too short"
 Scores = npt.NDArray[np.float32]
 RIVALS = ("lrp", "one_added")  # tried beside the methods of a run
 Maps = Callable[[Case], tuple[Bag, Target, dict[str, Scores]]]  # a case's bag, and scores by method
@@ -44,7 +44,7 @@ class Check:
     def __post_init__(self) -> None:
         if self.text not in (ALL, NONE, SOME) and not (self.text.isdigit() and int(self.text)):
             choices = "a number of cases, all, none or auto"
-            raise InputError(f"check= must be {choices}. Got {self.text!r} instead.")
+            raise bad_parameter("check", "explain", choices, self.text)
 
     @property
     def most(self) -> float:
@@ -214,7 +214,7 @@ def choose_for_run(
         except XmilError as error:  # the run reports the slide's fault
             why = str(error).rstrip(".")
     if not measured.cases and why:
-        raise InputError(f"No case could be used to choose a method ({why}); name one in methods=.")
+        raise InputError(f"No case could be used to choose a method ({why}); name one in `methods=`.")
     srgs = {label: np.array(measured.srgs.get(label, ())) for label in tried}
     names = [case.name for case in measured.cases]
     chosen = choose(srgs, tried, names=names, cases=measured.units, seed=seed)

@@ -206,7 +206,7 @@ def _make_worker(run: EmbedRun, digests: list[str]) -> Worker[Item, Result]:
     encoder = run.load_encoder()
     if run.digests != digests:
         raise StopError(
-            "The encoder's files have changed since the run started; put them back, or use another out=."
+            "The encoder's files have changed since the run started; put them back, or use another `out=`."
         )
     if not run.reads_by_processes(encoder):
         return Stages(
@@ -521,7 +521,7 @@ class SlidePatches:
         self.xy0, self.edge0 = corners, edge0  # (n, 2), and the edge in level-0 pixels
         size = request.patch_px or self.header.extra.get("patch_size")
         if not size:
-            raise FileError(f"{patches}: does not store the patch size in pixels; pass patch_px=.")
+            raise FileError(f"{patches}: does not store the patch size in pixels; pass `patch_px=`.")
         self.size = int(size)
         self.slide = open_slide(slide)
         try:

@@ -54,7 +54,7 @@ from xmil.storage import Run
 
 BACKGROUND = "background.npz"
 HINT = (
-    "The model has no background. Pass background=, a folder of ordinary slides: scores then measure "
+    "The model has no background. Pass `background=`, a folder of ordinary slides: scores then measure "
     "what differs from these, which ranks patches better on most models."
 )
 ANSWERS = ("in_dim", "n_classes", "task")
@@ -226,10 +226,10 @@ def recorded_model(run: Run, say: Say = lambda _: None) -> tuple[Path, ...] | No
         builds, name = is_function_name(str(path)), str(path)[:300]
         if builds or not os.path.exists(path):
             source = "built by" if builds else "at"
-            say(f"The run's model, {source} {name}, is not loaded; give model={name} to use it.")
+            say(f"The run's model, {source} {name}, is not loaded; give `model={name}` to use it.")
             return None
         if why := model_fault(path, str(row.get("digest"))):
-            say(f"{name}: {why}; give model=.")
+            say(f"{name}: {why}; give `model=`.")
             return None
     return tuple(paths)
 
@@ -251,7 +251,7 @@ def recorded_features(run: Run) -> Path:
         if recorded and os.path.exists(path):
             return path
     where = str(recorded)[:300]
-    raise InputError(f"{run.path}: its feature files are no longer at {where}; give features=.")
+    raise InputError(f"{run.path}: its feature files are no longer at {where}; give `features=`.")
 
 
 def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
@@ -268,7 +268,7 @@ def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
     if not workers.in_process and any(isinstance(model, nn.Module) for model in request.model):
         raise InputError(
             "Worker processes load the model from its file: write it with xmil.save_model and pass the path, "
-            "or leave out workers= and engine=."
+            "or leave out `workers=` and `engine=`."
         )
     models = Ensemble(model_paths(request.model), (), names, request.features, request.reading)
     return models.load(device if workers.in_process else "cpu"), device
@@ -339,7 +339,7 @@ def _move(model: MILModel, device: str) -> MILModel:
 
 def _check_digest(path: Source, digest: str, expected: str | None) -> str:
     if expected is not None and digest != expected:
-        raise StopError(f"{path}: has changed since the run started; restore it, or use another out=.")
+        raise StopError(f"{path}: has changed since the run started; restore it, or use another `out=`.")
     return digest
 
 
@@ -350,9 +350,9 @@ def _swap_error(path: Path, features: Path | None) -> InputError | None:
     try:
         load_model(features)
     except CheckpointError:
-        return InputError(f"{path}: holds features, not a model; pass the checkpoint as model=.")
+        return InputError(f"{path}: holds features, not a model; pass the checkpoint as `model=`.")
     return InputError(
-        f"{path}: holds features, and {features} a model: swap them, as model={features} features={path}."
+        f"{path}: holds features, and {features} a model: swap them, as `model={features}` `features={path}`."
     )
 
 
@@ -576,7 +576,7 @@ def _sizes(model: nn.Module, name: str, ensemble: Ensemble) -> tuple[int, int]:
     is tried.
     """
     if ensemble.features is None:
-        raise InputError(f"The model {name!r} needs features for a trial; give features=.")
+        raise InputError(f"The model {name!r} needs features for a trial; give `features=`.")
     bags = feature_files(ensemble.features)[0]
     check_feature_files(bags, ensemble.features)
     faults: dict[int, XmilError] = {}  # by width; 0 for files that no network could use

@@ -137,7 +137,7 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
     if out is None:
         raise InputError("The parameter 'out' is missing; name the folder for results.")
     if LABEL in request.target and request.cohort is None:
-        raise InputError("target='label' needs a cohort= with the labels.")
+        raise InputError("`target='label'` needs a `cohort=` with the labels.")
     prepared = None if request.features is not None else features_of_slides(request, out, listener)
     request = request if prepared is None else prepared.request
     models, device = open_models(request)
@@ -267,9 +267,9 @@ def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
     """Refuse a request that the models or methods cannot serve; return the spec that the models share."""
     spec = models.spec
     if request.interactions and (request.interactions < 2 or request.by != "slide"):
-        raise InputError("interactions= takes two patches or more, of one slide (by='slide').")
+        raise InputError("`interactions=` takes two patches or more, of one slide (`by='slide'`).")
     if request.interactions and len(models.models) > 1:
-        raise InputError("interactions= takes one model, not an ensemble.")
+        raise InputError("`interactions=` takes one model, not an ensemble.")
     if not request.methods or not request.target:
         raise InputError("There is nothing to explain: name at least one method and one target.")
     check_output(request)
@@ -305,7 +305,7 @@ def check_output(request: ExplainRequest) -> None:
     """Refuse an unknown output, which may be meant as the folder for results."""
     if request.output not in (None, *OUTPUTS, *own_outputs()):
         error = unknown_name("output", request.output, OUTPUTS)
-        raise UnknownNameError(f"{error} For the folder for results, pass out={request.output}.")
+        raise UnknownNameError(f"{error} For the folder for results, pass `out={request.output}`.")
 
 
 def _check_method(name: str, model: MILModel, own: Mapping[str, Any], output: str | None) -> None:
@@ -328,7 +328,7 @@ def case_targets(
             case "label":
                 if case.label is None:
                     raise InputError(
-                        f"{case.name}: has no label in the cohort, so target='label' cannot be explained."
+                        f"{case.name}: has no label in the cohort, so `target='label'` cannot be explained."
                     )
                 targets.append(int(case.label))
             case "all":
@@ -540,7 +540,7 @@ class ExplainRun(ModelRun[Explained]):
         current = self.request.places()
         inputs = [f"{key}={shlex.quote(str(before[key]))}" for key in current if before.get(key)]
         changed = any(before.get(key) != value for key, value in current.items())
-        options = " ".join(inputs) if changed and inputs else "their features=, cohort= and split="
+        options = " ".join(inputs) if changed and inputs else "their `features=`, `cohort=` and `split=`"
         return (
             f"{self.out}: {counted(len(dropped), 'slide')} explained earlier, not part of this run: "
             f"{shorten(dropped, 3)}. "
@@ -705,7 +705,7 @@ class Explainer:
             if budget < LEAST_MEMORY:
                 raise InputError(
                     f"{case.name}: memory ran out for {len(bag):,} patches on {self.run.device}; use a "
-                    "device with more, fewer workers=, or methods that need less."
+                    "device with more, fewer `workers=`, or methods that need less."
                 )
             if self.run.device.startswith("cuda"):
                 torch.cuda.empty_cache()

@@ -135,7 +135,7 @@ def _with_slide(order: Order, slides: Path | None, listener: Listener) -> Order:
     lost = [] if slides is not None else [kind for kind in order.pictures if kind in NEED_SLIDE]
     if not lost:
         return order
-    sentence = f"{' and '.join(lost)} cannot be drawn without slides="
+    sentence = f"{' and '.join(lost)} cannot be drawn without `slides=`"
     rest = tuple(kind for kind in order.pictures if kind not in lost)
     if not rest and not order.exports:
         raise InputError(f"{sentence}; there is nothing else to draw.")
@@ -186,7 +186,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         if style.is_file() and not self.request.restart and style.read_text(encoding="utf-8") != self._style:
             raise InputError(
                 f"{self.out}: holds pictures drawn in another style ({style.name} says how); "
-                "choose another out=, or restart=True to draw them again."
+                "choose another `out=`, or `restart=True` to draw them again."
             )
 
     def _is_style(self, path: Path) -> bool:

@@ -94,7 +94,7 @@ def class_labels(
             f"knows {', '.join(names)}; rename the labels, or use class numbers."
             if names
             else (
-                f"has no class names; pass its {most} names as class_names=, in the order of its "
+                f"has no class names; pass its {most} names as `class_names=`, in the order of its "
                 f"outputs, or use class numbers (0 to {most - 1}) as labels."
             )
         )
@@ -107,7 +107,7 @@ def class_labels(
         if not 0 <= label < most:
             raise InputError(
                 f"The column {column!r} has a class {label}, but the model has classes 0 to {most - 1}; "
-                "if the numbers are names, pass class_names= in the order of the model's outputs."
+                "if the numbers are names, pass `class_names=` in the order of the model's outputs."
             )
     return numbers
 
@@ -159,14 +159,16 @@ def task_labels(
     if truth == "time":
         default = ("time", "event")
         if columns and len(columns) != 2:
-            raise InputError(f"A survival model needs two columns in label=, time and event. Got {columns}.")
+            raise InputError(
+                f"A survival model needs two columns in `label=`, time and event. Got {columns}."
+            )
         if not columns and trained and not set(default) <= set(cohort.columns):
             columns = trained
         return _survival_labels(cohort, *(columns or default), say=say)
     columns = tuple(columns) or trained
     if truth == "class":
         if len(columns) > 1:
-            raise InputError(f"A classification model needs one column in label=. Got {columns}.")
+            raise InputError(f"A classification model needs one column in `label=`. Got {columns}.")
         names, n = spec.class_names, spec.n_targets
         return list(class_labels(cohort, (columns or ("label",))[0], names, n_classes=n, say=say))
     columns = columns or tuple(name for name in spec.class_names or () if name in cohort.columns)
@@ -176,7 +178,7 @@ def task_labels(
         return [None] * len(cohort)
     if len(columns) != spec.n_classes:
         raise InputError(
-            f"The model has {spec.n_classes} outputs; name as many columns in label=. Got {list(columns)}."
+            f"The model has {spec.n_classes} outputs; name as many columns in `label=`. Got {list(columns)}."
         )
     numbers: list[list[float | None]] = [
         [None if value != value else float(value) for value in cohort.numbers(column)]
@@ -245,7 +247,7 @@ def _has_labels(cohort: Cohort, column: str, say: Say) -> bool:
 
 def _every_file(request: CohortRequest, say: Say) -> list[Case]:
     if request.by != "slide" or request.split:
-        raise InputError("split= and by='case' need a cohort= that names them.")
+        raise InputError("`split=` and `by='case'` need a `cohort=` that names them.")
     files, links = feature_files(request.features, follow_links=request.follow_links)
     if links:
         names = shorten([path.name for path in links], NAMED)
@@ -395,7 +397,7 @@ def named_slides(
         links += skipped
     listing = sort_slides(dict.fromkeys(files))
     for path in links:
-        say(f"{path}: a link that was not followed (broken, circular, or with follow_links=False).")
+        say(f"{path}: a link that was not followed (broken, circular, or with `follow_links=False`).")
     if not listing.slides and not listing.twice:
         names = ", ".join(map(str, paths))
         raise InputError(f"{names}: contains no slides; name slide files, or a folder with slides.")

@@ -179,7 +179,7 @@ class PredictRun(ModelRun[Answer]):
 def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> list[str]:
     """Write the measures with their intervals, one per line."""
     if not metrics:
-        return ["Nothing was measured, because no labels are known; see cohort= and label=."]
+        return ["Nothing was measured, because no labels are known; see `cohort=` and `label=`."]
     labelled = predictions.labelled()
     rows = []
     for name, interval in metrics.items():

@@ -212,7 +212,9 @@ class CohortRequest(SeededRequest, FilesRequest):
     def check_apart(self, out: Path) -> None:
         """Refuse to write a run into the folder of features."""
         if self.features.is_dir() and out.exists() and out.samefile(self.features):
-            raise InputError(f"{out}: out= is the folder of features=; choose another, such as {out}-run.")
+            raise InputError(
+                f"{out}: `out=` is the folder of `features=`; choose another, such as {out}-run."
+            )
 
     def places(self) -> dict[str, str | None]:
         """Paths of the inputs, for run.json."""

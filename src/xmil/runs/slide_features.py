@@ -109,8 +109,8 @@ def listed_slides(request: ExplainRequest, listener: Listener) -> SlideListing:
     """List the slides to explain: all of the folder, or those of the cohort in the chosen splits."""
     if request.slides is None:
         raise InputError(
-            "There is nothing to explain: pass features=, a folder of feature files, or slides=, which are "
-            "tiled and encoded first."
+            "There is nothing to explain: pass `features=`, a folder of feature files, or `slides=`, which "
+            "are tiled and encoded first."
         )
     listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
     if request.cohort is None:
@@ -161,7 +161,7 @@ def _check_encoder(encoder: str, width: int | None, **about: Any) -> None:
     if width is not None and WIDTHS.get(encoder, width) != width:
         raise InputError(
             f"The encoder {encoder!r} returns {WIDTHS[encoder]} numbers per patch, but the model reads "
-            f"{width}; pass the encoder it was trained on{_of_width(width)} as encoder=."
+            f"{width}; pass the encoder it was trained on{_of_width(width)} as `encoder=`."
         )
 
 
@@ -197,7 +197,7 @@ def _missing_error(request: ExplainRequest, missing: Mapping[str, Unrecorded]) -
     facts = f"{', '.join(first)} and {last}" if first else last
     return (
         f"{request.model[0] if is_named else 'The model'} does not record {facts}. Pass those of its "
-        f"training, such as: {shlex.join(words)}; or its features as features=."
+        f"training, such as: {shlex.join(words)}; or its features as `features=`."
     )
 
 

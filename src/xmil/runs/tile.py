@@ -46,8 +46,8 @@ def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Ru
     earlier = None if request.restart else (read_run(request.out) or {}).get("slide_mpp")
     if earlier is not None and request.slide_mpp not in (None, earlier):
         listener.say(
-            f"{request.out}: slides that store no mpp were tiled with slide_mpp={earlier:g}; their patches "
-            f"are replaced by those of slide_mpp={request.slide_mpp:g}."
+            f"{request.out}: slides that store no mpp were tiled with `slide_mpp={earlier:g}`; their patches "
+            f"are replaced by those of `slide_mpp={request.slide_mpp:g}`."
         )
     tally = run.execute(list(listing.slides.items()), listener, refused=listing.twice)
     for line in merge_notes({name: note for name in tally.done for note in tally.results[name]["inferred"]}):
@@ -126,7 +126,7 @@ def _left_out(results: Sequence[dict[str, Any]]) -> str:
     if not slides:
         return ""
     dropped = f"{counted_kinds(total)} on {counted(slides, 'slide')}"
-    return f"Patches left out: {dropped}; drop=none keeps them."
+    return f"Patches left out: {dropped}; `drop=none` keeps them."
 
 
 def _tile(settings: TileSettings, out: Path, item: Item) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class Slide(ABC):
             raise
         except MemoryError:
             raise FileError(
-                f"{self.path}: not enough memory for {size} px of level {level}; use fewer workers=."
+                f"{self.path}: not enough memory for {size} px of level {level}; use fewer `workers=`."
             ) from None
         except Exception as error:  # decoders raise almost any type on damaged data
             reason = " ".join(str(error).split()) or type(error).__name__

@@ -39,7 +39,7 @@ class Macenko:
         density = _DENSITY[pixels.reshape(-1, 3)]
         stained = density[density.mean(axis=1) > FAINT]
         if len(stained) < 100:
-            raise InputError("Too few stained pixels to find the stains; leave out stain_norm=True.")
+            raise InputError("Too few stained pixels to find the stains; leave out `stain_norm=True`.")
         _, vectors = np.linalg.eigh(np.cov(stained.T))
         plane = vectors[:, [2, 1]]
         plane = plane * np.where(plane.sum(axis=0) < 0, -1.0, 1.0)
@@ -50,7 +50,7 @@ class Macenko:
         amounts = np.linalg.lstsq(stains, stained.T, rcond=None)[0]
         strong = np.percentile(amounts, 99, axis=1)
         if not (strong > 1e-3).all():
-            raise InputError("Found only one stain; leave out stain_norm=True.")
+            raise InputError("Found only one stain; leave out `stain_norm=True`.")
         return cls(stains, strong)
 
     def normalise(self, patch: Pixels) -> Pixels:

@@ -106,7 +106,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     if scale * ENLARGED < 1:
         raise InputError(
             f"{slide.path}: has {mpp:g} µm/px, too coarse for patches at {settings.target_mpp:g}; "
-            "pass a larger mpp=."
+            "pass a larger `mpp=`."
         )
     edge0 = max(1, round(settings.size * scale))
     step0 = max(1, round((settings.size - settings.overlap) * scale))
@@ -115,7 +115,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
         width, height = slide.bounds[2:]
         raise FileError(
             f"{slide.path}: its {width} x {height} px are smaller than a patch of {edge0} px; choose a "
-            "smaller size=, or pass keep_edge=True."
+            "smaller `size=`, or pass `keep_edge=True`."
         )
     tissue = find_tissue(slide, mpp=mpp, min_area=min(SMALLEST, (edge0 * mpp / 1000) ** 2))
     if not tissue.mask.any():
@@ -127,14 +127,14 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
         if grey_std(patch) >= settings.min_std:
             looks[i] = PatchLook.at(patch)
     if not looks:
-        raise FileError(f"{slide.path}: no patch lies on tissue; lower min_tissue= or min_std=.")
+        raise FileError(f"{slide.path}: no patch lies on tissue; lower `min_tissue=` or `min_std=`.")
     varying = sorted(looks)
     flat, corners = len(corners) - len(varying), corners[varying]
     artefacts = find_artefacts([looks[i] for i in varying])
     clean = ~np.any([artefacts[kind] for kind in settings.drop] or [np.zeros(len(corners), bool)], axis=0)
     if not clean.any():
         kinds = " and ".join(settings.drop)
-        raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with drop=none.")
+        raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with `drop=none`.")
     return Tiling(
         slide.name,
         corners[clean],
@@ -161,9 +161,11 @@ def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, .
         mpp = STANDARD / slide.magnification
         return mpp, (f"mpp {mpp:g} by convention from the objective power {slide.magnification:g}",)
     if slide.mpp_source is not None:
-        raise FileError(f"{slide.path}: its pixels are {slide.mpp_source}; resample it, or pass slide_mpp=.")
+        raise FileError(
+            f"{slide.path}: its pixels are {slide.mpp_source}; resample it, or pass `slide_mpp=`."
+        )
     power = f" (its objective power is {slide.magnification:g})" if slide.magnification else ""
-    raise FileError(f"{slide.path}: stores no microns per pixel{power}; pass slide_mpp=.")
+    raise FileError(f"{slide.path}: stores no microns per pixel{power}; pass `slide_mpp=`.")
 
 
 def grid(bounds: tuple[int, int, int, int], edge0: int, step0: int, *, over: bool = False) -> Corners:

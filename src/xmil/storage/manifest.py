@@ -163,7 +163,7 @@ def start_manifest(folder: Path, kind: str) -> None:
         manifest = read_manifest(folder)
     except FileError:
         if not (folder / RUN).is_file() and not is_manifest(path):
-            raise InputError(f"{path}: not a file of a run; move it, or choose another out=.") from None
+            raise InputError(f"{path}: not a file of a run; move it, or choose another `out=`.") from None
         manifest = None
     if manifest is None:
         _write(folder, _adopt(folder))

@@ -280,7 +280,7 @@ class Run:
             return None
         if not self.follow_links and not is_inside(path, self.path):
             raise FileError(
-                f"{path.name}: a link out of its folder, not followed; follow_links=True follows it."
+                f"{path.name}: a link out of its folder, not followed; `follow_links=True` follows it."
             )
         return path
 
@@ -556,7 +556,7 @@ class RunFolder:
                 remove_file(path)
         except OSError as error:
             raise FileError(
-                f"{self.path}: cannot be cleared ({error.strerror}); choose another out=."
+                f"{self.path}: cannot be cleared ({error.strerror}); choose another `out=`."
             ) from None
 
     def _list_written(self) -> Iterator[Path]:
@@ -600,8 +600,8 @@ def other_settings(
     ]
     which = f" ({'; '.join(changed)})" if changed else ""
     return InputError(
-        f"{path}: holds a run with other settings{which}; choose another out=, repeat the command with those "
-        "settings, or redo it all with restart=True."
+        f"{path}: holds a run with other settings{which}; choose another `out=`, repeat the command with "
+        "those settings, or redo it all with `restart=True`."
     )
 
 
@@ -627,13 +627,13 @@ def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
             if about["kind"]
             else f"a {RUN} that does not describe a run"
         )
-        raise InputError(f"{folder}: holds {holds}; choose another out=.")
+        raise InputError(f"{folder}: holds {holds}; choose another `out=`.")
     if about is not None or any((folder / mark).is_file() for mark in marks):
         return
     if (other := _first_file(folder)) is not None:
         raise InputError(
             f"{folder}: holds {other}, which is not of a run of {command_of(kind)}; choose a new or empty "
-            "out=."
+            "`out=`."
         )
 
 
@@ -677,7 +677,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"{folder}: another run is writing there; wait for it or choose another out=."
+                f"{folder}: another run is writing there; wait for it or choose another `out=`."
             ) from None
         except OSError:
             pass  # a file system without locks

@@ -513,7 +513,7 @@ def read_state(folder: Path) -> State | None:
         check_torch_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
         if content.pop("layout") != LAYOUT:
-            raise FileError(f"{path}: written by another version; pass restart=True to train again.")
+            raise FileError(f"{path}: written by another version; pass `restart=True` to train again.")
         check_budget(sum(8 * value.numel() for value in tensors_in(content)), "the state", path)
         return State(**{**content, "best": BestEpoch(**content["best"])})
     except (pickle.UnpicklingError, OSError, EOFError, *DAMAGED) as error:
@@ -536,4 +536,4 @@ def _damaged(path: Path, error: Exception) -> FileError:
     if isinstance(error, FileError):
         return error
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return FileError(f"{path}: damaged ({reason[:120]}); delete it, or pass restart=True to train again.")
+    return FileError(f"{path}: damaged ({reason[:120]}); delete it, or pass `restart=True` to train again.")

@@ -195,8 +195,8 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
         if changed:
             raise InputError(
                 f"{folder}: the feature files of {len(changed)} slides have changed since the run began "
-                f"({shorten(changed, 5)}). Put them back, choose another out=, or pass restart=True to start "
-                "over."
+                f"({shorten(changed, 5)}). Put them back, choose another `out=`, or pass `restart=True` to "
+                "start over."
             )
     start_manifest(folder, KIND)
     write_run(folder, KIND, description)
@@ -275,7 +275,7 @@ def _check_same(folder: Path, now: dict[str, Any]) -> None:
         before = read_run(folder) or {}
         config, bags = before["config"], before["bags"]
     except (KeyError, TypeError, InputError):
-        raise InputError(f"{folder}: its {RUN} is from another kind of run; choose another out=.") from None
+        raise InputError(f"{folder}: its {RUN} is from another kind of run; choose another `out=`.") from None
     changes = differences(config, now["config"])
     if bags != now["bags"]:
         changes.append(
@@ -285,7 +285,7 @@ def _check_same(folder: Path, now: dict[str, Any]) -> None:
     if changes:
         raise InputError(
             f"{folder}: holds a run with other settings: {'; '.join(changes[:4])}. "
-            "Choose another out=, or pass restart=True to start over."
+            "Choose another `out=`, or pass `restart=True` to start over."
         )
 
 

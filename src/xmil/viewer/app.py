@@ -278,7 +278,9 @@ class Site(PageSite):
         """The models, after a check that the slide exists."""
         self.collection.slide(key)
         if self.whatif is None:
-            raise MissingError("What-if needs a model and features; start the viewer with model=, features=.")
+            raise MissingError(
+                "What-if needs a model and features; start the viewer with `model=`, `features=`."
+            )
         return self.whatif
 
 

@@ -185,7 +185,7 @@ class Collection:
             if not folder.is_dir():
                 raise FileError(absent(folder, "folder"))
         if len(self.features) not in (0, 1, len(self.runs)):
-            raise InputError(f"Pass features= once, or once for each of the {len(self.runs)} runs.")
+            raise InputError(f"Pass `features=` once, or once for each of the {len(self.runs)} runs.")
         self._evidence = Files(read_evidence, limit=8)
         self._pairs = Files(Interactions.load, limit=32)
         self._layers = Files(read_layer, limit=8)
@@ -255,7 +255,7 @@ class Collection:
         paths = run.find_interactions(slide_id)
         if not paths:
             raise MissingError(
-                f"The run {run.name!r} has no interactions of {slide_id!r}; explain with interactions=True."
+                f"The run {run.name!r} has no interactions of {slide_id!r}; explain with `interactions=True`."
             )
         return pairs_layer([self._pairs.get(path) for path in paths], slide_id, self.evidence(key, number))
 
@@ -316,7 +316,7 @@ class Collection:
         slide_id = self.slide(key)
         self.run(number)
         if not self.features:
-            raise MissingError("The viewer has no features; start it with features=.")
+            raise MissingError("The viewer has no features; start it with `features=`.")
         folder = self.features[number if len(self.features) > 1 else 0]
         files, _ = feature_files(folder, follow_links=self.follow_links)
         path = next((path for path in files if slide_name(path) == bare_name(slide_id)), None)

@@ -216,7 +216,7 @@ class Pictures:
         path = self._path(slide_id)
         if path is None:
             raise NoPictureError(
-                f"The slide {slide_id!r} has no picture; name the slides' folder as slides=."
+                f"The slide {slide_id!r} has no picture; name the slides' folder as `slides=`."
             )
         return path
 
@@ -238,7 +238,7 @@ class Pictures:
         path = self.listed().get(bare_name(slide_id))
         if path is not None and not self.follow_links and not is_inside(path, self.folder):
             raise FileError(
-                f"{path.name}: a link out of the slides' folder; pass follow_links=True to follow it."
+                f"{path.name}: a link out of the slides' folder; pass `follow_links=True` to follow it."
             )
         return path
 

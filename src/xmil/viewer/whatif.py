@@ -47,7 +47,7 @@ class WhatIf:
 
     def __init__(self, collection: Collection, bags: CaseBags, models: Sequence[Path]) -> None:
         if not collection.features:
-            raise InputError("What-if needs the features of the slides; pass features= with model=.")
+            raise InputError("What-if needs the features of the slides; pass `features=` with `model=`.")
         for path in models:
             if not path.exists():
                 raise FileError(absent(path))
@@ -187,7 +187,7 @@ class WhatIf:
         name = self.collection.run(run).name
         models = [self._model(path) for path in self._paths[run]]
         if not models:
-            raise MissingError(f"The model of the run {name!r} is missing; start the viewer with model=.")
+            raise MissingError(f"The model of the run {name!r} is missing; start the viewer with `model=`.")
         if len(models) > 1:
             check_ensemble([model.spec for model in models], self._paths[run])
         return models
@@ -242,7 +242,7 @@ def assign(models: Sequence[Path], runs: Sequence[ShownRun]) -> list[list[Path]]
     if any(matches):
         return matches
     if len(models) not in (1, len(runs)):
-        raise InputError(f"Give model= once, or once for each of the {len(runs)} runs.")
+        raise InputError(f"Give `model=` once, or once for each of the {len(runs)} runs.")
     return [[models[i if len(models) > 1 else 0]] for i in range(len(runs))]
 
 

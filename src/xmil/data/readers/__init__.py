@@ -90,7 +90,7 @@ def find_reader(contents: Contents, format: str) -> Reader:  # noqa: A002 - the 
         raise FileError(_unknown(contents))
     if len(chosen) > 1:
         names = ", ".join(entry.name for entry in chosen)
-        raise FileError(f"{contents.path}: matches several layouts ({names}); choose one with format=.")
+        raise FileError(f"{contents.path}: matches several layouts ({names}); choose one with `format=`.")
     return chosen[0]
 
 
@@ -113,7 +113,7 @@ def _unknown(contents: Contents) -> str:
     advice = (
         "is it a checkpoint? xmil.load_model reads those"
         if contents.kind == "pt"
-        else "call them 'features' and 'coords', name the layout with format=, or write a reader for it "
+        else "call them 'features' and 'coords', name the layout with `format=`, or write a reader for it "
         "(docs/howto/own-reader.md)"
     )
     return f"{contents.path}: unknown layout; it holds {contents.describe()}; tried {tried}; {advice}."

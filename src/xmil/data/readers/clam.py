@@ -105,13 +105,13 @@ def _join_h5(header: Header, ask: Ask) -> Header:
     beside = _h5_beside(header.path)
     if beside is None:
         raise FileError(
-            f"{header.path}: has no h5_files/{header.slide_id}.h5 beside it; read it with format='plain'."
+            f"{header.path}: has no h5_files/{header.slide_id}.h5 beside it; read it with `format='plain'`."
         )
     coords = corners(open_contents(beside))
     if len(coords) != len(header):
         raise FileError(
             f"{header.path}: has {len(header)} rows but {beside} has {len(coords)} coordinates; they come "
-            "from different runs. Read the .h5, or this file alone with format='plain'."
+            "from different runs. Read the .h5, or this file alone with `format='plain'`."
         )
     note = f"coordinates of {beside.parent.name}/{beside.name}, joined by row order"
     return _with_edge(replace(header, inferred=(*header.inferred, note)), coords, ask=ask)

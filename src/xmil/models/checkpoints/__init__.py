@@ -178,7 +178,7 @@ def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, Tensor], lis
     raise CheckpointError(
         f"of an unknown family. Keys: {keys}. Tried: {tried.replace(chr(92), '')}; and "
         f"{len(lacking) - NEAREST} more. For your own network, name a function that builds it and loads the "
-        "weights: model=FILE.py:FUNCTION."
+        "weights: `model=FILE.py:FUNCTION`."
     )
 
 
@@ -207,7 +207,7 @@ def one_output(converted: Converted, head: int) -> Converted:
     layer = MODELS[converted.model].last_layer
     if layer is None:
         raise CheckpointError(
-            f"the outputs of {converted.model} do not come from one linear layer; leave out head=."
+            f"the outputs of {converted.model} do not come from one linear layer; leave out `head=`."
         )
     state = dict(converted.state)
     for key in (f"{layer}.weight", f"{layer}.bias"):

@@ -405,13 +405,13 @@ def _task(folder: Path, settings: Mapping[str, Any]) -> str | None:
     head_type = settings.get("head_type")
     if head_type not in (None, *HEAD_TYPES):
         types = ", ".join(HEAD_TYPES)
-        raise CheckpointError(f"args.json has the head_type {head_type!r}, not one of {types}; pass task=.")
+        raise CheckpointError(f"args.json has the head_type {head_type!r}, not one of {types}; pass `task=`.")
     tasks = {*beside, head_type} - {None}
     if len(tasks) > 1:
         stated = f"head_type {head_type!r}" if head_type is not None else "no head_type"
         raise CheckpointError(
             f"the files beside it contradict each other: {stated} in args.json, and "
-            f"{' and '.join(beside.values())}; pass task=."
+            f"{' and '.join(beside.values())}; pass `task=`."
         )
     if tasks:
         return str(tasks.pop())
@@ -426,7 +426,7 @@ def _reference(folder: Path, settings: Mapping[str, Any]) -> float | tuple[float
         return None
     values = stored if isinstance(stored, list) else [stored]
     if not values or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-        raise CheckpointError(f"{path.name} beside it holds {stored!r}, not a number; pass reference=.")
+        raise CheckpointError(f"{path.name} beside it holds {stored!r}, not a number; pass `reference=`.")
     return tuple(map(float, values)) if isinstance(stored, list) else float(stored)
 
 
@@ -439,13 +439,13 @@ def _time_bins(folder: Path, n_outputs: int) -> tuple[float, ...] | None:
         edges = read_arrays(path)[""]
     except (OSError, LookupError, ValueError, FileError) as error:
         raise CheckpointError(
-            f"{BINS} beside it is not an array of numbers ({_first_line(error)}); pass time_bins=."
+            f"{BINS} beside it is not an array of numbers ({_first_line(error)}); pass `time_bins=`."
         ) from None
     if not isinstance(edges, np.ndarray) or edges.dtype.kind not in "fiu" or edges.shape != (n_outputs + 1,):
         shape = getattr(edges, "shape", None)
         raise CheckpointError(
             f"{BINS} beside it has the shape {shape}, not {n_outputs + 1} edges of {n_outputs} bins; "
-            "pass time_bins=."
+            "pass `time_bins=`."
         )
     return tuple(float(edge) for edge in edges[1:-1])
 

@@ -332,7 +332,7 @@ def encode_batch(encoder: Encoder, batch: Tensor) -> Tensor:
     try:
         return encoder(batch)
     except torch.cuda.OutOfMemoryError:
-        raise StopError(f"The GPU's memory is too small for {len(batch)} patches; lower batch=.") from None
+        raise StopError(f"The GPU's memory is too small for {len(batch)} patches; lower `batch=`.") from None
 
 
 def pin_memory(memory: npt.NDArray[np.uint8]) -> Callable[[], Any]:

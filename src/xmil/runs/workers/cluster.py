@@ -41,7 +41,7 @@ def process_on_ray(
         import ray.exceptions
         from ray import cloudpickle
     except ImportError:
-        raise InputError("Ray is not installed; pip install 'xmil[ray]', or use engine=local.") from None
+        raise InputError("Ray is not installed; pip install 'xmil[ray]', or use `engine=local`.") from None
     with _connected(ray, workers):
         task = ray.remote(_run).options(
             num_cpus=1, num_gpus=workers.gpus, max_retries=workers.retries, name="xmil"

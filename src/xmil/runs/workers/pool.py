@@ -56,7 +56,7 @@ class Workers:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise bad_parameter(name, "Workers", "a number in the range [0, inf)", getattr(self, name))
         if self.address is not None and self.kind != "ray":
-            raise InputError("An address is for engine=ray:ADDRESS; local workers have none.")
+            raise InputError("An address is for `engine=ray:ADDRESS`; local workers have none.")
 
     @property
     def in_process(self) -> bool:
@@ -222,7 +222,7 @@ def stop_of(error: Exception) -> StopError | None:
     sentence = error_line(error)
     if not any(os.strerror(number) in sentence for number in OPEN_FILES):
         return None
-    advice = "raise the limit (`ulimit -n`) or use fewer workers=, and repeat the command to continue"
+    advice = "raise the limit (`ulimit -n`) or use fewer `workers=`, and repeat the command to continue"
     return StopError(f"Too many files are open at once; {advice}.")
 
 
@@ -338,7 +338,7 @@ def died(times: int) -> str:
     """Write the error of an item whose workers died."""
     return (
         f"The worker process died {times} times without an error message, as happens when memory runs out; "
-        "use fewer workers= or a lower memory=."
+        "use fewer `workers=` or a lower `memory=`."
     )
 
 

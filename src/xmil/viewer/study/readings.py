@@ -346,7 +346,7 @@ def find_column(evidence: Evidence, arm: Arm, predicted: str, slide: str) -> int
         targets = ", ".join(evidence.columns[i]["target"] for i in columns)
         raise InputError(
             f"arm {arm.name!r}: {arm.method!r} of {slide!r} explains {targets}, not {target}; "
-            "explain it with target='all', or name another target in the plan."
+            "explain it with `target='all'`, or name another target in the plan."
         )
     return (matching or columns)[0]
 
@@ -374,7 +374,9 @@ def make_study(
     """Choose cases, copy their evidence, and make a code for each reader, in the folder `out`."""
     folder, pictures = Path(out), Path(slides)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: exists already; choose another out=, as studies are never overwritten.")
+        raise InputError(
+            f"{folder}: exists already; choose another `out=`, as studies are never overwritten."
+        )
     if not pictures.is_dir():
         raise InputError(absent(pictures, "folder"))
     explained = {Path(run).resolve().name: explained_run(run) for run in runs}
@@ -387,7 +389,7 @@ def make_study(
     labels = sorted({row["label"] for row in first.rows.values() if row.get("label")})
     classes = first.class_names or labels  # labels name the classes of a model without names
     if not labels:
-        raise InputError(f"{first.path}: no slide has a label; explain with cohort=, a table with labels.")
+        raise InputError(f"{first.path}: no slide has a label; explain with `cohort=`, a table with labels.")
     plan = plan.with_classes(classes)
     if plan.seed is None:
         plan = plan.model_copy(update={"seed": secrets.randbits(53)})
