@@ -20,7 +20,6 @@ from typer.core import TyperCommand, TyperGroup
 
 import xmil.cli as commands
 from xmil._version import __version__
-from xmil.cli._command import instead_of
 from xmil.core.errors import XmilError, refused
 
 FAILED, NOTHING, INTERRUPTED = 1, 2, 130
@@ -178,6 +177,8 @@ def _usage(error: Any) -> str:
     moved = [name for name in MOVED if message.startswith(f"No such command '{name}'")]
     if moved:
         return f"The command {moved[0]!r} is now {MOVED[moved[0]]}.{hint}"
+    from xmil.cli._command import instead_of  # imports pydantic, which `xmil --help` does not need
+
     instead = instead_of(getattr(error, "option_name", None) or "", getattr(context, "info_name", None))
     if instead is not None:
         return instead

@@ -23,7 +23,6 @@ from xmil.core.request import (
     field_kind,
     options,
     owner,
-    unknown_parameter,
 )
 from xmil.core.text import parse_toml_value, read_toml
 
@@ -55,7 +54,8 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
                 if is_list_of_text(field_kind(request.model_fields[name])):
                     typed[name] = ",".join(typed[name])  # given once with commas, or several times
             try:
-                settings = read_config(typed.pop("config", None) or ())
+                texts = typed.pop("config", ()) if request.has_config else ()
+                settings = read_config(texts)
                 return function(request.build(**settings, **typed), screen)
             except XmilError as error:
                 raise CommandLineError(say_error(error, flags)) from error
@@ -89,9 +89,10 @@ def instead_of(flag: str, command_name: str | None) -> str | None:
         return None
     if name in request.model_fields and options(request)[name].rare:
         return f"{flag} has no flag of its own: use --config {name}=VALUE, or a file of --config."
-    if name in REMOVED or f"{owner(request)}.{name}" in REMOVED:
-        return in_flags(str(unknown_parameter(request, name)), flags_of(request))
-    return None
+    instead = REMOVED.get(f"{owner(request)}.{name}")
+    return (
+        None if instead is None else f"The option {flag} was removed: {in_flags(instead, flags_of(request))}."
+    )
 
 
 def with_examples(*lines: str) -> Callable[[F], F]:
@@ -115,6 +116,9 @@ def flags_of(request: type[Request]) -> dict[str, str]:
             flags[name] = f"--config {name}="
         elif about.argument:
             flags[name] = name.upper()
+    for name, other in (("method", "methods"), ("methods", "method")):
+        if name in flags:
+            flags.setdefault(other, flags[name])
     return flags
 
 

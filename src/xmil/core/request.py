@@ -205,7 +205,7 @@ def owner(request: type[Request]) -> str:
 
 def unknown_parameter(request: type[Request], name: str) -> InputError:
     """Make the error for a parameter that a request does not have: what to write instead."""
-    instead = REMOVED.get(f"{owner(request)}.{name}", REMOVED.get(name))
+    instead = REMOVED.get(f"{owner(request)}.{name}")
     if instead is not None:
         return InputError(f"The parameter {name!r} was removed: {instead}.", parameter=name)
     known = request.model_fields

@@ -197,7 +197,7 @@ class CohortRequest(SeededRequest, FilesRequest):
         (),
         panel=INPUT,
     )
-    split: tuple[str, ...] = option("Use only slides of these splits of the cohort.", (), rare=True)
+    split: tuple[str, ...] = option("Use only slides of these splits of the cohort.", (), panel=INPUT)
     by: Literal["slide", "case"] = option(
         "Unit of a bag: slide, or case (all slides of a case together).", "slide", decides=True, rare=True
     )
