@@ -136,7 +136,7 @@ def _evaluate(folder: Path) -> list[str]:
 
 
 def _heatmap(folder: Path) -> list[str]:
-    small = ["--size", "60", "--top", "1", "--pictures", "map", "--to", "png,geojson,csv"]
+    small = ["--size", "60", "--config", "top=1", "--pictures", "map", "--to", "png,geojson,csv"]
     return ["heatmap", f"{folder}/done_explain", *small]
 
 
@@ -167,7 +167,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "tile": lambda d: ["tile", f"{d}/slides", "--size", "64", "--slide-mpp", "0.5", "--min-tissue", "0"],
     "embed": _embed,
     "train": lambda d: ["train", f"{d}/config.toml"],
-    "predict": lambda d: ["predict", *_model(d), "--cohort", f"{d}/cohort.csv", "--draws", "5"],
+    "predict": lambda d: ["predict", *_model(d), "--cohort", f"{d}/cohort.csv", "--config", "draws=5"],
     "explain": lambda d: ["explain", *_model(d), "--methods", "lrp,attention", "--target", "1"],
     "evaluate": _evaluate,
     "insight": _insight,

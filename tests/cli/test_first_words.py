@@ -100,7 +100,7 @@ def test_nearly_equal_attention_looks_equal() -> None:
 def test_common_slips_are_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("explain", "--model", "m0.safetensors", "--features", "features")
     cases = {
-        ("--output", "myrun"): "--out myrun",
+        ("--config", "output=myrun"): "--out myrun",
         ("--out", "run", "--target", "5"): "0 (benign), 1 (tumour)",
         ("--out", "run", "--device", "cuda:9"): "GPU",
         ("--out", "run", "--encoder", "resnet18"): "--encoder is for slides without features",

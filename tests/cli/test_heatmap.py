@@ -51,7 +51,7 @@ def place(tmp_path):
 
 
 def heat(place: Path, *more: str, run: str = "run") -> int:
-    return xmil_run(["heatmap", str(place / run), "--size", "200", "--top", "2", *more])
+    return xmil_run(["heatmap", str(place / run), "--size", "200", "--config", "top=2", *more])
 
 
 def test_anndata_of_a_run_and_a_folder_of_something_else(place, capsys):
@@ -146,9 +146,9 @@ def test_resume_restart_and_style(place, capsys):
     assert heat(place) == 0
     assert "1 file written" in capsys.readouterr().out
     assert panel.stat().st_mtime_ns == first
-    assert heat(place, "--alpha", "0.9") == 2
+    assert heat(place, "--config", "alpha=0.9") == 2
     assert "another style" in capsys.readouterr().err
-    assert heat(place, "--alpha", "0.9", "--restart") == 0
+    assert heat(place, "--config", "alpha=0.9", "--restart") == 0
     assert panel.stat().st_mtime_ns > first
 
 
@@ -217,14 +217,14 @@ def test_choosing(place, capsys):
     [
         (["--clip", "box"], "--clip must be whiskers, none, or a percentile"),
         (["--scale", "all"], "--scale must be"),
-        (["--alpha", "2"], "--alpha must be"),
+        (["--config", "alpha=2"], "--alpha must be"),
         (["--size", "0"], "--size must be"),
-        (["--region", "1,2,3"], "--region must be"),
+        (["--config", "region=1,2,3"], "--region must be"),
         (["--pictures", "poster"], "Unknown picture"),
         (["--to", "bmp"], "Unknown export"),
         (["--to", "png,xml"], "Unknown export"),
         (["--to", "none"], "nothing to draw"),
-        (["--frame", "x"], "Unknown frame"),
+        (["--config", "frame=x"], "Unknown frame"),
         (["--slides", "/nowhere"], "no such file or folder"),
         (["--methods", "lrpp"], "Unknown method 'lrpp'. Did you mean"),
         (
@@ -374,7 +374,7 @@ def test_exports_count_as_qupath_does(place, frame, corner):
     write_scn(place / "wsi/a.scn", size, boxes_of(xy, EDGE), mpp=0.25, bounds=bounds)
     out = place / frame
     options = ["--slides", str(place / "wsi"), "--to", "geojson,scores,csv"]
-    assert heat(place, *options, "--frame", frame, "--out", str(out)) == 0
+    assert heat(place, *options, "--config", f"frame={frame}", "--out", str(out)) == 0
     held = json.loads((out / "geojson/a.geojson").read_text())
     assert held["features"][0]["geometry"]["coordinates"][0][0] == list(corner)
     np.testing.assert_array_equal(read_geojson(out / "geojson/a.geojson").boxes, boxes_of(xy, EDGE))

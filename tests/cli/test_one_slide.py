@@ -85,7 +85,7 @@ def test_pairs_are_lines_in_the_picture(
     Image.new("RGB", (3200, 3700), (230, 230, 230)).save(slide)
     one = ["explain", "--model", model, "--features", p.trident(here.parent), "--slides", slide]
     inked = []
-    for more in ([], ["--interactions", "4"]):
+    for more in ([], ["--config", "interactions=4"]):
         code, out, err = run(*one, "--target", "all", *more, capsys=capsys)
         assert code == 0, err
         with Image.open(here / "s1.heatmap.png") as picture:

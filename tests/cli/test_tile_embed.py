@@ -181,9 +181,9 @@ def test_options_of_embed(slides: Path, tmp_path: Path, capsys: pytest.CaptureFi
     tile(slides, out, capsys=capsys)
     (slides / "two.tif").unlink()
     common = ("embed", "--tiles", out, "--slides", slides, "--encoder", MEAN)
-    code, _, err = run(*common, "--normalise", "1,2", capsys=capsys)
+    code, _, err = run(*common, "--config", "normalise=1,2", capsys=capsys)
     assert (code, "--normalise must be six numbers" in err) == (2, True)
-    options = ("--normalise", "0,0,0,1,1,1", "--input-size", 32, "--batch", 4)
+    options = ("--config", "normalise=0,0,0,1,1,1", "--config", f"input_size={32}", "--batch", 4)
     code, text, _ = run(*common, *options, "--out", tmp_path / "f", capsys=capsys)
     assert code == 1
     assert "two: failed: no slide of this name" in text
@@ -202,7 +202,7 @@ def test_real_slides(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     assert (code, "1 already done, 0 failed" in text) == (0, True)
     code, *_ = run(
-        *("embed", "--tiles", out, "--slides", data_dir / "slides", "--encoder", MEAN, "--stain-norm"),
+        *("embed", "--tiles", out, "--slides", data_dir / "slides", "--encoder", MEAN, "--config", "stain_norm=true"),
         capsys=capsys,
     )
     assert code == 0

@@ -263,12 +263,12 @@ def explain(workspace: Workspace) -> Record:
     w = workspace
     record = within(w.printed(w.explained), "all") | within(w.folder("explained"), "all")
     runs = {
-        "contexts": ("models/transmil.safetensors", "--methods", "lrp,single", "--contexts", "4", *SOME),
+        "contexts": ("models/transmil.safetensors", "--methods", "lrp,single", "--param", "lrp.contexts=4", *SOME),
         "pairs": (
-            "models/attnmil.safetensors", "--interactions", "4", "--param", "lrp.feature_level=true", *SOME,
+            "models/attnmil.safetensors", "--config", "interactions=4", "--param", "lrp.feature_level=true", *SOME,
         ),
         "cases": (
-            "models/attnmil.safetensors", "--model", "models/attnmil_b.safetensors", "--by", "case",
+            "models/attnmil.safetensors", "--model", "models/attnmil_b.safetensors", "--config", "by=case",
             "--target", "label",
         ),
         "own": ("own.py:build", "--class-names", "neg,pos", "--methods", "lrp,gxi", *SOME),
@@ -291,7 +291,7 @@ def evaluate(workspace: Workspace) -> Record:
     )  # fmt: skip
     record = within(w.printed(told), "slides") | within(w.folder("evaluated"), "slides")
     w.command(
-        "evaluate", "--model", "models/transmil.safetensors", *common, "--by", "case", "--modes", "mask",
+        "evaluate", "--model", "models/transmil.safetensors", *common, "--config", "by=case", "--modes", "mask",
         "--methods", "lrp,attention", "--out", "evaluated_cases",
     )  # fmt: skip
     return record | within(w.folder("evaluated_cases"), "cases")
@@ -304,7 +304,7 @@ def heatmap(workspace: Workspace) -> Record:
     assert w.explained
     told = w.command(
         "heatmap", "explained", "--slides", "slides", "--names", "s01", "--target", "predicted", "--methods",
-        "lrp,attention", "--pictures", "panel,overlay,side,patches,map", "--size", "300", "--top", "3",
+        "lrp,attention", "--pictures", "panel,overlay,side,patches,map", "--size", "300", "--config", "top=3",
         "--to", "png,geojson,scores,colours,csv,parquet", "--out", "drawn",
     )  # fmt: skip
     record = within(w.printed(told), "slides") | within(w.folder("drawn"), "slides")
@@ -326,18 +326,18 @@ def predict(workspace: Workspace) -> Record:
     w, record = workspace, {}
     runs = {
         "classes": ("attnmil",),
-        "transmil": ("transmil", "--by", "case"),
+        "transmil": ("transmil", "--config", "by=case"),
         "labels": ("labels",),
         "value": ("value", "--label", "value"),
         "survival": ("survival",),
         "cox": ("cox",),
         "ensemble": (
-            "attnmil", "--model", "models/attnmil_b.safetensors", "--instances", "9", "--repetitions", "2",
+            "attnmil", "--model", "models/attnmil_b.safetensors", "--config", "instances=9", "--repetitions", "2",
         ),
     }  # fmt: skip
     for name, (model, *more) in runs.items():
         told = w.command(
-            "predict", "--model", f"models/{model}.safetensors", *FEATURES, "--draws", "40", *more, "--out",
+            "predict", "--model", f"models/{model}.safetensors", *FEATURES, "--config", "draws=40", *more, "--out",
             f"predicted_{name}",
         )  # fmt: skip
         record |= within(w.printed(told), name) | within(w.folder(f"predicted_{name}"), name)
@@ -353,7 +353,7 @@ def insight(workspace: Workspace) -> Record:
         w.command("explain", "--model", model, *FEATURES, "--target", "pos", "--out", f"looked_{name}")
     told = w.command(
         "insight", "looked_attnmil", *FEATURES, "--slides", "slides", "--model", "models/attnmil.safetensors",
-        "--concepts", "3", "--sanity", "2", "--beside", "looked_attnmil_b", "--regions", "truth", "--within",
+        "--config", "concepts=3", "--config", "sanity=2", "--beside", "looked_attnmil_b", "--regions", "truth", "--within",
         "Tumor", "--out", "insight",
     )  # fmt: skip
     return w.printed(told) | w.folder("insight")

@@ -75,7 +75,7 @@ def test_another_model_is_said_and_passes_nothing(
 ) -> None:
     words = ["insight", made / "run", "--features", made / "features", "--model", made / "other.safetensors"]
     with pytest.raises(SystemExit) as left:
-        main([*map(str, words), "--out", str(tmp_path / "i"), "--concepts", "2"])
+        main([*map(str, words), "--out", str(tmp_path / "i"), "--config", "concepts=2"])
     said = capsys.readouterr()
     assert not left.value.code
     assert "The run was explained with other models than other.safetensors" in said.out + said.err
@@ -102,7 +102,7 @@ def test_an_evaluation_of_another_model_is_said(made: Path, tmp_path: Path) -> N
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """The one line of a command that cannot be done."""
     with pytest.raises(SystemExit) as left:
-        main(["insight", *map(str, words), "--concepts", "2"])
+        main(["insight", *map(str, words), "--config", "concepts=2"])
     said = capsys.readouterr().err.splitlines()
     assert (left.value.code, len(said)) == (2, 1)
     return said[0]

@@ -282,7 +282,7 @@ def test_a_second_run_finds_everything_done_and_a_changed_slide_is_looked_at_aga
     arguments = [
         "insight", str(study / "run"), "--features", str(study / "features"),
         "--cohort", str(study / "cohort.csv"),
-        "--slides", str(study / "slides"), "--model", str(study / "model.safetensors"), "--concepts", "3",
+        "--slides", str(study / "slides"), "--model", str(study / "model.safetensors"), "--config", "concepts=3",
     ]  # fmt: skip
     with pytest.raises(SystemExit) as left:
         main(arguments)
@@ -428,8 +428,8 @@ def test_classes_and_regions(study: Path, agreed: xmil.Run, tmp_path: Path) -> N
         (tmp_path / "regions" / f"{slide}.geojson").write_text(json.dumps([tumour]))
     with pytest.raises(SystemExit) as left:
         main([
-            "insight", str(run.path), "--features", str(features), "--model", str(model), "--concepts", "3",
-            "--regions", str(tmp_path / "regions"), "--within", "Tumor",
+            "insight", str(run.path), "--features", str(features), "--model", str(model), "--config", "concepts=3",
+            "--regions", str(tmp_path / "regions"), "--config", "within=Tumor",
             "--beside", str(agreed.path.parent / "run2"),
         ])  # fmt: skip
     assert not left.value.code

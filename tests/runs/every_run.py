@@ -17,7 +17,7 @@ from xmil.viewer.annotations import AnnotationFiles
 EXPORTS = (
     "qupath,asap,dicom,dicom-annotations,ome-zarr,spatialdata,anndata,geojson,scores,colours,csv,parquet"
 )
-ONE = ["--quick", "--task", "standard", "--repetitions", "1", "--only"]
+ONE = ["--quick", "--task", "standard", "--config", "repetitions=1", "--only"]
 
 
 def commands(data: Path) -> dict[str, list[str]]:
@@ -27,7 +27,7 @@ def commands(data: Path) -> dict[str, list[str]]:
     encoder = ["--encoder", "benchmarks.killed.commands:network"]
     more = {
         "explain": [
-            "explain", *model, "--methods", "lrp,attention", "--target", "all", "--interactions", "4",
+            "explain", *model, "--methods", "lrp,attention", "--target", "all", "--config", "interactions=4",
             "--background", f"{data}/features", "--cohort", f"{data}/cohort.csv",
         ],
         "heatmap": ["heatmap", explained, "--size", "60", "--pictures", "map,overlay", "--to", "png,svg,csv"],
@@ -38,7 +38,7 @@ def commands(data: Path) -> dict[str, list[str]]:
             "--model", f"{data}/net.py:build",
         ],
         "toy": [
-            "toy", "--task", "standard", "--methods", "lrp", "--repetitions", "1", "--epochs", "1",
+            "toy", "--task", "standard", "--methods", "lrp", "--config", "repetitions=1", "--epochs", "1",
             "--bags", "8,4,4",
         ],
     }  # fmt: skip

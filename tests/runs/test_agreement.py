@@ -133,7 +133,7 @@ def test_the_command_needs_no_model(run: Path, drawn: Path, capsys: pytest.Captu
     assert "--annotations" in capsys.readouterr().err
     assert command(["evaluate", "--annotations", str(drawn)]) == 2
     assert command(["evaluate", str(run), "--annotations", str(drawn / "nowhere")]) == 2
-    assert command(["evaluate", str(run), "--annotations", str(drawn), "--truth-names", "Stroma"]) == 2
+    assert command(["evaluate", str(run), "--annotations", str(drawn), "--config", "truth_names=Stroma"]) == 2
 
 
 def test_python_and_a_folder_of_ones_own(run: Path, drawn: Path, tmp_path: Path) -> None:

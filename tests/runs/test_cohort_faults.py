@@ -36,7 +36,7 @@ def survival_folds(folder: Path, *, bins: tuple[tuple[float, ...], ...] = BINS) 
 
 
 def predict(folder: Path, *more: str, models: int = 1, out: str = "predicted") -> list[str]:
-    return ["predict", *command(folder, *more, out=out, models=models)[1:], "--draws", "5"]
+    return ["predict", *command(folder, *more, out=out, models=models)[1:], "--config", "draws=5"]
 
 
 def test_bins_that_folds_cut_for_themselves_have_no_times_in_their_names(
@@ -138,7 +138,7 @@ def test_cases_without_all_their_slides_are_named(
     for name in ("s001", "s004", "s005"):  # half of c0, all of c2
         (folder / "features" / f"{name}.h5").unlink()
     make = {"explain": command, "predict": predict}[which]
-    assert run(make(folder, "--by", "case", out="run")) == 0
+    assert run(make(folder, "--config", "by=case", out="run")) == 0
     said = capsys.readouterr().out
     assert (
         "warning: 1 case has slides without features; only its other slides are used: c0 (without s001)"
@@ -155,10 +155,10 @@ def test_cases_without_all_their_slides_are_named(
 
 def test_a_case_that_lost_a_slide_is_explained_again(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
-    assert run(command(folder, "--by", "case", "--target", "pos")) == 0
+    assert run(command(folder, "--config", "by=case", "--target", "pos")) == 0
     whole = xmil.Explanation.load(folder / "run" / "slides" / "s000.parquet").output
     (folder / "features" / "s001.h5").unlink()
-    assert run(command(folder, "--by", "case", "--target", "pos")) == 0
+    assert run(command(folder, "--config", "by=case", "--target", "pos")) == 0
     net = xmil.load_model(folder / "m0.safetensors")
     alone = xmil.explain(net, read_bag(folder / "features" / "s000.h5"), target="pos").output
     found = xmil.Explanation.load(folder / "run" / "slides" / "s000.parquet").output
@@ -174,7 +174,7 @@ def test_a_part_that_is_empty_or_not_finite_is_named(which: str, tmp_path: Path)
     values[2, 1] = np.nan
     xmil.write_bag(xmil.Bag(values, coords=bad.coords, patch_size=256), folder / "features" / "s003.h5")
     make = {"explain": command, "predict": predict}[which]
-    assert run(make(folder, "--by", "case", out="run")) == 1
+    assert run(make(folder, "--config", "by=case", out="run")) == 1
     failed = {row["slide_id"]: row["error"] for row in table(folder / "run" / "failures.csv")}
     assert set(failed) == {"s000", "s001", "s002", "s003"}
     assert f"Case 'c0': {folder / 'features' / 's001.h5'} has no patches" in failed["s000"]
@@ -218,7 +218,7 @@ def test_outliers_take_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("more", "message"),
     [
         (
-            ["--methods", "gxi", "--preset", "released"],
+            ["--methods", "gxi", "--param", "lrp.preset=released"],
             "--preset is for 'lrp', which is not among the methods",
         ),
         (["--methods", "lrp", "--param", "ig.steps=7"], "--param ig.steps is for 'ig'"),

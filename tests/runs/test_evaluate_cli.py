@@ -221,7 +221,7 @@ def test_ground_truth_of_every_kind(tmp_path, capsys):
     mask = np.zeros((5, 5))
     mask[0] = 1
     imsave(truth / "s2.png", mask, cmap="gray")
-    arguments = command(folder, "--truth", str(truth), "--mask-downsample", "100", "--modes", "remove")
+    arguments = command(folder, "--truth", str(truth), "--config", "mask_downsample=100", "--modes", "remove")
     assert run(arguments) == 0
     rows = pq.read_table(folder / "out" / "results.parquet").to_pylist()
     lrp = {row["slide_id"]: row for row in rows if row["method"] == "lrp"}

@@ -42,7 +42,7 @@ def command(folder: Path, *more: str, model: str = "out", out: str = "told") -> 
 
 @pytest.fixture(scope="module")
 def by_case(folder):
-    assert run(command(folder, "--by", "case", "--split", "test", out="cases")) == 0
+    assert run(command(folder, "--config", "by=case", "--split", "test", out="cases")) == 0
     return folder / "cases"
 
 
@@ -179,7 +179,7 @@ def test_a_case_that_lacks_a_slide_is_named(tmp_path, capsys):
     train(config_of(folder, data={"by": "case"}, train={"epochs": 1}))
     (folder / "features" / "s8_1.h5").unlink()
     capsys.readouterr()
-    assert run(command(folder, "--by", "case", "--split", "test", "--modes", "remove")) == 0
+    assert run(command(folder, "--config", "by=case", "--split", "test", "--modes", "remove")) == 0
     assert "c8 (without s8_1)" in capsys.readouterr().out
     assert json.loads((folder / "told" / "run.json").read_text())["incomplete_cases"] == {"c8": ["s8_1"]}
 

@@ -17,8 +17,8 @@ from xmil.cli._app import run
 from xmil.core.errors import InputError
 from xmil.data import read_bag
 
-ASKED = ("--methods", "shapley,lrp", "--contexts", "6", "--interactions", "4", "--target", "1",
-         "--param", "shapley.permutations=8", "--seed", "3")  # fmt: skip
+ASKED = ("--methods", "shapley,lrp", "--param", "lrp.contexts=6", "--config", "interactions=4", "--target", "1",
+         "--param", "shapley.permutations=8", "--config", "seed=3")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_pairs_are_drawn_and_go_to_qupath(cohort: Path) -> None:
     drawn = ["heatmap", str(cohort / "run"), "--methods", "lrp", "--pictures", "overlay", "--names", "s000"]
     lines, plain = cohort / "lines", cohort / "plain"
     assert run([*drawn, "--out", str(lines)]) == 0
-    assert run([*drawn, "--out", str(plain), "--pairs", "0"]) == 0
+    assert run([*drawn, "--out", str(plain), "--config", "pairs=0"]) == 0
     pairs = xmil.open_run(cohort / "run").interactions("s000")
     assert pairs.sure.any()
     found = json.loads((lines / "pairs" / f"s000.{pairs.target}.geojson").read_text())
@@ -81,7 +81,7 @@ def test_pairs_are_drawn_and_go_to_qupath(cohort: Path) -> None:
     pairs.save(cohort / "run" / "interactions" / "s000.1.parquet")  # newer: what shows it is drawn again
     assert run([*drawn, "--out", str(lines)]) == 0
     assert xmil.open_run(lines).table()["files"].tolist() == [3]
-    assert run([*drawn, "--out", str(plain), "--pairs", "-1"]) == 2
+    assert run([*drawn, "--out", str(plain), "--config", "pairs=-1"]) == 2
 
 
 def test_it_goes_on_and_begins_anew(cohort: Path) -> None:
@@ -99,9 +99,9 @@ def test_it_goes_on_and_begins_anew(cohort: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--methods", "attention", "--contexts", "8"), "--contexts is for gxi, ig, lrp"),
-        (("--interactions", "4", "--by", "case"), "of one slide"),
-        (("--interactions", "1"), "two patches or more"),
+        (("--methods", "attention", "--param", "lrp.contexts=8"), "--contexts is for gxi, ig, lrp"),
+        (("--config", "interactions=4", "--config", "by=case"), "of one slide"),
+        (("--config", "interactions=1"), "two patches or more"),
     ],
 )
 def test_what_cannot_be(
@@ -112,7 +112,7 @@ def test_what_cannot_be(
 
 
 def test_an_ensemble_has_no_pairs_in_common(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(command(cohort, "--interactions", "4", out="never", models=2)) == 2
+    assert run(command(cohort, "--config", "interactions=4", out="never", models=2)) == 2
     assert "--interactions takes one model" in " ".join(capsys.readouterr().err.split())
 
 

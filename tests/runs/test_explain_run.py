@@ -85,9 +85,9 @@ def test_the_summary_is_what_all_scores_together_give(cohort: Path) -> None:
 
 def test_a_restart_keeps_no_verdict_of_the_maps_it_replaced(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
-    assert run(command(folder, "--check", "2")) == 0
+    assert run(command(folder, "--config", "check=2")) == 0
     assert xmil.open_run(folder / "run").verdict is not None
-    assert run(command(folder, "--check", "none", "--restart")) == 0
+    assert run(command(folder, "--config", "check=none", "--restart")) == 0
     assert xmil.open_run(folder / "run").verdict is None
 
 
@@ -179,7 +179,7 @@ def test_other_settings_are_refused_by_name_and_restart_begins_anew(
     folder = make_cohort(tmp_path, 3, models=2)
     assert run(command(folder)) == 0
     kept = bytes_of(folder / "run")
-    assert run(command(folder, "--seed", "3")) == 2
+    assert run(command(folder, "--config", "seed=3")) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "seed 0, not 3" in error
     assert run(command(folder, models=2)) == 2
@@ -238,7 +238,7 @@ def test_a_case_is_one_bag_and_its_scores_go_to_its_slides(tmp_path: Path) -> No
     for i in range(2):
         with h5py.File(folder / "features" / f"s00{i}.h5", "a") as file:
             file["coords"].attrs.update({"level0_width": 5000 + i, "level0_height": 4000})
-    assert run(command(folder, "--by", "case", "--target", "pos")) == 0
+    assert run(command(folder, "--config", "by=case", "--target", "pos")) == 0
     net = xmil.load_model(folder / "m0.safetensors")
     bags = [read_bag(folder / "features" / f"s00{i}.h5") for i in range(2)]
     joined, rows = join_bags(bags, name="c0")
@@ -255,7 +255,7 @@ def test_a_case_is_one_bag_and_its_scores_go_to_its_slides(tmp_path: Path) -> No
     assert [row["case_id"] for row in found] == ["c0", "c0", "c1", "c1", "c2"]
     assert found[0]["p:pos"] == found[1]["p:pos"] != found[2]["p:pos"]
     (folder / "run" / "slides" / "s001.parquet").unlink()
-    assert run(command(folder, "--by", "case", "--target", "pos")) == 0
+    assert run(command(folder, "--config", "by=case", "--target", "pos")) == 0
     assert len(bytes_of(folder / "run")) == 5
 
 
@@ -326,7 +326,7 @@ def test_models_without_classes(
 
 def test_parameters_of_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_cohort(tmp_path, 2)
-    assert run(command(folder, "--methods", "lrp,ig", "--preset", "paper", "--param", "ig.steps=7")) == 0
+    assert run(command(folder, "--methods", "lrp,ig", "--param", "lrp.preset=paper", "--param", "ig.steps=7")) == 0
     found = read_explanations(folder / "run" / "slides" / "s000.parquet")
     assert [e.params.get("preset", e.params.get("steps")) for e in found] == ["paper", 7]
     capsys.readouterr()
@@ -334,12 +334,12 @@ def test_parameters_of_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("--param", "ig.steps"), "METHOD.NAME=VALUE"),
         (("--param", "lrp.epsilom=1"), "Did you mean 'epsilon'"),
         (("--param", "gxi.a=1"), "not among the methods"),
-        (("--preset", "papre"), "Did you mean 'paper'"),
+        (("--param", "lrp.preset=papre"), "Did you mean 'paper'"),
         (("--methods", "lrpp"), "Did you mean 'lrp'"),
         (("--methods", "logits"), "cannot explain attnmil"),
-        (("--output", "logits"), "Did you mean 'logit'"),
-        (("--memory", "much"), "a size such as 500MB"),
-        (("--by", "patient"), "--by must be one of"),
+        (("--config", "output=logits"), "Did you mean 'logit'"),
+        (("--config", "memory=much"), "a size such as 500MB"),
+        (("--config", "by=patient"), "--by must be one of"),
         (("--engine", "rya"), "Did you mean 'ray'"),
     ):
         assert run(command(folder, *more, out="other")) == 2
@@ -352,7 +352,7 @@ def test_little_memory_gives_the_same_scores(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2, instances=210, model="transmil")
     methods = ("--methods", "single,one_removed", "--target", "pos")
     assert run(command(folder, *methods, out="much")) == 0
-    assert run(command(folder, *methods, "--memory", "4MB", out="little")) == 0
+    assert run(command(folder, *methods, "--config", "memory=4MB", out="little")) == 0
     much, little = scores(folder / "much"), scores(folder / "little")
     for key, values in much.items():
         np.testing.assert_allclose(values, little[key], atol=1e-5)

@@ -99,7 +99,7 @@ def test_patches_that_kill_twice_are_named_and_the_rest_is_read(tmp_path: Path) 
 def test_a_killed_run_takes_its_readers_with_it_and_goes_on(tmp_path: Path) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
     out = tmp_path / "out"
-    children = kill_on_the_way(tmp_path, out, "--readers", "2")
+    children = kill_on_the_way(tmp_path, out, "--config", "readers=2")
     assert len(children) == 2
     wait_for(lambda: not any(is_reader(pid) for pid in children))
     done = sorted(path.stem for path in out.glob("*.h5"))

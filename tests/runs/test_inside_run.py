@@ -122,7 +122,7 @@ def test_stored_vectors_serve_without_model_and_features(study: Path, tmp_path: 
     )
     asked = ["inside", str(tmp_path / "run"), "--slides", str(study / "slides"), "--encoder", "resnet18"]
     with pytest.raises(SystemExit) as left:
-        main([*asked, "--random", "--patches", "2", "--tiff"])
+        main([*asked, "--random", "--patches", "2", "--config", "tiff=true"])
     assert not left.value.code
     for name in ("a", "b"):
         found = Inside.load(tmp_path / "run" / "inside" / f"{name}.npz")

@@ -10,7 +10,7 @@ from tests.cli.test_cli import run
 from tests.runs.cohorts import make_cohort, make_model, table
 
 COMMANDS = {
-    "predict": ["--draws", "20"],
+    "predict": ["--config", "draws=20"],
     "explain": ["--target", "label"],
     "evaluate": ["--methods", "attention", "--steps", "2"],
 }

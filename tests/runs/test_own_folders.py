@@ -212,11 +212,11 @@ def test_a_split_replaces_no_other_table(tmp_path: Path, capsys: pytest.CaptureF
     assert "--overwrite" in told
     assert (tmp_path / "mine.csv").read_text() == mine
     assert run([*words, f"{tmp_path}/new.csv"]) == 0
-    assert run([*words, f"{tmp_path}/new.csv", "--seed", "1"]) == 0  # its own result
+    assert run([*words, f"{tmp_path}/new.csv", "--config", "seed=1"]) == 0  # its own result
     assert run([*words, f"{tmp_path}/mine.csv", "--overwrite"]) == 0
 
 
-EXPORTED = ["bench", "--suite", "evidence", "--task", "standard", "--repetitions", "1", "--quick", "--only"]
+EXPORTED = ["bench", "--suite", "evidence", "--task", "standard", "--config", "repetitions=1", "--quick", "--only"]
 
 
 @pytest.mark.parametrize("name", ["standard--attnmil--0.npz", "notes/mine.txt", "run.json"])

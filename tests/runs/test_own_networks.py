@@ -100,7 +100,7 @@ def test_a_network_that_cannot_be_built_or_read_says_why(
 def test_a_warning_of_all_slides_is_said_once(
     cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert explain(cohort, "Log", tmp_path / "out", "--check", "all") == 0
+    assert explain(cohort, "Log", tmp_path / "out", "--config", "check=all") == 0
     said = capsys.readouterr()
     assert "3 of 3 slides carry a warning" in said.out + said.err
     assert (said.out + said.err).count("log_softmax") == 1

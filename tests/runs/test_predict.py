@@ -62,7 +62,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(folder: Path, model: str, out: Path, *more: str) -> list[str]:
     models = [part for name in model.split(",") for part in ("--model", f"{folder}/{name}.safetensors")]
     where = ["--features", f"{folder}/features", "--cohort", f"{folder}/cohort.csv", "--out", str(out)]
-    return ["predict", *models, *where, "--draws", "50", *more]
+    return ["predict", *models, *where, "--config", "draws=50", *more]
 
 
 def outputs(folder: Path, model: str, slides: list[str]) -> np.ndarray:
@@ -224,7 +224,7 @@ def test_models_that_do_not_agree_are_refused(
 
 
 def test_one_bag_for_a_case(cohort: Path, tmp_path: Path) -> None:
-    assert run(command(cohort, "value0", tmp_path, "--by", "case")) == 0
+    assert run(command(cohort, "value0", tmp_path, "--config", "by=case")) == 0
     rows = table(tmp_path)
     assert len(rows) == N // 2
     assert (rows[1]["slide_id"], rows[1]["case_id"]) == ("s2;s3", "c1")
@@ -287,7 +287,7 @@ def test_cases_seen_in_training_are_warned_of(
     rows = [f"s{i},c{i // 2},{'test' if i < 4 else f'fold{i // 2 % 2}'}" for i in range(N)]
     (trained / "cohort.csv").write_text("\n".join(["slide_id,case_id,split", *rows]) + "\n")
     models = [f"--model={trained}/grid0-fold{m}/model.safetensors" for m in range(2)]
-    where = ["--features", f"{cohort}/features", "--cohort", f"{cohort}/cohort.csv", "--draws", "5"]
+    where = ["--features", f"{cohort}/features", "--cohort", f"{cohort}/cohort.csv", "--config", "draws=5"]
     assert run(["predict", *models, *where, "--out", str(tmp_path / "both")]) == 0
     assert f"{N - 4} of the {N} bags here were in the training of a model" in capsys.readouterr().out
     assert run(["predict", models[0], *where, "--out", str(tmp_path / "one")]) == 0
@@ -335,8 +335,8 @@ def test_other_settings_need_restart(cohort: Path, tmp_path: Path, capsys) -> No
         ("labels0", ["--label", "mut_a,age"], "The column 'age'"),
         ("value0", ["--label", "case_id"], "must hold numbers"),
         ("cox0", ["--label", "weeks,event"], "weeks"),
-        ("cox0", ["--by", "patient"], "--by must be one of"),
-        ("cox0", ["--draws", "-1"], "draws"),
+        ("cox0", ["--config", "by=patient"], "--by must be one of"),
+        ("cox0", ["--config", "draws=-1"], "draws"),
         ("cox0", ["--split", "test"], "split"),
     ],
 )
@@ -352,7 +352,7 @@ def test_slides_without_a_case_are_named(cohort: Path, tmp_path: Path, capsys) -
     header, *lines = (cohort / "cohort.csv").read_text().splitlines()
     at = header.split(",").index("case_id")
     table, every = tmp_path / "cohort.csv", [line.split(",") for line in lines]
-    where = ["--cohort", str(table), "--features", f"{cohort}/features", "--draws", "20"]
+    where = ["--cohort", str(table), "--features", f"{cohort}/features", "--config", "draws=20"]
     model = ["predict", "--model", f"{cohort}/classes0.safetensors"]
     for empty in ({4: "", 9: "NA", 14: "NA"}, dict.fromkeys(range(N), "")):
         written = [[*row[:at], empty.get(i, row[at]), *row[at + 1 :]] for i, row in enumerate(every)]
@@ -378,7 +378,7 @@ def test_one_class_and_times_that_differ_are_said(cohort: Path, tmp_path: Path, 
     said = {}
     for model in ("classes0", "survival0"):
         where = ["--cohort", str(table), "--features", f"{cohort}/features", "--out", str(tmp_path / model)]
-        assert run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--draws", "20"]) == 0
+        assert run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--config", "draws=20"]) == 0
         said[model] = capsys.readouterr().out
     assert "No measure compares HPV-, HPV+" in said["classes0"]
     assert "slides of 1 case differ in 'time'" in said["survival0"]
@@ -392,7 +392,7 @@ def test_missing_labels_are_not_measured(cohort: Path, tmp_path: Path) -> None:
     for model in ("classes0", "labels0", "value0", "survival0"):
         out = tmp_path / model
         where = ["--cohort", f"{tmp_path}/cohort.csv", "--features", f"{cohort}/features", "--out", str(out)]
-        assert run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--draws", "20"]) == 0
+        assert run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--config", "draws=20"]) == 0
         assert len(table(out)) == N
         assert json.loads((out / "metrics.json").read_text())["labelled"] == N - 1
 
@@ -401,7 +401,7 @@ def test_explain_reaches_every_task(cohort: Path, tmp_path: Path) -> None:
     asked = {"survival0": "predicted,4-8,8+:0-4", "value0": "score", "cox0,cox1": "risk", "classes0": "HPV+"}
     for model, targets in asked.items():
         arguments = command(cohort, model, tmp_path / model, "--target", targets)
-        arguments = ["explain", *(a for a in arguments[1:] if a not in ("--draws", "50"))]
+        arguments = ["explain", *(a for a in arguments[1:] if a not in ("--config", "draws=50"))]
         assert run(arguments) == 0
         with (tmp_path / model / "slides.csv").open(newline="") as stream:
             row = next(csv.DictReader(stream))

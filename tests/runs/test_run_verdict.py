@@ -205,7 +205,7 @@ def test_the_screen_has_one_line(cohort: Path, tmp_path: Path, capsys: pytest.Ca
     paths = ["--model", str(cohort / "m.safetensors"), "--features", str(cohort / "features")]
     assert run(["explain", *paths, "--target", "1", "--out", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.count("finds what the model uses: SRG") == 1
-    assert run(["explain", *paths, "--check", "some", "--out", str(tmp_path / "other")]) == 2
+    assert run(["explain", *paths, "--config", "check=some", "--out", str(tmp_path / "other")]) == 2
     assert "--check" in capsys.readouterr().err
 
 

@@ -320,11 +320,11 @@ class EvaluateRequest(CohortRequest):
     truth_names: tuple[str, ...] = option("QuPath classes that count.", (), rare=True)
     mask_downsample: float = option("Level-0 pixels per pixel of the masks.", 1.0, rare=True)
     modes: tuple[str, ...] = option(
-        "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), rare=True
+        "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), panel=WHAT
     )
-    steps: int = option("Steps per curve.", 100, ge=1, le=MOST_PASSES, rare=True)
+    steps: int = option("Steps per curve.", 100, ge=1, le=MOST_PASSES, panel=WHAT)
     orders: int = option(
-        "Random orders for the band in pictures; verdicts use 200.", 20, ge=2, le=MOST_PASSES, rare=True
+        "Random orders for the band in pictures; verdicts use 200.", 20, ge=2, le=MOST_PASSES, panel=WHAT
     )
     smallest: float = option(
         "Smallest difference in mean AUPC that makes a method better than another.", 0.01, ge=0, rare=True
@@ -463,7 +463,7 @@ class DrawRequest(RunRequest):
     )
     alpha: float = option("Opacity of the colours over the slide, 0 to 1.", 0.5, ge=0, le=1, rare=True)
     tissue: str = option("Show the slide under the colours in grey or colour.", "grey", rare=True)
-    size: int = option("Pixels of a picture's longer edge.", 1200, ge=1, rare=True)
+    size: int = option("Pixels of a picture's longer edge.", 1200, ge=1, panel=OUTPUT)
     region: tuple[float, ...] | None = option("Zoom: x,y,width,height in level-0 pixels.", None, rare=True)
     top: int = option("Number of highest and lowest patches on a sheet.", 8, rare=True)
     pairs: int = option(
