@@ -254,12 +254,13 @@ def _draw_picture(
     Return an error sentence if the picture could not be written.
     """
     from xmil.heatmaps import heatmap, plot, without_repeats
+    from xmil.heatmaps.words import NOT_TESTED
 
     try:
         several = explanations[0] if len(explanations) == 1 else list(explanations)
         targets = {e.target for e in without_repeats(explanations)}
         lines = [each for each in pairs if each.target in targets]
-        picture = heatmap(several, slide, task=run.task, pairs=lines)
+        picture = heatmap(several, slide, task=run.task, pairs=lines, verdict=NOT_TESTED)
     except XmilError:
         if slide is not None:
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     saved = open_explanations(run.path if isinstance(run, Run) else run)
     order = replace(
         _with_slide(order, request.slides, listener), task=saved.task, class_names=saved.class_names,
-        verdict="" if saved.verdict is None else saved.verdict.of(request.methods).brief,
+        verdict=saved.verdict,
     )  # fmt: skip
     saved = with_targets(saved, order)
     if request.scale == "cohort":
@@ -175,9 +176,16 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
                 name, files[name], listing.slides.get(name), listing.twice.get(name, ""),
                 drawn=str(self.before.get(name, {}).get("source") or ""),
                 pairs=tuple(pairs.get(name, ())), row=rows.get(name, {}),
+                certificate=self._find_certificate(name),
             )
             for name in request.names or files
         ]  # fmt: skip
+
+    def _find_certificate(self, slide: str) -> Path | None:
+        """Find the slide's certificate of `xmil evaluate`; a link out of the folder is not followed."""
+        with suppress(FileError):
+            return self.run.find("certificate", slide)
+        return None
 
     def check_style(self) -> None:
         """Refuse a folder with pictures in another style, unless they are replaced."""
