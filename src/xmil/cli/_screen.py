@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.core.request import Request, options
@@ -121,6 +122,17 @@ def command_line(*words: object) -> str:
     "xmil view 'my run'"
     """
     return shlex.join(map(str, words))
+
+
+def view_command(run: object, *, slides: Path | None, mpp: float | None) -> str:
+    """Write the command that shows a run with its slides.
+
+    >>> view_command("run", slides=Path("wsi"), mpp=0.5)
+    'xmil view run --slides wsi --mpp 0.5'
+    """
+    more = [] if slides is None else ["--slides", slides]
+    more += [] if mpp is None else ["--mpp", mpp]
+    return command_line("xmil", "view", run, *more)
 
 
 OTHERS = ("tissue", "patient", "export")  # parameters of commands without a request

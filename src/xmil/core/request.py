@@ -144,13 +144,17 @@ class Request:
         ...     run: Path = option("Folder.")
         ...     clip: float | None = option("Scale.", None)
         ...     shown: tuple[str, ...] = option("Slides.", (), flag="--names")
+        ...     to: tuple[str, ...] = option("Formats.", ("png",))
+        ...     area: tuple[float, ...] | None = option("Box.", None, parse=lambda text: text.split(","))
         >>> Draw(run=Path("my run"), shown=("a", "b")).words()
         ['--run', 'my run', '--names', 'a,b']
+        >>> Draw(run=Path("r"), to=(), area=(1.5, 2.0)).words("run")
+        ['--to', 'none', '--area', '1.5,2.0']
         """
         defaults, types, words = {f.name: f.default for f in fields(self)}, field_types(type(self)), []
         for name in sorted(options(type(self)), key=lambda name: defaults[name] is not MISSING):
             value, about = getattr(self, name), options(type(self))[name]
-            if name in leave_out or value is None or value == () or value == defaults[name]:
+            if name in leave_out or value is None or value == defaults[name]:
                 continue
             flag = about.flag or f"--{name.replace('_', '-')}"
             if isinstance(value, bool):
@@ -159,10 +163,12 @@ class Request:
                 each = [(f"{method}.{key}", v) for method, own in value.items() for key, v in own.items()]
                 texts = [f"{place}={v if isinstance(v, str) else json.dumps(v)}" for place, v in each]
                 words += [word for text in texts for word in (flag, text)]
-            elif isinstance(value, tuple) and types[name] != tuple[str, ...]:
-                words += [word for one in value for word in (flag, str(one))]
+            elif not isinstance(value, tuple):
+                words += [flag, str(value)]
+            elif types[name] == tuple[str, ...] or about.parse is not None:  # one text
+                words += [flag, ",".join(map(str, value)) or "none"]
             else:
-                words += [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+                words += [word for one in value for word in (flag, str(one))]
         return words
 
     def settings(self) -> dict[str, Any]:

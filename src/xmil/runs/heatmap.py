@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ from xmil.runs.inputs import named_slides
 from xmil.runs.requests import DrawRequest
 from xmil.runs.workers.pool import MakeWorker
 from xmil.slides.open import SlideListing
-from xmil.storage import Run, check_folder, list_interactions, open_explanations, read_json
+from xmil.storage import Run, check_folder, list_interactions, open_explanations, read_json, read_run
 
 STYLE = "style.json"
 Region = tuple[float, float, float, float]
@@ -80,6 +80,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     out = request.out or saved.path / "heatmaps"
     drawing = HeatmapRun(out, request, saved, order)
     drawing.check_style()
+    drawing.check_slides()
     tally = drawing.execute(drawing.jobs(listener), listener)
     if not saved.is_finished:
         listener.warn(
@@ -89,9 +90,8 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     results = tally.results
     lines = merge_notes({name: each.note for name, each in results.items() if each.note is not None})
     if order.pictures:
-        lines += describe_clipped(
-            {name: each.beyond for name, each in results.items()}, saved.path, request.out
-        )
+        shares = {name: each.beyond for name, each in results.items()}
+        lines += describe_clipped(shares, unclipped_command(request))
     written, present = (sum(getattr(each, kind) for each in results.values()) for kind in ("written", "kept"))
     also = f", {present} already there" if present else ""
     lines.append(f"{counted(len(results), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
@@ -100,17 +100,26 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     return Run(drawing.out)
 
 
-def describe_clipped(shares: Mapping[str, float], run: Path, out: Path | None = None) -> list[str]:
-    """Write a line on slides with many patches beyond the colour scale, and on how to separate them.
+def unclipped_command(request: DrawRequest) -> str:
+    """Write the command that draws the same on a scale up to the strongest score.
 
-    >>> describe_clipped({"a": 0.4, "b": 0.02}, Path("run"))
+    >>> unclipped_command(DrawRequest.build(run="my run", slides="wsi", size=400))
+    "xmil heatmap 'my run' --slides wsi --size 400 --clip none --restart"
+    """
+    run = request.run.path if isinstance(request.run, Run) else request.run
+    same = request.words("run", "clip", "restart")
+    return shlex.join(["xmil", "heatmap", str(run), *same, "--clip", "none", "--restart"])
+
+
+def describe_clipped(shares: Mapping[str, float], command: str) -> list[str]:
+    """Write a line on slides with many patches beyond the colour scale, and the command that separates them.
+
+    >>> describe_clipped({"a": 0.4, "b": 0.02}, "xmil heatmap run --clip none --restart")
     ['a: 40 % of the patches lie beyond the colour scale and share its full colour; ...']
     """
     beyond = {name: share for name, share in shares.items() if share > BEYOND}
     if not beyond:
         return []
-    folder = [] if out is None else ["--out", str(out)]
-    command = shlex.join(["xmil", "heatmap", str(run), *folder, "--clip", "none", "--restart"])
     text = (
         f"{'up to ' * (len(beyond) > 1)}{100 * max(beyond.values()):.0f} % of the patches lie beyond the "
         f"colour scale and share its full colour; {command} tells them apart."
@@ -160,8 +169,16 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return {}
 
     def about(self) -> dict[str, Any]:
-        slides = None if self.request.slides is None else str(self.request.slides.resolve())
-        return {"run": str(self.run.path.resolve()), "slides": slides, "style": self.order.style()}
+        style = self.order.style()
+        return {"run": str(self.run.path.resolve()), "slides": self.slides, "style": style}
+
+    @cached_property
+    def slides(self) -> str | None:
+        """The slides of the request; without any, those that pictures in the folder were drawn over."""
+        if self.request.slides is not None:
+            return str(self.request.slides.resolve())
+        before = read_run(self.out) or {}
+        return str(before["slides"]) if before.get("slides") else None
 
     def jobs(self, listener: Listener) -> list[DrawingJob]:
         """List the run's slides, or those of `names`, each with its slide file if there is one."""
@@ -195,6 +212,15 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
             raise InputError(
                 f"{self.out}: holds pictures drawn in another style ({style.name} says how); "
                 "choose another out=, or restart=True to draw them again."
+            )
+
+    def check_slides(self) -> None:
+        """Refuse to replace pictures that were drawn over slides by pictures without them."""
+        drawn = [kind for kind in self.order.pictures if any((self.out / kind).glob("*"))]
+        if self.request.slides is None and self.slides is not None and drawn:
+            raise InputError(
+                f"{self.out}: holds pictures drawn over slides; pass slides={self.slides!r} to draw over "
+                "them again, or choose another out= for pictures without slides."
             )
 
     def _is_style(self, path: Path) -> bool:
