@@ -6,7 +6,8 @@ import csv
 import json
 import re
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copytree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from xmil.cli import main
 from xmil.core.errors import InputError
 from xmil.evaluate.statistics import spearman
 from xmil.heatmaps import BLUE, RED, Scale
+from xmil.insights import pictures
 from xmil.insights.biomarkers import STRONG
 from xmil.storage import ConceptMaps
 
@@ -411,6 +413,28 @@ def test_the_album_has_a_page_per_slide_and_the_card_its_certificates(agreed: xm
     assert card["faithfulness"]["aupc, remove"].startswith(f"{float(row['mean']):.3g} (")
     assert "not a medical device" in (agreed.path / "card.html").read_text()
     assert card["stability"]["models"] == 2.0
+
+
+def test_a_page_of_the_album_has_no_verdict_on_another_class(
+    study: Path, agreed: xmil.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates are on the predicted class; the run, and so the album, has class 1."""
+    pages: list[str] = []
+
+    def read(page: Any) -> Any:
+        pages.append("\n".join(text.get_text() for text in page.texts))
+        return page
+
+    monkeypatch.setattr(pictures, "letter_figure", read)
+    features, evaluated = agreed.path.parent / "features", tmp_path / "e"
+    copytree(agreed.path.parent / "e", evaluated)
+    for i, path in enumerate(sorted((evaluated / "certificates").glob("*.json"))):
+        stored = json.loads(path.read_text())
+        stored["methods"][0]["target"] = str(i % 2)
+        path.write_text(json.dumps(stored))
+    xmil.insight(study / "run", features=features, evaluated=evaluated, album=True, out=tmp_path / "i")
+    assert ["map not tested" in page for page in pages] == [True, False, True]
+    assert ["was not tested" in page for page in pages] == [True, False, True]
 
 
 def test_classes_and_regions(study: Path, agreed: xmil.Run, tmp_path: Path) -> None:
