@@ -297,17 +297,21 @@ def test_each_map_has_the_verdict_on_its_own_method_and_class(cohort: Path, tmp_
     done = explained(cohort, tmp_path / "run", methods=["lrp", "random", "attention"], target=["1", "0"])
     verdict = done.verdict
     assert verdict is not None
-    own = {name: verdict.of(name) for name in ("lrp", "random", "attention")}
+    own = {}
+    for name in ("lrp", "random", "attention"):
+        judged = verdict.of(name)
+        assert judged is not None
+        own[name] = judged.brief
     words = {
         (e.method, str(e.target)): verdict_on(e, verdict, tested=xmil.Target(1))
         for e in without_repeats(read_explanations(done.path / "slides/s00.parquet"))
     }
     assert words == {
-        ("lrp", "1"): own["lrp"].brief,
+        ("lrp", "1"): own["lrp"],
         ("lrp", "0"): "LRP map not tested",
-        ("random", "1"): own["random"].brief,
+        ("random", "1"): own["random"],
         ("random", "0"): "Random map not tested",
-        ("attention", "all classes"): own["attention"].brief,
+        ("attention", "all classes"): own["attention"],
     }
     assert words["random", "1"] != words["lrp", "1"]
 

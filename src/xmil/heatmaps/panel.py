@@ -174,9 +174,9 @@ class Sheet:
             self.text(column.subtitle, 0.9, centre, lower, width=width, ha="center", color=GREY)
             lower += round(1.25 * self.unit)
             self.text(column.verdict, 0.8, centre, lower, width=width, ha="center", color=GREY)
-        lines = 2.9 if any(column.subtitle for column in columns) else 1.7
-        lines += 1.2 if any(column.verdict for column in columns) else 0
-        self.y += round(lines * self.unit)
+        head = 2.9 if any(column.subtitle for column in columns) else 1.7
+        head += 1.2 if any(column.verdict for column in columns) else 0.0
+        self.y += round(head * self.unit)
         for row in range(max(len(column.images) for column in columns)):
             ruler = rulers[row] if row < len(rulers) else None
             self._row(columns, row, ruler=ruler, mark=mark if row == 0 else None)
