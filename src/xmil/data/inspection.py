@@ -176,9 +176,9 @@ def _one_size(rows: list[dict[str, Any]]) -> bool:
     return bool(max(sizes) - min(sizes) <= CLOSE * max(sizes))
 
 
-def inspect_cohort(path: Path) -> Report:
+def inspect_cohort(path: Path, *, slide_column: str | None = None) -> Report:
     """Describe a cohort table: slides, cases, columns with their values, splits that leak."""
-    cohort = read_cohort(path)
+    cohort = read_cohort(path, slide_column=slide_column)
     facts: dict[str, Any] = {"slides": len(cohort), "cases": len(set(cohort.cases))}
     for name, cells in cohort.columns.items():
         counts = Counter("(empty)" if cell is None else cell for cell in cells)
