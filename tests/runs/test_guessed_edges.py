@@ -91,6 +91,13 @@ def test_a_run_whose_edge_is_set_says_nothing(
     assert xmil.open_run(tmp_path / "run").explanation("s0").patch_size == 256
 
 
+def test_inspect_says_so_of_a_folder_in_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, said, _ = run("inspect", root / "h5_files", capsys=capsys)
+    (line,) = [line for line in said.splitlines() if "guess" in line]
+    assert f"{SLIDES} of {SLIDES} files" in line
+    assert "--patch-size" in line
+
+
 def test_patches_with_a_guessed_edge_are_not_embedded(root: Path) -> None:
     request = EmbedRequest.build(tiles=root, slides=(root,), encoder="resnet18", patch_px=256)
     path = root / "h5_files" / "s0.h5"

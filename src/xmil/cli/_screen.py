@@ -235,7 +235,7 @@ def _of_command(name: str, flag: str, value: str, *, before: str) -> str:
 
 def _every_command(context: Any) -> dict[str, set[str]]:
     """The flags of every command, those of groups by both words."""
-    flags = {}
+    flags: dict[str, set[str]] = {}
     for name, command in context.find_root().command.commands.items():
         inner = getattr(command, "commands", {})
         flags |= {f"{name} {each}": command_flags(one) for each, one in inner.items()}
@@ -250,9 +250,9 @@ def command_flags(command: Any) -> set[str]:
 
 def _setting(name: str) -> str | None:
     """Find a setting of `xmil train` by the name of a parameter."""
-    from xmil.training.config import Config, Data, Train
+    from xmil.training.config import Config, Data, Section, Train
 
-    sections = {"data": Data, "train": Train}
+    sections: dict[str, type[Section]] = {"data": Data, "train": Train}
     if name in Config.model_fields:
         return name
     return next((f"{key}.{name}" for key, kind in sections.items() if name in kind.model_fields), None)

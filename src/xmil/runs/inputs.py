@@ -310,7 +310,10 @@ def caseless_warning(slides: Sequence[str]) -> str | None:
 
 def stored_edge(header: Mapping[str, Any]) -> Patches:
     """The patch edge in the header of a slide's explanations, and what it was guessed from."""
-    return Patches(patch_size=header.get("patch_size"), edge_guess=header.get("edge_guess"))
+    size, guess = header.get("patch_size"), header.get("edge_guess")
+    if not isinstance(size, int) or not isinstance(guess, str):
+        return Patches()
+    return Patches(patch_size=size, edge_guess=guess)
 
 
 def guessed_edges(patches: Iterable[tuple[str, Patches]]) -> dict[str, Patches]:
