@@ -8,6 +8,7 @@ import pkgutil
 import re
 import sys
 import traceback
+from contextvars import ContextVar
 from importlib import import_module
 from importlib.metadata import entry_points
 from io import TextIOWrapper
@@ -30,6 +31,7 @@ PANELS = {  # in the order of the help; other commands come last
 }
 OTHERS = "More"
 GROUP = "xmil.commands"
+RUNNING: ContextVar[Any] = ContextVar("running", default=None)  # click's context of the running command
 logger = logging.getLogger(__name__)
 UsageError = cast(
     type[Exception], typer.BadParameter.__bases__[0]
@@ -48,7 +50,12 @@ class _PlainFlags:
 
 
 class Command(_PlainFlags, TyperCommand):
-    """A command with plain flags."""
+    """A command with plain flags, whose messages propose its own flags."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; `run` forgets it once its error is printed."""
+        RUNNING.set(ctx)
+        return super().invoke(ctx)
 
 
 class Group(_PlainFlags, TyperGroup):
@@ -115,6 +122,8 @@ def run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and (sentence := refused(error)) is not None:
             return _fail(sentence, debug=debug)
         return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", debug=debug)
+    finally:
+        RUNNING.set(None)
 
 
 def _show_version(wanted: bool) -> None:

@@ -184,14 +184,21 @@ def _flags() -> dict[str, str]:
     from xmil.runs import requests
 
     kinds = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Request)]
-    named = {name: about for kind in kinds for name, about in options(kind).items()}
+    every = (pair for kind in kinds for pair in options(kind).items())
+    named = {name: about for name, about in every if not about.argument}
     flags = {name: f"--{name}" for name in OTHERS}
     flags |= {name: about.flag or f"--{name.replace('_', '-')}" for name, about in named.items()}
     return {name: flag.split("/")[0] for name, flag in flags.items()}
 
 
+FIRST = "explain"  # the command to name for an option that several others have
+
+
 def as_flags(sentence: str) -> str:
     """Replace Python parameters in a sentence by options of the command line.
+
+    An option that the running command lacks is written as the setting of `xmil train`, or with the command
+    that has it.
 
     >>> as_flags("The 'patch_size' parameter of read_bag must be positive; pass format= to force one.")
     '--patch-size must be positive; pass --format to force one.'
@@ -210,10 +217,57 @@ def as_flags(sentence: str) -> str:
         if value == "False":
             return f"--no-{name.replace('_', '-')}"
         value = value.strip("'\"")
-        return names[name] + (f" {value}" if value and value != "True" else "")
+        value = "" if value == "True" else value
+        return _of_command(name, names[name], value, before=sentence[: match.start()])
 
     value = r"(True\b|False\b|'[^']*'|\"[^\"]*\"|[\w./:-]*\w)?"
     return re.sub(rf"(?<![\w.\"'-])({some})={value}", flag, sentence)
+
+
+def _of_command(name: str, flag: str, value: str, *, before: str) -> str:
+    """Write an option for the running command; `before` is the sentence before it, which may name another."""
+    from xmil.cli._app import RUNNING
+
+    written = f"{flag} {value}" if value else flag
+    context = RUNNING.get()
+    if context is None:
+        return written
+    own = command_flags(context.command)
+    if flag in own:
+        return written
+    if name in own:  # an argument without a flag
+        return name.upper()
+    if context.info_name == "train" and (setting := _setting(name)) is not None:
+        return f"--set {setting}={value}"
+    having = [command for command, flags in _every_command(context).items() if flag in flags]
+    if not having or any(re.search(rf"\b{command}\b", before) for command in having):
+        return written
+    return f"{written} of xmil {FIRST if FIRST in having else having[0]}"
+
+
+def _every_command(context: Any) -> dict[str, set[str]]:
+    """The flags of every command, those of groups by both words."""
+    flags: dict[str, set[str]] = {}
+    for name, command in context.find_root().command.commands.items():
+        inner = getattr(command, "commands", {})
+        flags |= {f"{name} {each}": command_flags(one) for each, one in inner.items()}
+        flags |= {} if inner else {name: command_flags(command)}
+    return flags
+
+
+def command_flags(command: Any) -> set[str]:
+    """The flags of a command, and the names of its arguments."""
+    return {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def _setting(name: str) -> str | None:
+    """Find a setting of `xmil train` by the name of a parameter."""
+    from xmil.training.config import Config, Data, Section, Train
+
+    sections: dict[str, type[Section]] = {"data": Data, "train": Train}
+    if name in Config.model_fields:
+        return name
+    return next((f"{key}.{name}" for key, kind in sections.items() if name in kind.model_fields), None)
 
 
 def _cell(value: Any) -> str:

@@ -39,6 +39,10 @@ def inspect(
     ] = "auto",
     mpp: Annotated[float | None, typer.Option(help="Microns per level-0 pixel of the slide.")] = None,
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels.")] = None,
+    slide_column: Annotated[
+        str | None,
+        typer.Option(help="Column of a table that names the slides, if it is not found by its name."),
+    ] = None,
 ) -> None:
     """Say what files and folders are, and what they lack: features, models, slides, tables, runs."""
     from xmil.cli._screen import as_flags, as_text
@@ -47,7 +51,7 @@ def inspect(
     results: list[Result] = []
     for path in files:
         try:
-            results.append(report(path, options).as_dict())
+            results.append(report(path, options, slide_column=slide_column).as_dict())
         except XmilError as error:
             logger.debug("where %s failed:", path, exc_info=True)  # seen with --debug
             results.append({"path": str(path), "kind": "unknown", "error": as_flags(str(error))})
@@ -65,7 +69,7 @@ def inspect(
         raise typer.Exit(2 if failed == len(results) else 1)
 
 
-def report(path: Path, options: dict[str, Any]) -> Report:
+def report(path: Path, options: dict[str, Any], *, slide_column: str | None = None) -> Report:
     """Report on one path of any kind."""
     from xmil.data.containers import sniff
     from xmil.data.inspection import inspect_features
@@ -91,7 +95,7 @@ def report(path: Path, options: dict[str, Any]) -> Report:
     if kind == "safetensors":
         return _checkpoint(path)
     if kind in ("csv", "parquet"):
-        return _table(path, kind, options)
+        return _table(path, kind, options, slide_column)
     if kind == "image" or (kind == "unknown" and path.suffix.lower() not in (".pkl", ".pickle")):
         return _slide(path)
     return inspect_features(path, **options)
@@ -155,16 +159,18 @@ def _checkpoint(path: Path) -> Report:
     )
 
 
-def _table(path: Path, kind: str, options: dict[str, Any]) -> Report:
+def _table(path: Path, kind: str, options: dict[str, Any], slide_column: str | None) -> Report:
     """Report on a Parquet file (explanation or cohort) or CSV (cohort or WSInfer's boxes)."""
     from xmil.data.inspection import inspect_cohort, inspect_explanation, inspect_features
 
-    first = inspect_explanation if kind == "parquet" else inspect_cohort
+    is_parquet = kind == "parquet"
     try:
-        return first(path)
+        return inspect_explanation(path) if is_parquet else inspect_cohort(path, slide_column=slide_column)
     except XmilError as error:
         try:
-            return inspect_cohort(path) if kind == "parquet" else inspect_features(path, **options)
+            if is_parquet:
+                return inspect_cohort(path, slide_column=slide_column)
+            return inspect_features(path, **options)
         except XmilError:
             raise error from None
 

@@ -117,7 +117,9 @@ def load_encoder(
     changed = {key: value for key, value in overrides.items() if value is not None}
     if changed:
         if not isinstance(transform, Transform):
-            raise InputError(f"The encoder {name!r} has its own transform; leave out size=, mean= and std=.")
+            raise InputError(
+                f"The encoder {name!r} has its own transform; leave out its input size, mean and std."
+            )
         transform = replace(transform, **changed)
     path = file or Path(name)
     origin = f"{path.name}, sha256 {file_digest(path)}" if path.is_file() else f"published, {name}"

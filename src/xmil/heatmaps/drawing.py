@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.bag import Patches
 from xmil.core.durable import identity, write_atomically
 from xmil.core.errors import FileError, InputError, WriteError, XmilError, check_names
 from xmil.core.explanation import PARTS, Explanation
@@ -344,10 +345,11 @@ def explanation_html(explanation: Explanation) -> str:
         shares = {key: value for key, value in every.items() if value or key in ("output", "other")}
         head = [PARTS.get(key, "Output") for key in shares]
         account = table([[number(value) for value in shares.values()]], head=head)
+    doubts = filter(None, [*explanation.warnings, explanation.patches.edge_note])
     return tag(
         "div",
         tag("p", tag("b", title(explanation)), f" {subtitle(explanation)}{counts}"),
-        *(tag("p", f"\u26a0 {line}") for line in explanation.warnings),
+        *(tag("p", f"\u26a0 {line}") for line in doubts),
         image(png.getvalue(), title(explanation)),
         account,
     )
@@ -447,7 +449,7 @@ class Drawn:
     """The numbers of written files and of files already current, and a doubt about the slide.
 
     `source` identifies the explanations and the slide, `beyond` is the largest share of patches beyond the
-    colour scale of an explanation, 0 if no colours are drawn.
+    colour scale of an explanation, 0 if no colours are drawn. `edge` is the patch edge if it is a guess.
     """
 
     written: int = 0
@@ -455,6 +457,7 @@ class Drawn:
     note: str | None = None
     source: str = ""
     beyond: float = 0.0
+    edge: Patches | None = None
 
 
 def cohort_scales(run: Run, order: Order) -> dict[str, Scale]:
@@ -549,7 +552,8 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
         ]
         beyond = max(shares, default=0.0)
     if not due:
-        return Drawn(kept=len(files), source=source, beyond=beyond)
+        edge = explanations[0].patches.guessed_edge if order.patch_size is None else None
+        return Drawn(kept=len(files), source=source, beyond=beyond, edge=edge)
     with_views = any(file.kind in KINDS for file in due)
     with opened(job.slide, order.mpp) as slide:
         scene = Scene.of(
@@ -578,7 +582,8 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
         raise next(iter(faults.values()))
     names = [scene.caption.name, *(str(e.target) for e in scene.explanations)]
     note = scene.note or (spelt_out("".join(names)) if with_views else None)
-    return Drawn(len(due), len(files) - len(due), note, source, beyond)
+    edge = scene.explanations[0].patches.guessed_edge
+    return Drawn(len(due), len(files) - len(due), note, source, beyond, edge)
 
 
 def _verdicts(

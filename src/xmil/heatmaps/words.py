@@ -179,6 +179,7 @@ def figure_notes(explanations: Sequence[Explanation]) -> list[str]:
     warnings = list(dict.fromkeys(text for e in explanations for text in e.warnings))
     plain = [plain_words(text) for text in warnings]
     notes = [*filter(None, plain), *([NOTE] if plain != warnings else [])]
+    notes += [note for e in explanations if (note := e.patches.edge_note)]
     return list(dict.fromkeys([*notes, *(text for e in explanations if (text := why_one_colour(e)))]))
 
 

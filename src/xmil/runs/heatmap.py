@@ -34,7 +34,7 @@ from xmil.heatmaps import (
 from xmil.heatmaps.panel import FORMATS
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
-from xmil.runs.inputs import named_slides
+from xmil.runs.inputs import guessed_edges_warning, named_slides
 from xmil.runs.requests import DrawRequest
 from xmil.runs.workers.pool import MakeWorker
 from xmil.slides.open import SlideListing
@@ -89,6 +89,8 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
         )
     results = tally.results
     lines = merge_notes({name: each.note for name, each in results.items() if each.note is not None})
+    edges = {name: each.edge for name, each in results.items() if each.edge is not None}
+    lines += filter(None, [guessed_edges_warning(edges)])
     if order.pictures:
         shares = {name: each.beyond for name, each in results.items()}
         lines += describe_clipped(shares, unclipped_command(request))
@@ -253,7 +255,8 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
         """Return a slide's number of files and what they were drawn from."""
         files, before = result.written + result.kept, self.before.get(item.slide_id, {})
-        note = result.note or ""
+        guess = None if result.edge is None else result.edge.edge_note
+        note = " ".join(filter(None, [result.note, guess]))
         if result.kept and before.get("source") == result.source:  # files not redrawn keep their note
             note = note or before.get("note", "")
         facts = {"note": note, "beyond_scale": f"{result.beyond:.3g}", "source": result.source}

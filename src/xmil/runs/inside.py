@@ -157,6 +157,8 @@ def _look_into(
         except UnsupportedError as error:  # runs call the method map=, and have no layer=
             advice = str(error).replace("name one with layer=, or ", "").replace("or method=", "or map=")
             raise UnsupportedError(advice.replace("use method=", "use map=")) from None
+        if e.patches.edge_note is not None:
+            inside.warnings.append(e.patches.edge_note)
         inside.save(run.out / f"{slide}.npz")
         inside.plot(opened).write(run.out / f"{slide}.png")
         write_inside_geojson(run.out / f"{slide}.geojson", inside, opened)

@@ -9,6 +9,7 @@ stain normalisation. The request fills the gaps.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -63,15 +64,21 @@ class Stage(Listener):
             raise InputError(as_of_explain(str(error))) from None
 
 
+OF_EXPLAIN = {"slide_mpp": "mpp", "mpp": "tile_mpp", "size": "tile_size"}  # by the parameter of tiling
+
+
 def as_of_explain(sentence: str) -> str:
     """Translate a message of `xmil tile` to the parameters of `xmil explain`, which has no `drop`.
 
     >>> as_of_explain("a.svs: stores no microns per pixel; pass slide_mpp=.")
     'a.svs: stores no microns per pixel; pass mpp=.'
+    >>> as_of_explain("a.svs: too coarse for patches at 0.5; pass a larger mpp=.")
+    'a.svs: too coarse for patches at 0.5; pass a larger tile_mpp=.'
     """
     for advice in ("; drop=none keeps them", "; keep them with drop=none"):
         sentence = sentence.replace(advice, "")
-    return sentence.replace("slide_mpp=", "mpp=")
+    names = "|".join(OF_EXPLAIN)
+    return re.sub(rf"\b({names})=", lambda match: f"{OF_EXPLAIN[match[1]]}=", sentence)
 
 
 def make_features(
