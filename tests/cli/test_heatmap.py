@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,11 +18,12 @@ import xmil
 from tests.slides.squares import boxes_of, explanation, grid, openslide, tifffile, write_scn, write_tiff
 from xmil.cli._app import run as xmil_run
 from xmil.core.task import Target
-from xmil.heatmaps import caption, read_geojson
+from xmil.heatmaps import Picture, caption, read_geojson
 from xmil.storage import write_explanations
 
 XY, EDGE = grid(4, 3, 100, at=(40, 30)), 100
 NAMES = ("HPV-", "HPV+")
+METHOD_KINDS = {"lrp": "better", "attention": "worse"}
 
 
 @pytest.fixture
@@ -249,7 +251,8 @@ def test_patches_beyond_the_scale_are_told_once(place, capsys):
         )
     drawn = ("--pictures", "map", "--to", "png")
     told = "a, c: up to 25 % of the patches lie beyond the colour scale and share its full colour"
-    way = f"xmil heatmap {place / 'run'} --clip none --restart tells them apart."
+    same = "--pictures map --to png --size 200 --top 2"
+    way = f"xmil heatmap {place / 'run'} {same} --clip none --restart tells them apart."
     for _ in range(2):  # also where the pictures are there already
         assert heat(place, *drawn) == 0
         assert capsys.readouterr().out.count(f"{told}; {way}") == 1
@@ -258,6 +261,44 @@ def test_patches_beyond_the_scale_are_told_once(place, capsys):
     assert heat(place, *drawn, "--clip", "none", "--restart") == 0
     assert heat(place, "--pictures", "none", "--to", "csv", "--out", str(place / "tables")) == 0
     assert "patches lie beyond" not in capsys.readouterr().out
+
+
+def test_the_proposed_command_draws_over_the_same_slides(place, capsys):
+    tailed = np.where(np.arange(len(XY)) < 3, 50.0, np.linspace(0, 0.1, len(XY)))
+    write_explanations([explanation(XY, EDGE, scores=tailed, bag="a")], place / "run/slides/a.parquet")
+    out = place / "my maps"
+    region = "40.0,30.0,400.0,300.0"
+    options = ("--pictures", "side,map", "--to", "png", "--names", "a", "--region", region, "--alpha", "0.4")
+    assert heat(place, "--slides", str(place / "wsi"), "--out", str(out), *options) == 0
+    before = {path: np.asarray(_image(path)) for path in out.glob("map/*.png")}
+    line = next(text for text in capsys.readouterr().out.splitlines() if "beyond" in text)
+    command = line.partition("; xmil ")[2].removesuffix(" tells them apart.")
+    words = shlex.split(command)
+    assert {str(place / "wsi"), str(out), region, "0.4", "side,map", "200"} < set(words)
+    assert xmil_run(words) == 0
+    for path, pixels in before.items():
+        after = np.asarray(_image(path))
+        assert after.shape == pixels.shape
+        assert (after != pixels).any()  # another scale
+    about = json.loads((out / "run.json").read_text())
+    assert about["slides"] == str((place / "wsi").resolve())
+    assert about["style"]["look"]["clip"] == "none"
+
+
+def test_pictures_over_slides_are_not_replaced_by_pictures_without(place, capsys):
+    wanted = ("--names", "a", "--to", "png", "--pictures", "overlay")
+    assert heat(place, *wanted, "--slides", str(place / "wsi")) == 0
+    drawn = {path: path.read_bytes() for path in (place / "run/heatmaps/overlay").iterdir()}
+    for more in ((), ("--restart",), ("--clip", "none", "--restart")):
+        assert heat(place, *wanted, *more) == 2
+        refused = capsys.readouterr().err
+        assert f"--slides {place / 'wsi'}" in refused
+        assert "--out" in refused
+    assert heat(place, "--names", "a", "--to", "csv") == 0  # no pictures; the others stay as they are known
+    assert heat(place, *wanted) == 2
+    assert drawn == {path: path.read_bytes() for path in drawn}
+    assert heat(place, *wanted, "--out", str(place / "alone")) == 0
+    assert heat(place, *wanted, "--out", str(place / "alone"), "--slides", str(place / "wsi")) == 0
 
 
 def test_pictures_that_need_the_slide_are_not_dropped_in_silence(place, capsys):
@@ -306,6 +347,43 @@ def test_attention_for_every_class_is_drawn_once(place):
     assert {path.name for path in (out / "overlay").iterdir()} == {
         f"a.{column.replace(':', '.').replace(' ', '_')}.png" for column in columns
     }
+
+
+def test_each_picture_has_the_verdict_on_the_map_it_draws(place, monkeypatch):
+    """The first target of the slide's file was tested, with these methods."""
+    _all_targets(place, "a", (0.1, 2.0))
+    rows = [{"method": m, "kind": k, "srg": 0.4, "cases": 12} for m, k in METHOD_KINDS.items()]
+    about = {"kind": "better", "method": "lrp", "methods": rows, "cases": list("abcdefghijkl")}
+    (place / "run/run.json").write_text(json.dumps({"class_names": NAMES, "verdict": about}))
+    texts: dict[str, list[str]] = {}
+
+    def write(picture: Picture, path: Path, *_: object) -> None:
+        texts[f"{path.parent.name}/{path.name}"] = [text.get_text() for text in picture.texts]
+
+    monkeypatch.setattr(Picture, "write", write)
+    options = ("--slides", str(place / "wsi"), "--names", "a", "--to", "png")
+    assert heat(place, "--pictures", "overlay,side,patches,panel", *options) == 0
+    words = {
+        "lrp.HPV-": "LRP map better than a random order over 12 cases (SRG 0.40)",
+        "lrp.HPV+": "LRP map not tested",
+        "attention.all_classes": "Attention map worse than a random order over 12 cases (SRG 0.40)",
+    }
+    for column, sentence in words.items():
+        for kind in ("overlay", "side", "patches"):
+            about_maps = [text for text in texts[f"{kind}/a.{column}.png"] if " map " in text]
+            assert about_maps == [sentence]
+    assert [text for text in texts["panel/a.png"] if " map " in text] == list(words.values())
+
+
+def test_pictures_are_drawn_again_when_the_verdict_changes(place):
+    wanted = ("--names", "a", "--pictures", "panel", "--to", "png")
+    assert heat(place, *wanted) == 0
+    panel = place / "run/heatmaps/panel/a.png"
+    before = panel.read_bytes()
+    about = {"kind": "better", "method": "lrp", "methods": [{"method": "lrp", "kind": "better", "srg": 0.4}]}
+    (place / "run/run.json").write_text(json.dumps({"class_names": NAMES, "verdict": about}))
+    assert heat(place, *wanted) == 0
+    assert panel.read_bytes() != before
 
 
 def test_a_slide_of_another_size_is_refused(place, capsys):

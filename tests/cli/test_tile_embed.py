@@ -202,7 +202,17 @@ def test_real_slides(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     assert (code, "1 already done, 0 failed" in text) == (0, True)
     code, *_ = run(
-        *("embed", "--tiles", out, "--slides", data_dir / "slides", "--encoder", MEAN, "--config", "stain_norm=true"),
+        *(
+            "embed",
+            "--tiles",
+            out,
+            "--slides",
+            data_dir / "slides",
+            "--encoder",
+            MEAN,
+            "--config",
+            "stain_norm=true",
+        ),
         capsys=capsys,
     )
     assert code == 0

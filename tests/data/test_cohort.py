@@ -278,3 +278,18 @@ def test_the_column_of_slides_can_be_named(tmp_path: Path) -> None:
     table = write(tmp_path / "d.csv", "accession,case_id,split\nx1,p,train\n")
     with pytest.raises(xmil.XmilError, match="slide_column="):
         xmil.read_cohort(table)
+
+
+@pytest.mark.parametrize("column", ["Patient", "case_id", "CaseID", "subset", "split", "Image"])
+def test_the_column_of_slides_may_have_a_name_for_another_column(tmp_path: Path, column: str) -> None:
+    table = write(tmp_path / "c.csv", f"{column},label\np1,0\np2,1\n")
+    cohort = xmil.read_cohort(table, slide_column=column)
+    assert cohort.slides == ["p1", "p2"]
+    assert cohort.cases == ["p1", "p2"]  # each slide is a case of its own
+    assert dict(cohort.names) == {"slide_id": column}
+
+
+def test_another_column_of_cases_is_used_if_the_first_names_slides(tmp_path: Path) -> None:
+    table = write(tmp_path / "c.csv", "Patient,subject,label\np1,a,0\np2,a,1\n")
+    cohort = xmil.read_cohort(table, slide_column="Patient")
+    assert (cohort.slides, cohort.cases) == (["p1", "p2"], ["a", "a"])

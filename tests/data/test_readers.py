@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -34,7 +35,7 @@ def test_clam_features_take_the_edge_from_the_patches_beside(tmp_path: Path) -> 
 def test_clam_features_alone_take_the_smallest_gap(tmp_path: Path) -> None:
     bag = xmil.read_bag(p.clam_features(tmp_path))
     check(bag)
-    assert bag.inferred == ("patch edge 512 from the smallest coordinate gap (no overlap assumed)",)
+    assert bag.inferred[0].startswith("patch edge 512 from the smallest coordinate gap")
     assert bag.mpp is None
 
 
@@ -344,3 +345,70 @@ def test_reading_h5_needs_no_torch(tmp_path: Path) -> None:
     code = f"import sys, xmil; xmil.read_bag({str(path)!r}); sys.exit('torch' in sys.modules)"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0
+
+
+def spaced(path: Path, step: int, attrs: dict[str, object], *, on: str = "/") -> Path:
+    """Features and corners `step` apart, with attributes of the file or of a dataset."""
+    with h5py.File(path, "w") as file:
+        file["features"] = np.zeros((9, 4), np.float32)
+        file["coords"] = step * np.stack(np.divmod(np.arange(9), 3), axis=1)
+        file[on].attrs.update(attrs)
+    return path
+
+
+def test_an_edge_from_spacing_is_a_guess_until_the_user_sets_it(tmp_path: Path) -> None:
+    path = spaced(tmp_path / "s.h5", 768, {})
+    bag = xmil.read_bag(path)
+    assert (bag.patch_size, bag.patches.edge_guess is None) == (768, False)
+    assert "--patch-size" in (bag.patches.edge_note or "")
+    xmil.write_bag(bag, tmp_path / "again.h5")  # stays a guess in our own files
+    assert xmil.read_bag(tmp_path / "again.h5").patches.edge_note == bag.patches.edge_note
+    assert bag.select([0, 2]).patches.edge_note == bag.patches.edge_note
+    for known in (
+        bag.placed(patch_size=256),
+        xmil.read_bag(path, patch_size=256),
+        xmil.read_bag(tmp_path / "again.h5", patch_size=256),
+        xmil.Bag(bag.features, patches=bag.patches, patch_size=256),
+    ):
+        assert (known.patch_size, known.patches.edge_note) == (256, None)
+    np.savez(tmp_path / "s.npz", features=bag.features, coords=bag.coords)
+    assert xmil.read_bag(tmp_path / "s.npz").patches.edge_note == bag.patches.edge_note
+
+
+def test_edges_that_files_state_are_no_guess(tmp_path: Path) -> None:
+    p.clam_patches(tmp_path)
+    for path in (p.clam_features(tmp_path), p.trident(tmp_path)):
+        assert xmil.read_bag(path).patches.edge_note is None
+
+
+@pytest.mark.parametrize(
+    ("attrs", "on"),
+    [
+        ({"patch_size": 256, "mpp": 0.5}, "/"),
+        ({"tile_px": 256, "patch_mpp": 0.5, "slide_mpp": 0.25}, "features"),
+    ],
+)
+def test_spacing_that_pixels_and_mpp_contradict_is_refused(
+    tmp_path: Path, attrs: dict[str, object], on: str
+) -> None:
+    path = spaced(tmp_path / "s.h5", 768, attrs, on=on)
+    with pytest.raises(FileError, match=r"256 px.*768 px apart; pass patch_size="):
+        xmil.read_bag(path)
+    assert xmil.read_bag(path, patch_size=512).patch_size == 512
+
+
+def test_spacing_that_pixels_and_mpp_confirm_is_no_guess(tmp_path: Path) -> None:
+    path = spaced(tmp_path / "s.h5", 512, {"patch_size": 256, "mpp": 0.5})
+    bag = xmil.read_bag(path, mpp=0.25)
+    assert (bag.patch_size, bag.patches.edge_note) == (512, None)
+
+
+def test_a_size_in_pixels_of_an_unknown_level_is_a_guess_if_patches_lie_apart(tmp_path: Path) -> None:
+    for step, is_guess in ((256, False), (512, True)):
+        bag = xmil.read_bag(spaced(tmp_path / f"s{step}.h5", step, {"patch_size": 256}, on="coords"))
+        assert (bag.patch_size, bag.patches.edge_note is not None) == (256, is_guess)
+
+
+def test_the_edge_of_old_stamp_files_is_a_guess_from_their_stride(tmp_path: Path) -> None:
+    bag = xmil.read_bag(p.marugoto(tmp_path), mpp=0.5)
+    assert (bag.patch_size, bag.patches.edge_note is not None) == (512, True)

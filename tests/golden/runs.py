@@ -263,9 +263,11 @@ def explain(workspace: Workspace) -> Record:
     w = workspace
     record = within(w.printed(w.explained), "all") | within(w.folder("explained"), "all")
     runs = {
-        "contexts": ("models/transmil.safetensors", "--methods", "lrp,single", "--param", "lrp.contexts=4", *SOME),
+        "contexts": ("models/transmil.safetensors", "--methods", "lrp,single", "--param", "lrp.contexts=4",
+        *SOME),
         "pairs": (
-            "models/attnmil.safetensors", "--config", "interactions=4", "--param", "lrp.feature_level=true", *SOME,
+            "models/attnmil.safetensors", "--config", "interactions=4", "--param",
+            "lrp.feature_level=true", *SOME,
         ),
         "cases": (
             "models/attnmil.safetensors", "--model", "models/attnmil_b.safetensors", "--config", "by=case",
@@ -291,7 +293,8 @@ def evaluate(workspace: Workspace) -> Record:
     )  # fmt: skip
     record = within(w.printed(told), "slides") | within(w.folder("evaluated"), "slides")
     w.command(
-        "evaluate", "--model", "models/transmil.safetensors", *common, "--config", "by=case", "--modes", "mask",
+        "evaluate", "--model", "models/transmil.safetensors", *common, "--config", "by=case", "--modes",
+        "mask",
         "--methods", "lrp,attention", "--out", "evaluated_cases",
     )  # fmt: skip
     return record | within(w.folder("evaluated_cases"), "cases")
@@ -332,12 +335,14 @@ def predict(workspace: Workspace) -> Record:
         "survival": ("survival",),
         "cox": ("cox",),
         "ensemble": (
-            "attnmil", "--model", "models/attnmil_b.safetensors", "--config", "instances=9", "--repetitions", "2",
+            "attnmil", "--model", "models/attnmil_b.safetensors", "--config", "instances=9",
+            "--repetitions", "2",
         ),
     }  # fmt: skip
     for name, (model, *more) in runs.items():
         told = w.command(
-            "predict", "--model", f"models/{model}.safetensors", *FEATURES, "--config", "draws=40", *more, "--out",
+            "predict", "--model", f"models/{model}.safetensors", *FEATURES, "--config", "draws=40", *more,
+            "--out",
             f"predicted_{name}",
         )  # fmt: skip
         record |= within(w.printed(told), name) | within(w.folder(f"predicted_{name}"), name)
@@ -353,7 +358,8 @@ def insight(workspace: Workspace) -> Record:
         w.command("explain", "--model", model, *FEATURES, "--target", "pos", "--out", f"looked_{name}")
     told = w.command(
         "insight", "looked_attnmil", *FEATURES, "--slides", "slides", "--model", "models/attnmil.safetensors",
-        "--config", "concepts=3", "--config", "sanity=2", "--beside", "looked_attnmil_b", "--regions", "truth", "--within",
+        "--config", "concepts=3", "--config", "sanity=2", "--beside", "looked_attnmil_b", "--regions",
+        "truth", "--within",
         "Tumor", "--out", "insight",
     )  # fmt: skip
     return w.printed(told) | w.folder("insight")

@@ -6,7 +6,8 @@ import csv
 import json
 import re
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copytree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from xmil.cli import main
 from xmil.core.errors import InputError
 from xmil.evaluate.statistics import spearman
 from xmil.heatmaps import BLUE, RED, Scale
+from xmil.insights import pictures
 from xmil.insights.biomarkers import STRONG
 from xmil.storage import ConceptMaps
 
@@ -282,7 +284,8 @@ def test_a_second_run_finds_everything_done_and_a_changed_slide_is_looked_at_aga
     arguments = [
         "insight", str(study / "run"), "--features", str(study / "features"),
         "--cohort", str(study / "cohort.csv"),
-        "--slides", str(study / "slides"), "--model", str(study / "model.safetensors"), "--config", "concepts=3",
+        "--slides", str(study / "slides"), "--model", str(study / "model.safetensors"), "--config",
+        "concepts=3",
     ]  # fmt: skip
     with pytest.raises(SystemExit) as left:
         main(arguments)
@@ -413,6 +416,27 @@ def test_the_album_has_a_page_per_slide_and_the_card_its_certificates(agreed: xm
     assert card["stability"]["models"] == 2.0
 
 
+def test_a_page_of_the_album_has_no_verdict_on_another_class(
+    study: Path, agreed: xmil.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates are on the predicted class; the run, and so the album, has class 1."""
+    pages: list[str] = []
+
+    def read(page: Any) -> Any:
+        pages.append("\n".join(text.get_text() for text in page.texts))
+        return page
+
+    monkeypatch.setattr(pictures, "letter_figure", read)
+    features, evaluated = agreed.path.parent / "features", tmp_path / "e"
+    copytree(agreed.path.parent / "e", evaluated)
+    for i, path in enumerate(sorted((evaluated / "certificates").glob("*.json"))):
+        stored = json.loads(path.read_text())
+        stored["methods"][0]["target"] = str(i % 2)
+        path.write_text(json.dumps(stored))
+    xmil.insight(study / "run", features=features, evaluated=evaluated, album=True, out=tmp_path / "i")
+    assert ["was not tested" in page for page in pages] == [True, False, True]
+
+
 def test_classes_and_regions(study: Path, agreed: xmil.Run, tmp_path: Path) -> None:
     """A profile per class, and biomarkers within an annotation."""
     features, model = agreed.path.parent / "features", study / "model.safetensors"
@@ -428,7 +452,8 @@ def test_classes_and_regions(study: Path, agreed: xmil.Run, tmp_path: Path) -> N
         (tmp_path / "regions" / f"{slide}.geojson").write_text(json.dumps([tumour]))
     with pytest.raises(SystemExit) as left:
         main([
-            "insight", str(run.path), "--features", str(features), "--model", str(model), "--config", "concepts=3",
+            "insight", str(run.path), "--features", str(features), "--model", str(model), "--config",
+            "concepts=3",
             "--regions", str(tmp_path / "regions"), "--config", "within=Tumor",
             "--beside", str(agreed.path.parent / "run2"),
         ])  # fmt: skip

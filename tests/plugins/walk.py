@@ -37,7 +37,9 @@ def walk(folder: Path) -> dict[str, Any]:
     done = {
         "train": run(["train", str(folder / "config.toml")]),
         "explain": run([*explain, "--out", f"{folder}/run"]),
-        "predict": run(["predict", *paths, "--label", "grade", "--out", f"{folder}/said", "--config", "draws=5"]),
+        "predict": run(
+            ["predict", *paths, "--label", "grade", "--out", f"{folder}/said", "--config", "draws=5"]
+        ),
         "heatmap": run([*draw, "--to", "png,best_box"]),
     }
     said = io.StringIO()

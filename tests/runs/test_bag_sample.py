@@ -46,7 +46,16 @@ def test_what_cannot_be_drawn(instances: int, repetitions: int) -> None:
 
 def test_predictions_are_the_means_over_draws(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
-    asked = ["--config", "instances=5", "--config", "repetitions=4", "--config", "seed=2", "--out", str(tmp_path / "told")]
+    asked = [
+        "--config",
+        "instances=5",
+        "--config",
+        "repetitions=4",
+        "--config",
+        "seed=2",
+        "--out",
+        str(tmp_path / "told"),
+    ]
     places = ["--model", str(folder / "m0.safetensors"), "--features", str(folder / "features")]
     assert run(["predict", *places, *asked]) == 0
     model = xmil.load_model(folder / "m0.safetensors")

@@ -17,7 +17,8 @@ from xmil.cli._app import run
 from xmil.core.errors import InputError
 from xmil.data import read_bag
 
-ASKED = ("--methods", "shapley,lrp", "--param", "lrp.contexts=6", "--config", "interactions=4", "--target", "1",
+ASKED = ("--methods", "shapley,lrp", "--param", "lrp.contexts=6", "--config", "interactions=4", "--target",
+"1",
          "--param", "shapley.permutations=8", "--config", "seed=3")  # fmt: skip
 
 

@@ -326,7 +326,10 @@ def test_models_without_classes(
 
 def test_parameters_of_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_cohort(tmp_path, 2)
-    assert run(command(folder, "--methods", "lrp,ig", "--param", "lrp.preset=paper", "--param", "ig.steps=7")) == 0
+    assert (
+        run(command(folder, "--methods", "lrp,ig", "--param", "lrp.preset=paper", "--param", "ig.steps=7"))
+        == 0
+    )
     found = read_explanations(folder / "run" / "slides" / "s000.parquet")
     assert [e.params.get("preset", e.params.get("steps")) for e in found] == ["paper", 7]
     capsys.readouterr()

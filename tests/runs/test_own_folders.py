@@ -216,7 +216,17 @@ def test_a_split_replaces_no_other_table(tmp_path: Path, capsys: pytest.CaptureF
     assert run([*words, f"{tmp_path}/mine.csv", "--overwrite"]) == 0
 
 
-EXPORTED = ["bench", "--suite", "evidence", "--task", "standard", "--config", "repetitions=1", "--quick", "--only"]
+EXPORTED = [
+    "bench",
+    "--suite",
+    "evidence",
+    "--task",
+    "standard",
+    "--config",
+    "repetitions=1",
+    "--quick",
+    "--only",
+]
 
 
 @pytest.mark.parametrize("name", ["standard--attnmil--0.npz", "notes/mine.txt", "run.json"])

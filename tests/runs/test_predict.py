@@ -378,7 +378,9 @@ def test_one_class_and_times_that_differ_are_said(cohort: Path, tmp_path: Path, 
     said = {}
     for model in ("classes0", "survival0"):
         where = ["--cohort", str(table), "--features", f"{cohort}/features", "--out", str(tmp_path / model)]
-        assert run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--config", "draws=20"]) == 0
+        assert (
+            run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--config", "draws=20"]) == 0
+        )
         said[model] = capsys.readouterr().out
     assert "No measure compares HPV-, HPV+" in said["classes0"]
     assert "slides of 1 case differ in 'time'" in said["survival0"]
@@ -392,7 +394,9 @@ def test_missing_labels_are_not_measured(cohort: Path, tmp_path: Path) -> None:
     for model in ("classes0", "labels0", "value0", "survival0"):
         out = tmp_path / model
         where = ["--cohort", f"{tmp_path}/cohort.csv", "--features", f"{cohort}/features", "--out", str(out)]
-        assert run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--config", "draws=20"]) == 0
+        assert (
+            run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--config", "draws=20"]) == 0
+        )
         assert len(table(out)) == N
         assert json.loads((out / "metrics.json").read_text())["labelled"] == N - 1
 

@@ -14,9 +14,10 @@ from torch import nn
 import xmil
 from xmil.cli._app import run
 from xmil.data.inspection import inspect_run
-from xmil.heatmaps import caption
+from xmil.heatmaps import verdict_on, without_repeats
 from xmil.methods import METHODS, Attributions, register_method
 from xmil.runs.check import Check
+from xmil.storage import read_explanations
 from xmil.viewer.collection import Collection
 
 D, N = 6, 20
@@ -218,7 +219,6 @@ def test_captions_the_viewer_and_notebooks_show_the_verdict(cohort: Path, tmp_pa
     assert (fact["verdict"], fact["verdict_method"], fact["verdict_cases"]) == ("better", "lrp", 10)
     assert fact["verdict_sentence"] == done.verdict.sentence
     assert inspect_run(done.path).facts["verdict"] == done.verdict.sentence
-    assert caption("s00", {}, verdict=done.verdict.brief).facts() == done.verdict.brief
 
 
 def switching() -> nn.Module:
@@ -282,11 +282,48 @@ def test_auto_says_that_single_patches_cannot_be_judged(tmp_path: Path) -> None:
     assert json.loads((done.path / "run.json").read_text())["methods"] == ["lrp"]
 
 
-def test_a_picture_of_another_method_has_the_verdict_on_that_one(cohort: Path, tmp_path: Path) -> None:
+def test_the_verdict_on_a_method_is_its_own(cohort: Path, tmp_path: Path) -> None:
     verdict = explained(cohort, tmp_path / "run", methods=["lrp", "random"]).verdict
     assert verdict is not None
-    assert verdict.of([]).brief == verdict.of(["random", "lrp"]).brief == verdict.brief
-    other = verdict.of(["random"])
+    assert verdict.of("lrp") == verdict
+    other = verdict.of("random")
+    assert other is not None
     assert (other.method, other.kind) == ("random", verdict.table["kind"]["random"])
     assert other.brief.startswith("Random map no better")
-    assert verdict.of(["gxi"]).brief.startswith("not known whether the Gradient x input map")
+    assert verdict.of("gxi") is None
+
+
+def test_each_map_has_the_verdict_on_its_own_method_and_class(cohort: Path, tmp_path: Path) -> None:
+    done = explained(cohort, tmp_path / "run", methods=["lrp", "random", "attention"], target=["1", "0"])
+    verdict = done.verdict
+    assert verdict is not None
+    own = {}
+    for name in ("lrp", "random", "attention"):
+        judged = verdict.of(name)
+        assert judged is not None
+        own[name] = judged.brief
+    words = {
+        (e.method, str(e.target)): verdict_on(e, verdict, tested=xmil.Target(1))
+        for e in without_repeats(read_explanations(done.path / "slides/s00.parquet"))
+    }
+    assert words == {
+        ("lrp", "1"): own["lrp"],
+        ("lrp", "0"): "LRP map not tested",
+        ("random", "1"): own["random"],
+        ("random", "0"): "Random map not tested",
+        ("attention", "all classes"): own["attention"],
+    }
+    assert words["random", "1"] != words["lrp", "1"]
+
+
+def test_a_map_of_an_evaluated_slide_has_the_verdict_of_its_certificate() -> None:
+    e = xmil.explain(model(), torch.ones(3, D), method="lrp", target=1)
+    rows = [
+        {"method": "lrp", "target": "0", "verdict": "better", "srg": 0.5},
+        {"method": "random", "target": "1", "verdict": "worse", "srg": -0.5},
+    ]
+    assert verdict_on(e, None, certificate={"methods": rows}) == "LRP map not tested"
+    rows.append({"method": "lrp", "target": "1", "verdict": "no better", "srg": 0.01})
+    words = "LRP map no better than a random order over 1 slide (SRG 0.01)"
+    assert verdict_on(e, None, certificate={"methods": rows}) == words
+    assert verdict_on(e, None, certificate={"methods": "damaged"}) == "LRP map not tested"

@@ -15,6 +15,7 @@ from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.errors import InputError, XmilError
 from xmil.data.files import UNTRAINED
 from xmil.heatmaps.words import figure_notes
+from xmil.runs.verify import verify_run
 
 pytest.importorskip("openslide")
 
@@ -45,6 +46,7 @@ def explain(**options: Any) -> xmil.Run:
 def test_features_are_made_as_the_checkpoint_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = explain()
     assert (list(done), done.failed, done.warnings) == (["one", "two"], {}, [])
+    assert verify_run(done) == []
     bag = xmil.read_bag("run/features/one.h5")
     assert (bag.features.shape[1], bag.encoder, bag.patch_size) == (512, "resnet18", 128)
     made = xmil.open_run("run/features")

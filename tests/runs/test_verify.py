@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 import xmil
+from tests.runs.cohorts import make_cohort
 from xmil.cli import main
 from xmil.core.errors import InputError
 from xmil.runs.verify import verify_run
+from xmil.storage import RunFolder, read_explanations, read_provenance, write_explanations
 
 
 @pytest.fixture(scope="module")
@@ -246,3 +251,77 @@ def test_a_model_that_is_none_is_a_fault_and_nothing_else_is_read(copy: Path, pa
     (copy / "run.json").write_text(json.dumps(about))
     faults = [str(fault) for fault in verify_run(xmil.open_run(copy)) if fault.what == place[:300]]
     assert [why in fault for fault in faults] == [True] * bool(why)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"contexts": 7, "methods": ("lrp", "gxi")},
+        {"contexts": 9, "params": {"lrp": {"keep": 0.37}}},
+        {"contexts": 8, "params": {"lrp": {"keep": None}}},
+        {"contexts": 7, "by": "case", "ensemble": True},
+    ],
+)
+def test_means_over_sub_bags_fit_their_audit(tmp_path: Path, options: dict[str, Any]) -> None:
+    models = 2 if options.pop("ensemble", False) else 1
+    root = make_cohort(tmp_path, 2, models=models)
+    files = [root / f"m{i}.safetensors" for i in range(models)]
+    cohort, out = root / "cohort.csv", root / "run"
+    xmil.explain_slides(files, root / "features", cohort=cohort, out=out, check="none", **options)
+    assert error_line(out) == ""
+    path = out / "slides" / "s001.parquet"
+    first, *others = read_explanations(path)
+    scores = first.scores.copy()
+    scores[3] += 0.01
+    provenance = read_provenance(path)[0]["provenance"]
+    write_explanations([replace(first, scores=scores), *others], path, provenance=provenance)
+    assert f"slides/s001.parquet: the scores of {first.column} add up to" in error_line(out)
+
+
+def test_tiles_and_features_made_before_the_run_belong_to_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for name, kind in (("tiles", "tile"), ("features", "embed")):
+        with RunFolder(out / name, kind).open({}):
+            pass
+    with RunFolder(out, "explain", marks=("tiles/run.json",)).open({}):
+        pass
+    assert error_line(out) == ""
+    without_lines(out / "manifest.jsonl", b'"run"')  # as an earlier version wrote it
+    assert error_line(out) == ""
+    shutil.copytree(out / "tiles", out / "others")
+    assert [fault.what for fault in verify_run(xmil.open_run(out))] == ["others"]
+
+
+def without_lines(manifest: Path, part: bytes) -> None:
+    """Rewrite a manifest without the entries that have a part."""
+    head, *lines = manifest.read_bytes().splitlines(keepends=True)
+    rest = [line for line in lines if part not in line]
+    assert len(rest) < len(lines)
+    digest = hashlib.sha256(b"".join(rest)).hexdigest()
+    header = json.dumps({**json.loads(head), "files": len(rest), "sha256": digest})
+    manifest.write_bytes(b"".join([header.encode() + b"\n", *rest]))
+
+
+def test_a_slide_whose_line_was_lost_is_listed_again(made: Path, tmp_path: Path) -> None:
+    root = tmp_path / "moved"
+    shutil.copytree(made, root)
+    words = (root / "m.safetensors", root / "features")
+    run = xmil.explain_slides(*words, out=root / "again", check="none")
+    without_lines(run.path / "manifest.jsonl", b"slides/b.parquet")
+    assert error_line(run.path) == ""
+    xmil.explain_slides(*words, out=run.path, check="none")
+    assert b"slides/b.parquet" in (run.path / "manifest.jsonl").read_bytes()
+    assert error_line(run.path) == ""
+
+
+def test_a_slide_whose_line_was_lost_must_be_whole_and_of_the_run(made: Path, tmp_path: Path) -> None:
+    root = tmp_path / "moved"
+    shutil.copytree(made, root)
+    words = (root / "m.safetensors", root / "features")
+    runs = [xmil.explain_slides(*words, out=root / f"{i}", seed=i, check="none").path for i in range(2)]
+    path = runs[0] / "slides" / "b.parquet"
+    whole = path.read_bytes()
+    without_lines(runs[0] / "manifest.jsonl", b"slides/b.parquet")
+    for content in (whole[:-40], (runs[1] / "slides" / "b.parquet").read_bytes()):
+        path.write_bytes(content)
+        assert "slides/b.parquet" in error_line(runs[0])

@@ -56,7 +56,10 @@ def test_one_command_each(root, monkeypatch, capsys):
     monkeypatch.chdir(root)
     assert run(["tile", "slides", "--out", "luad/tiles"]) == 0
     embed = ["embed", "--tiles", "luad/tiles", "--slides", "slides", "--encoder", "resnet18", "--random"]
-    assert run([*embed, "--out", "luad/features_ctranspath", "--config", "input_size=64", "--device", "cpu"]) == 0
+    assert (
+        run([*embed, "--out", "luad/features_ctranspath", "--config", "input_size=64", "--device", "cpu"])
+        == 0
+    )
     small = [
         "--set",
         "train.epochs=30",

@@ -156,14 +156,15 @@ export class Cohort {
     return el("th", { scope: "col", "aria-sort": here ? (sorted.down ? "descending" : "ascending") : "none", class: `column-${key}` }, button(name + arrow, sort, { class: "sort" }));
   }
 
-  /** How the first slide is shown: as its small map is, in class and scale. */
-  private firstState(): ViewState | null {
+  /** How the first slide is shown: by the method and on the scale of its small map, for the class that is predicted. */
+  private firstState({ predicted }: SlideRow): ViewState | null {
     const column = this.scale === null ? undefined : this.columns[columnOf(this.columns, this.page.state)];
-    return column ? stateFor(column) : null;
+    if (!column) return null;
+    return stateFor(this.columns.find(({ method, target }) => method === column.method && target === predicted) ?? column);
   }
 
   private row(slide: SlideRow): HTMLElement {
-    const link = el("a", { href: slideHash(slide.id, this.page.state.carried ? null : this.firstState()) }, slide.id);
+    const link = el("a", { href: slideHash(slide.id, this.page.state.carried ? null : this.firstState(slide)) }, slide.id);
     const open = (event: MouseEvent) => {
       if (!(event.target as Element).closest("a, button") && !getSelection()?.toString()) location.hash = link.hash;
     };

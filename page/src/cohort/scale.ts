@@ -25,7 +25,8 @@ export function stateFor({ method, target }: ColumnName): ViewState {
 /** Chooses the class of the list, of the wall and of the slides that are opened from them. */
 export function chooseColumn(page: PageStore, column: ColumnName): void {
   const { carried } = page.state;
-  const state = stateFor(column);
+  const shown = stateFor(column);
+  const state = { ...shown, panes: shown.panes.map((pane) => ({ ...pane, classChosen: true })) };
   page.set({ carried: carried ? { ...carried, panes: state.panes, display: { ...carried.display, ...state.display } } : state });
 }
 

@@ -80,12 +80,18 @@ export class Side implements PaneHost {
 
   build(parent: HTMLElement, choice: Partial<Choice>): void {
     this.store.set({ layers: INITIAL_LAYERS });
-    const { id, label, predicted } = this.info;
-    const facts = [label !== null && `label ${label}`, predicted !== null && `predicted ${predicted}`].filter(Boolean).join(" · ");
-    put(this.title, el("span", { class: "pane-letter" }, this.letter), this.info.sets.length ? el("a", { href: slideHash(id), title: "Open this slide alone" }, id) : el("strong", {}, id), el("span", { class: "muted small" }, facts));
     this.pane = new Pane(this, this.letter, choice, parent);
+    this.drawTitle();
     this.pane.stage.append(el("div", { class: "aim", ariaHidden: "true" }), this.twin);
-    this.pane.stage.ariaLabel = `${this.letter}, ${id}: drag or arrows to move, scroll or + and − to zoom`;
+    this.pane.stage.ariaLabel = `${this.letter}, ${this.info.id}: drag or arrows to move, scroll or + and − to zoom`;
+  }
+
+  /** The slide, and what the model whose map is shown says of it. */
+  private drawTitle(): void {
+    const { id, sets } = this.info;
+    const { label, predicted } = this.pane.evidence?.scores.set ?? this.info;
+    const facts = [label !== null && `label ${label}`, predicted !== null && `predicted ${predicted}`].filter(Boolean).join(" · ");
+    put(this.title, el("span", { class: "pane-letter" }, this.letter), sets.length ? el("a", { href: slideHash(id), title: "Open this slide alone" }, id) : el("strong", {}, id), el("span", { class: "muted small" }, facts));
   }
 
   /** Shows the places that are marked. */
@@ -105,6 +111,7 @@ export class Side implements PaneHost {
   }
 
   onChoose(): void {
+    if (this.pane) this.drawTitle();
     this.owner.onChoose();
     this.owner.onMove();
   }

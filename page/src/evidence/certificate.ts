@@ -2,29 +2,58 @@
 
 import { button, el, put, svg } from "../dom";
 import { countPatches, formatNumber, methodName, partNames, plural, WORDS } from "../words";
-import type { Choice, Evidence } from "./evidence";
+import { sameForAll, type Choice, type Evidence } from "./evidence";
 import { describeEvidence, warningsOf } from "./legend";
 import type { Audit, Certificate, MethodCertificate, SlideRow } from "../server/api";
 
 const MARKS: Record<string, [string, string]> = { better: ["good", "better than random"], "no better": ["poor", "no better than random"], worse: ["bad", "worse than random"] };
 const SIGNS: Record<string, string> = { good: "✓", poor: "≈", bad: "✕", open: "?" };
 
-/** The verdict of a slide's row: its certificate's, else that of the run. */
+/** The verdict of a slide's row: its certificate's, else that of the run, with the map that was tested. */
 export function rowVerdict(row: SlideRow): HTMLElement {
-  return titled(verdictLabel(row.verdict, row.verdict_method, row.verdict_orders, row.verdict_cases), row.verdict_sentence);
+  const map = row.verdict_method && methodName(row.verdict_method) + (row.verdict_target === null ? "" : ` for ${row.verdict_target}`);
+  return titled(verdictLabel(row.verdict, map, row.verdict_orders, row.verdict_cases), row.verdict_sentence);
 }
 
-/** The verdict on the evidence that is shown: of this slide, else of its method over the run; null where nothing was tested. */
-export function shownVerdict(evidence: Evidence, predicted: string | null): HTMLElement | null {
-  const { certificate, cohort, columns } = evidence.scores.set;
-  const { method, target } = evidence.choice;
-  const among = columns.filter((column) => column.method === method).length; // of several classes, the predicted one was tested
-  const own = measuredOf(evidence);
-  if (own) return titled(verdictLabel(own.verdict, method, own.orders), own.sentence);
-  const kind = isPlain(evidence) && (among < 2 || target === predicted) ? cohort?.verdicts[method] : undefined;
-  if (cohort && kind) return titled(verdictLabel(kind, null, null, cohort.cases), method === cohort.method ? cohort.sentence : null);
-  return certificate || cohort ? el("span", { class: "verdict" }, `${methodName(method)}: this map was not tested`) : null;
+/** The verdict on the evidence that is shown: of this slide, else of its method over the run. */
+export function shownVerdict(evidence: Evidence): HTMLElement {
+  const name = methodName(evidence.choice.method);
+  const verdict = verdictOn(evidence);
+  if (!verdict) return el("span", { class: "verdict" }, `${name}: this map was not tested`);
+  return titled(verdictLabel(verdict.kind, verdict.cases ? null : name, verdict.orders, verdict.cases), verdict.sentence);
 }
+
+/** The verdict on the evidence that is shown, for the caption of a picture. */
+export function verdictText(evidence: Evidence): string {
+  const name = methodName(evidence.choice.method);
+  const verdict = verdictOn(evidence);
+  if (!verdict) return `${name}: this map was not tested`;
+  const words = MARKS[verdict.kind]?.[1] ?? `${verdict.kind} from random`; // "cannot tell"
+  if (verdict.cases) return `${name}: ${words} over the cohort (${plural(verdict.cases, "case")})`;
+  return `${name}: ${words} on this slide${verdict.orders ? ` (${verdict.orders} orders)` : ""}`;
+}
+
+/** A verdict, and the random orders or cases that it is held against. */
+interface Verdict {
+  kind: string;
+  orders: number | null;
+  cases: number | null;
+  sentence: string | null;
+}
+
+/** What the slide's certificate, else the run, says of this very map; null where it was not tested. */
+function verdictOn(evidence: Evidence): Verdict | null {
+  const own = measuredOf(evidence);
+  if (own) return { kind: own.verdict, orders: own.orders ?? null, cases: null, sentence: own.sentence };
+  const { cohort } = evidence.scores.set;
+  const { method } = evidence.choice;
+  const kind = cohort?.verdicts[method];
+  if (!cohort || !kind || !isPlain(evidence) || !isFor(evidence, cohort.target)) return null;
+  return { kind, orders: null, cases: cohort.cases[method] ?? null, sentence: method === cohort.method ? cohort.sentence : null };
+}
+
+/** Whether the map is for a class, or the same for every class. */
+const isFor = ({ choice, scores }: Evidence, target: string): boolean => choice.target === target || sameForAll(scores, choice.method);
 
 function titled(chip: HTMLElement, sentence: string | null): HTMLElement {
   if (sentence) chip.title = sentence;
@@ -36,15 +65,15 @@ const isPlain = ({ choice, without, part }: Evidence): boolean => choice.against
 
 /** What the slide's certificate says of the evidence that is shown. */
 function measuredOf(evidence: Evidence): MethodCertificate | undefined {
-  const { method, target } = evidence.choice;
-  return isPlain(evidence) ? evidence.scores.set.certificate?.methods.find((m) => m.method === method && m.target === target) : undefined;
+  const { method } = evidence.choice;
+  return isPlain(evidence) ? evidence.scores.set.certificate?.methods.find((m) => m.method === method && isFor(evidence, m.target)) : undefined;
 }
 
 /** A verdict as a small label with a sign that does not rely on colour: whose it is, and how many random orders or cases it is held against. */
-export function verdictLabel(verdict: string | null, method: string | null = null, orders: number | null = null, cases: number | null = null): HTMLElement {
+export function verdictLabel(verdict: string | null, map: string | null = null, orders: number | null = null, cases: number | null = null): HTMLElement {
   if (!verdict) return el("span", { class: "muted" }, "–");
   const [mark, words] = MARKS[verdict] ?? ["open", verdict]; // "cannot tell", or the word of an earlier version
-  const beside = [method && methodName(method), orders ? `${orders} orders` : null, cases ? plural(cases, "case") : null].filter(Boolean).join(", ");
+  const beside = [map, orders ? `${orders} orders` : null, cases ? plural(cases, "case") : null].filter(Boolean).join(", ");
   return el("span", { class: `verdict ${mark}${cases ? " of-cohort" : ""}` }, el("span", { ariaHidden: "true" }, `${SIGNS[mark]} `), cases ? "cohort: " : "", beside ? `${words} (${beside})` : words);
 }
 
@@ -91,10 +120,12 @@ export class CertificatePanel {
   }
 
   /** The verdict on the method's maps over the run. */
-  private cohort({ scores, choice }: Evidence): HTMLElement[] {
-    const { cohort } = scores.set;
-    const kind = cohort?.verdicts[choice.method];
-    return cohort && kind ? [el("p", { class: "cohort-line" }, verdictLabel(kind, null, null, cohort.cases), choice.method === cohort.method ? ` ${cohort.sentence}` : "")] : [];
+  private cohort(evidence: Evidence): HTMLElement[] {
+    const { cohort } = evidence.scores.set;
+    const verdict = verdictOn(evidence);
+    if (verdict) return [el("p", { class: "cohort-line" }, verdictLabel(verdict.kind, null, null, verdict.cases), verdict.sentence ? ` ${verdict.sentence}` : "")];
+    if (!cohort?.verdicts[evidence.choice.method]) return [];
+    return [el("p", { class: "cohort-line muted" }, `The verdict over the cohort is on the evidence for ${cohort.target} on this slide, not on this map.`)];
   }
 
   /** No verdict on a map of part of the bag. */
@@ -126,7 +157,7 @@ export class CertificatePanel {
     const rows = certificate.methods.map((m) =>
       el(
         "tr",
-        { class: m.method === evidence.choice.method && m.target === evidence.choice.target ? "current" : "" },
+        { class: m === measuredOf(evidence) ? "current" : "" },
         el("td", { title: methodName(m.method) }, targets.size === 1 ? methodName(m.method) : `${methodName(m.method)}: ${m.target}`),
         el("td", {}, verdictLabel(m.verdict)),
         el("td", { class: "number" }, formatNumber(m.aupc)),

@@ -12,6 +12,8 @@ export interface Choice {
   against: string | null;
   /** Another map that is taken off: another method, class or run on the same patches. */
   minus: Minus | null;
+  /** Whether the reader chose the class: only then it goes along to a slide that is predicted otherwise. */
+  classChosen?: boolean;
 }
 
 export type Minus = Pick<Choice, "run" | "method" | "target">;
@@ -63,7 +65,8 @@ export function nearestChoice(wanted: Partial<Choice>, scores: Scores, preferred
   const targets = targetsOf(scores, method);
   const target = [wanted.target, preferred, targets[0]].find((t) => t != null && targets.includes(t)) as string;
   const against = wanted.against != null && wanted.against !== target && targets.includes(wanted.against);
-  const choice = { run: scores.set.run, method, target, against: against ? wanted.against! : null, minus: null };
+  const chosen = wanted.classChosen && target === wanted.target ? { classChosen: true } : {};
+  const choice = { run: scores.set.run, method, target, against: against ? wanted.against! : null, minus: null, ...chosen };
   const { minus } = wanted;
   const fits = minus && !against && subtrahends(choice, scores, all).some((each) => same(each, minus));
   return { ...choice, minus: fits ? minus : null };

@@ -2,6 +2,7 @@
 
 import { PAPER } from "../colours";
 import { countPatches, formatNumber } from "../words";
+import { verdictText } from "../evidence/certificate";
 import { cohortRange, rangeOf, type Evidence } from "../evidence/evidence";
 import { drawCaption, drawLegend, describeEvidence, scaleWarning } from "../evidence/legend";
 import { turn, windowOf, type Transform } from "../evidence/overlay";
@@ -130,7 +131,7 @@ export function captionOf(pane: Pane): string[] {
   if (!evidence) return [info.id, ...(image ? [image] : [])];
   const name = run.runs.length > 1 ? run.runs[evidence.choice.run]?.name : null;
   const settings = settingsOf(pane, evidence);
-  return [name ? `${info.id} · ${name}` : info.id, describeEvidence(evidence), ...pane.notes(), ...(settings ? [settings] : []), ...(image ? [image] : []), ...evidence.column.warnings];
+  return [name ? `${info.id} · ${name}` : info.id, describeEvidence(evidence), verdictText(evidence), ...pane.notes(), ...(settings ? [settings] : []), ...(image ? [image] : []), ...evidence.column.warnings];
 }
 
 /** What of the scores is not drawn: threshold, signs, and patches removed by a what-if. */

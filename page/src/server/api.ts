@@ -3,16 +3,13 @@
 import type { Rgb } from "../colours";
 import type { CohortScales } from "./cohort";
 
-export interface SlideRow {
+export interface SlideRow extends Answer {
   key: number;
   id: string;
   case: string | null;
-  label: string | null;
-  predicted: string | null;
-  correct: boolean | null;
-  probability: number | null;
   verdict: string | null;
   verdict_method: string | null;
+  verdict_target: string | null;
   verdict_orders: number | null;
   /** Cases of the run, where the verdict is on all its maps. */
   verdict_cases: number | null;
@@ -112,7 +109,15 @@ export interface Certificate {
   random_band: { mean: number[]; low: number[]; high: number[] };
 }
 
-export interface EvidenceSet {
+/** What a model says of a slide, and whether it is right. */
+export interface Answer {
+  label: string | null;
+  predicted: string | null;
+  correct: boolean | null;
+  probability: number | null;
+}
+
+export interface EvidenceSet extends Answer {
   run: number;
   /** Whether there are maps inside patches, and pairs that act together. */
   inside: boolean;
@@ -130,19 +135,16 @@ export interface EvidenceSet {
   noun: string;
   sides: [string, string];
   certificate: Certificate | null;
-  /** The verdicts on all maps of the run, by method, and in words that on one of them. */
-  cohort?: { verdicts: Record<string, string | undefined>; method: string; cases: number; sentence: string } | null;
+  /** The verdicts over the run, and their cases, by method, for one class of this slide; in words that on one method. */
+  cohort?: { verdicts: Record<string, string | undefined>; cases: Record<string, number | undefined>; method: string; target: string; sentence: string } | null;
   /** Found by the model while the slide was looked at. */
   deciding?: Deciding;
 }
 
-export interface SlideInfo {
+export interface SlideInfo extends Answer {
   key: number;
   id: string;
   case: string | null;
-  label: string | null;
-  predicted: string | null;
-  correct: boolean | null;
   error: string | null;
   image: { width: number; height: number; tile_size: number; overlap: number; levels: number; finest?: number; bounds?: [number, number, number, number] } | null;
   mpp: number | null;

@@ -86,7 +86,11 @@ export function slideHead(view: HeadHost): HTMLElement[] {
   const row = run.slides.find((slide) => slide.key === info.key);
   const two = view.panes.length > 1;
   const whatIf = view.whatif.summary(view.active?.evidence?.choice.run ?? 0);
-  const verdict = view.active?.evidence ? shownVerdict(view.active.evidence, info.predicted) : row?.verdict ? rowVerdict(row) : null; // the row's until the scores are there, so that nothing moves
+  const evidence = view.active?.evidence;
+  const verdict = evidence ? shownVerdict(evidence) : row?.verdict ? rowVerdict(row) : null; // the row's until the scores are there, so that nothing moves
+  const set = evidence?.scores.set;
+  const { label, predicted, correct, probability } = set ?? info; // of the model whose map is shown
+  const value = predicted === null ? (set ?? info.sets[0])?.value ?? null : null;
   const fact = (name: string, ...value: (Node | string)[]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), el("span", {}, ...value));
   return [
     el("h1", { title: info.id }, info.id),
@@ -94,11 +98,11 @@ export function slideHead(view: HeadHost): HTMLElement[] {
       "div",
       { class: "facts" },
       whatIf !== null ? fact("What if", whatIf) : null,
-      info.predicted !== null ? fact(WORDS.prediction, info.predicted, row?.probability != null ? ` ${formatPercent(row.probability, 0)}` : "") : null,
-      value(view) !== null ? fact(info.sets[0].noun, formatNumber(value(view))) : null,
+      predicted !== null ? fact(WORDS.prediction, predicted, probability !== null ? ` ${formatPercent(probability, 0)}` : "") : null,
+      value !== null ? fact((set ?? info.sets[0]).noun, formatNumber(value)) : null,
       whatIf === null && verdict ? fact("Map", verdict) : null,
-      info.label !== null ? fact(WORDS.label, info.label) : null,
-      info.correct !== null && whatIf === null ? correctLabel(info.correct) : null,
+      label !== null ? fact(WORDS.label, label) : null,
+      correct !== null && whatIf === null ? correctLabel(correct) : null,
       info.case && info.case !== info.id ? fact("Case", info.case) : null,
     ),
     el(
@@ -113,10 +117,6 @@ export function slideHead(view: HeadHost): HTMLElement[] {
       button("Save picture", () => view.exports.picture(), { title: "The view as PNG (E)", data: { action: "picture" } }),
     ),
   ];
-}
-
-function value(view: { readonly info: SlideInfo }): number | null {
-  return view.info.predicted === null ? (view.info.sets[0]?.value ?? null) : null;
 }
 
 /** The slide before or after this one in the list as it is filtered and sorted, or in the run. */

@@ -131,7 +131,7 @@ function nextMethod(view: { readonly active: Pane | null }): void {
 
 function nextTarget(view: { readonly active: Pane | null }): void {
   const evidence = view.active?.evidence;
-  if (evidence) view.active!.choose({ target: after(targetsOf(evidence.scores, evidence.choice.method), evidence.choice.target), against: null });
+  if (evidence) view.active!.choose({ target: after(targetsOf(evidence.scores, evidence.choice.method), evidence.choice.target), against: null, classChosen: true });
 }
 
 function contrast(view: KeyHost): void {

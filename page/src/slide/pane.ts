@@ -107,11 +107,11 @@ export class Pane {
 
   /** Shows another run, method or class; what is not given stays. */
   choose(change: Partial<Choice>): void {
-    const { scores: all, info, store } = this.host;
+    const { scores: all, store } = this.host;
     const { choices } = store.state;
     const wanted = { ...choices[this.letter], ...change };
     const scores = all.get(wanted.run ?? -1) ?? [...all.values()][0];
-    const choice = scores && nearestChoice(wanted, scores, info.predicted, all);
+    const choice = scores && nearestChoice(wanted, scores, scores.set.predicted, all);
     if (choice) store.set({ choices: { ...choices, [this.letter]: choice } });
     this.take();
   }
@@ -341,7 +341,7 @@ export class Pane {
       el("span", { class: "pane-letter", ariaHidden: "true" }, this.letter),
       runs.length > 1 && field(WORDS.run, select(WORDS.run, runs, String(choice.run), (v) => this.choose({ run: Number(v) }), { name: "run" })),
       field(WORDS.method, select(WORDS.method, methodsOf(scores).map((value) => ({ value, text: methodName(value) })), choice.method, (v) => this.choose({ method: v }), { name: "method" })),
-      shared ? el("span", { class: "field muted", title: "This method shows how much a patch counts, not which class it supports" }, "weight of each patch, for no class") : field(WORDS.evidenceFor, select(WORDS.evidenceFor, list(targets), choice.target, (v) => this.choose({ target: v, against: null }), { name: "target" })),
+      shared ? el("span", { class: "field muted", title: "This method shows how much a patch counts, not which class it supports" }, "weight of each patch, for no class") : field(WORDS.evidenceFor, select(WORDS.evidenceFor, list(targets), choice.target, (v) => this.choose({ target: v, against: null, classChosen: true }), { name: "target" })),
       others.length > 0 &&
         field("Compare with class", select("Compare with class", [{ value: "", text: "–" }, ...list(others)], choice.against ?? "", (v) => this.choose({ against: v || null, minus: null }), { name: "against" })),
       this.minusField(),

@@ -83,8 +83,18 @@ export class Linking {
   /** What goes along to another slide; of one that is still opening, what was to be shown. */
   nextState(): ViewState | null {
     const { loaded, wanted } = this.view;
-    if (loaded) return carryOver(this.state());
+    if (loaded) return this.carried();
     return wanted ? carryOver(wanted) : this.page.state.carried;
+  }
+
+  /** What goes along to other slides: of a class only one that the reader chose, or that this slide is not predicted as. */
+  private carried(): ViewState {
+    const state = carryOver(this.state());
+    const panes = state.panes.map((pane, i) => {
+      const isPredicted = pane.target === this.view.panes[i]?.evidence?.scores.set.predicted;
+      return isPredicted && !pane.classChosen && pane.against == null && !pane.minus ? { ...pane, target: undefined } : pane;
+    });
+    return { ...state, panes };
   }
 
   schedule(): void {
@@ -95,7 +105,7 @@ export class Linking {
     const { info, loaded } = this.view;
     if (!loaded || parseHash(location.hash)?.slide !== info?.id) return null;
     const state = this.state();
-    this.page.set({ carried: carryOver(state) });
+    this.page.set({ carried: this.carried() });
     return slideHash(info.id, state);
   }
 
@@ -112,7 +122,7 @@ export class Linking {
 
   destroy(): void {
     this.bar.destroy();
-    if (this.view.loaded) this.page.set({ carried: carryOver(this.state()) });
+    if (this.view.loaded) this.page.set({ carried: this.carried() });
   }
 }
 

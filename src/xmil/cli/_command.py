@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -32,6 +33,13 @@ R = TypeVar("R", bound=Request)
 F = TypeVar("F", bound=Callable[..., Any])
 CONFIG = "A TOML file with options under their names, or NAME=VALUE; may be repeated."
 REQUESTS: dict[str, type[Request]] = {}  # of the commands that are imported, by name
+COMMANDS = {  # of requests with other names than their commands
+    "draw": "heatmap",
+    "study": "study init",
+    "studyreport": "study report",
+    "agreement": "study agreement",
+}
+ABSTRACT = ("", "run", "device", "seeded", "files", "cohort")  # requests that commands share
 TYPED = "COMMANDLINE"  # where click has a value from that the user typed
 
 
@@ -125,23 +133,63 @@ def flags_of(request: type[Request]) -> dict[str, str]:
 def in_flags(sentence: str, flags: Mapping[str, str]) -> str:
     """Put the parameters of a sentence into the words of the command line.
 
-    >>> in_flags("choose another `out=`, or `restart=True`; `links=False`; `size=`",
-    ...     {"out": "--out", "restart": "--restart", "links": "--links", "size": "--config size="})
+    An option that the command lacks is written as the setting of `xmil train`, or with a command that has it.
+
+    >>> own = {"out": "--out", "restart": "--restart", "links": "--links", "size": "--config size="}
+    >>> in_flags("choose another `out=`, or `restart=True`; `links=False`; `size=`", own)
     'choose another --out, or --restart; --no-links; --config size=...'
+    >>> in_flags("pass `patch_size=`, or `forward=`", own)
+    'pass --patch-size of xmil explain, or forward='
     """
 
     def say(name: str, value: str) -> str:
-        flag = flags.get(name)
         value = value.strip("'\"")
-        if flag is None:
-            return f"{name}={value}"
-        if flag.endswith("="):
-            return f"{flag}{value.lower() if value in ('True', 'False') else value or '...'}"
-        if value == "False":
-            return flag.replace("--", "--no-", 1)
-        return f"{flag} {value}" if value and value != "True" else flag
+        if name in flags:
+            return _with_value(flags[name], value)
+        setting = find_setting(name) if "set" in flags else None
+        if setting is not None:
+            return f"--set {setting}={value}"
+        for command_name, flag in find_elsewhere(name):
+            is_named = re.search(rf"\b{command_name}\b", sentence) is not None
+            return _with_value(flag, value) + ("" if is_named else f" of xmil {command_name}")
+        return f"{name}={value}"
 
     return name_parameters(sentence, say)
+
+
+def _with_value(flag: str, value: str) -> str:
+    """Write a flag with its value.
+
+    >>> _with_value("--links", "False"), _with_value("--config tiff=", "True"), _with_value("--by", "case")
+    ('--no-links', '--config tiff=true', '--by case')
+    """
+    if flag.endswith("="):
+        return f"{flag}{value.lower() if value in ('True', 'False') else value or '...'}"
+    if value == "False":
+        return flag.replace("--", "--no-", 1)
+    return f"{flag} {value}" if value and value != "True" else flag
+
+
+def find_elsewhere(name: str) -> Iterator[tuple[str, str]]:
+    """List the commands over slides that have a parameter, `explain` first, with what one types there."""
+    from xmil.runs import requests
+
+    kinds = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Request)]
+    named = {COMMANDS.get(owner(kind), owner(kind)): kind for kind in kinds if owner(kind) not in ABSTRACT}
+    for command_name in sorted(named, key=lambda one: (one != "explain", one)):
+        flags = flags_of(named[command_name])
+        if name in flags:
+            yield command_name, flags[name]
+
+
+def find_setting(name: str) -> str | None:
+    """Find a setting of `xmil train` by the name of a parameter."""
+    from xmil.training.config import Config, Data, Section, Train
+
+    if name in Config.model_fields:
+        return name
+    sections: dict[str, type[Section]] = {"data": Data, "train": Train}
+    return next((f"{key}.{name}" for key, kind in sections.items() if name in kind.model_fields), None)
 
 
 def say_error(error: XmilError, flags: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.core.text import merge_notes, text_table
@@ -123,6 +124,17 @@ def command_line(*words: object) -> str:
     "xmil view 'my run'"
     """
     return shlex.join(map(str, words))
+
+
+def view_command(run: object, *, slides: Path | None, mpp: float | None) -> str:
+    """Write the command that shows a run with its slides.
+
+    >>> view_command("run", slides=Path("wsi"), mpp=0.5)
+    'xmil view run --slides wsi --mpp 0.5'
+    """
+    more = [] if slides is None else ["--slides", slides]
+    more += [] if mpp is None else ["--mpp", mpp]
+    return command_line("xmil", "view", run, *more)
 
 
 FAILURES = 20  # on the screen; failures.csv has all

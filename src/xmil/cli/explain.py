@@ -18,12 +18,13 @@ from xmil.cli._screen import (
     announce_costs,
     command_line,
     finish_command,
+    view_command,
 )
 from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.text import counted
 from xmil.runs import Listener
-from xmil.runs.requests import ExplainRequest
+from xmil.runs.requests import DrawRequest, ExplainRequest
 
 if TYPE_CHECKING:
     from xmil.core.explanation import Explanation
@@ -58,7 +59,7 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
                 failed = True
     then = f"{command_line('xmil', 'heatmap', run.path)} --slides SLIDES"
     if request.slides is not None:
-        then = command_line("xmil", "view", run.path, "--slides", request.slides)
+        then = view_command(run.path, slides=request.slides, mpp=request.mpp)
     elif not _has_places(run):
         inputs = [word for model in request.model for word in ("--model", model)]
         inputs += ["--features", request.features, "--out", f"{run.path}-evaluated"]
@@ -97,6 +98,7 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
     from xmil.evaluate import Choice
     from xmil.heatmaps import Look, beyond_scale, why_one_colour
     from xmil.runs.explain import explain_run
+    from xmil.runs.heatmap import unclipped_command
     from xmil.storage import read_explanations
 
     request = one_file(options, screen)
@@ -137,8 +139,14 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
         print(f"\nPicture: {screen.words(fault or str(picture))}")
         has_places = explanations[0].coords is not None or explanations[0].raw_coords is not None
         if fault is None and has_places and (sentence := beyond_scale(report["beyond_scale"])):
-            over = () if slide is None else ("--slides", slide)
-            keep = command_line("xmil", "heatmap", run_folder(name), *over, "--clip", "none", "--restart")
+            drawing = DrawRequest(
+                run=run_folder(name),
+                slides=slide,
+                mpp=None if options.features is None else options.mpp,  # features made here store it
+                patch_size=options.patch_size,
+                follow_links=options.follow_links,
+            )
+            keep = unclipped_command(drawing)
             print(f"  {sentence}. To separate them: the next command, then {keep}")
         same = options.words("out", "slides", "restart", *WORKERS)
         words = [command_line("xmil", "explain", *same, "--out", run_folder(name))]
@@ -253,12 +261,13 @@ def _draw_picture(
     Return an error sentence if the picture could not be written.
     """
     from xmil.heatmaps import heatmap, plot, without_repeats
+    from xmil.heatmaps.words import NOT_TESTED
 
     try:
         several = explanations[0] if len(explanations) == 1 else list(explanations)
         targets = {e.target for e in without_repeats(explanations)}
         lines = [each for each in pairs if each.target in targets]
-        picture = heatmap(several, slide, task=run.task, pairs=lines)
+        picture = heatmap(several, slide, task=run.task, pairs=lines, verdict=NOT_TESTED)
     except XmilError:
         if slide is not None:
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen, command_line, finish_command
+from xmil.cli._screen import Screen, finish_command, view_command
 from xmil.runs.requests import DrawRequest
 
 
@@ -20,7 +20,6 @@ def heatmap(request: DrawRequest, screen: Screen) -> int:
     from xmil.storage import Run
 
     drawn = draw_slides.run(request, listener=screen)
-    slides = ("--slides", request.slides) if request.slides is not None else ()
-    view = command_line("xmil", "view", request.run, *slides)
+    view = view_command(request.run, slides=request.slides, mpp=request.mpp)
     code = finish_command(drawn, screen, then="" if Path(request.run).is_file() else view)
     return code or int(Path(request.run).is_dir() and not Run(request.run).is_finished)

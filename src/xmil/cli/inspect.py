@@ -35,6 +35,9 @@ class InspectRequest(Request):
     format: str = option("Layout of the file, if it cannot be recognised.", "auto")
     mpp: float | None = option("Microns per level-0 pixel of the slide.", None)
     patch_size: int | None = option("Patch edge in level-0 pixels.", None)
+    slide_column: str | None = option(
+        "Column of a table that names the slides, if it is not found by its name.", None
+    )
 
 
 @with_examples("inspect features model.pt slide.svs", "inspect cohort.csv run --json")
@@ -45,7 +48,7 @@ def inspect(request: InspectRequest, screen: Screen) -> int:
     results: list[Result] = []
     for path in request.files:
         try:
-            results.append(report(path, options).as_dict())
+            results.append(report(path, options, slide_column=request.slide_column).as_dict())
         except XmilError as error:
             logger.debug("where %s failed:", path, exc_info=True)  # seen with --debug
             results.append({"path": str(path), "kind": "unknown", "error": screen.words(str(error))})
@@ -64,7 +67,7 @@ def inspect(request: InspectRequest, screen: Screen) -> int:
     return 2 if failed == len(results) else 1
 
 
-def report(path: Path, options: dict[str, Any]) -> Report:
+def report(path: Path, options: dict[str, Any], *, slide_column: str | None = None) -> Report:
     """Report on one path of any kind."""
     from xmil.data.containers import sniff
     from xmil.data.inspection import inspect_features
@@ -90,7 +93,7 @@ def report(path: Path, options: dict[str, Any]) -> Report:
     if kind == "safetensors":
         return _checkpoint(path)
     if kind in ("csv", "parquet"):
-        return _table(path, kind, options)
+        return _table(path, kind, options, slide_column)
     if kind == "image" or (kind == "unknown" and path.suffix.lower() not in (".pkl", ".pickle")):
         return _slide(path)
     return inspect_features(path, **options)
@@ -154,16 +157,18 @@ def _checkpoint(path: Path) -> Report:
     )
 
 
-def _table(path: Path, kind: str, options: dict[str, Any]) -> Report:
+def _table(path: Path, kind: str, options: dict[str, Any], slide_column: str | None) -> Report:
     """Report on a Parquet file (explanation or cohort) or CSV (cohort or WSInfer's boxes)."""
     from xmil.data.inspection import inspect_cohort, inspect_explanation, inspect_features
 
-    first = inspect_explanation if kind == "parquet" else inspect_cohort
+    is_parquet = kind == "parquet"
     try:
-        return first(path)
+        return inspect_explanation(path) if is_parquet else inspect_cohort(path, slide_column=slide_column)
     except XmilError as error:
         try:
-            return inspect_cohort(path) if kind == "parquet" else inspect_features(path, **options)
+            if is_parquet:
+                return inspect_cohort(path, slide_column=slide_column)
+            return inspect_features(path, **options)
         except XmilError:
             raise error from None
 

@@ -43,7 +43,8 @@ class Patches:
     """The patches of one slide: level-0 corners (n, 2) and edge, microns per pixel, level 0's size.
 
     Coordinates in another unit (microns, tile centres) stay in `raw_coords` with their `unit` and edge;
-    `coords` is None until the slide's mpp is known. `notes` lists inferred values.
+    `coords` is None until the slide's mpp is known. `notes` lists inferred values; `edge_guess` says what an
+    edge was guessed from that no file states.
 
     >>> stored = Patches.stored([[256, 0]], "um", edge=256)
     >>> stored.coords is None, stored.placed(mpp=0.5).boxes().tolist()
@@ -58,6 +59,7 @@ class Patches:
     raw_edge: float | None = None
     slide_size: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
+    edge_guess: str | None = None
 
     @classmethod
     def stored(
@@ -108,14 +110,20 @@ class Patches:
     def placed(self, mpp: float | None = None, *, patch_size: int | None = None) -> Patches:
         """Compute level-0 coordinates from `raw_coords` and the slide's mpp or patch edge; only new notes."""
         mpp = self.mpp if mpp is None else mpp
+        guess = self.edge_guess if patch_size is None else None
         if self.raw_coords is None or self.unit is None:
             size = self.patch_size if patch_size is None else patch_size
-            return replace(self, mpp=mpp, patch_size=size, notes=())
+            return replace(self, mpp=mpp, patch_size=size, notes=(), edge_guess=guess)
         level0 = Patches.stored(
             self.raw_coords, self.unit, edge=self.raw_edge, mpp=mpp, patch_size=patch_size
         )
         return replace(
-            self, coords=level0.coords, patch_size=level0.patch_size, mpp=level0.mpp, notes=level0.notes
+            self,
+            coords=level0.coords,
+            patch_size=level0.patch_size,
+            mpp=level0.mpp,
+            notes=level0.notes,
+            edge_guess=guess,
         )
 
     def take(self, rows: Any) -> Patches:
@@ -139,6 +147,23 @@ class Patches:
             return _WAY_OUT.get(self.unit or "", way_out)
         return _WAY_OUT["px"] if self.patch_size is None else None
 
+    @property
+    def guessed_edge(self) -> Patches | None:
+        """The edge and what it was guessed from, without places; None for an edge that is known."""
+        if self.patch_size is None or self.edge_guess is None:
+            return None
+        return Patches(patch_size=self.patch_size, edge_guess=self.edge_guess)
+
+    @property
+    def edge_note(self) -> str | None:
+        """A sentence on an edge that was guessed, for files and pictures; None for an edge that is known."""
+        if self.patch_size is None or self.edge_guess is None:
+            return None
+        return (
+            f"The patch edge of {self.patch_size} px is a guess from {self.edge_guess}; --patch-size "
+            "(Python: `patch_size=`) sets it."
+        )
+
     @classmethod
     def joined(cls, parts: Sequence[Patches]) -> Patches:
         """Concatenate the patches of several slides; leave out values that differ."""
@@ -147,7 +172,8 @@ class Patches:
         for name in ("coords", "raw_coords"):
             arrays = [getattr(part, name) for part in parts]
             shared[name] = None if any(array is None for array in arrays) else np.concatenate(arrays)
-        return cls(**shared)
+        guess = next((part.edge_guess for part in parts if part.edge_guess is not None), None)
+        return cls(**shared, edge_guess=guess)
 
 
 class Places(TypedDict, total=False):
@@ -164,6 +190,8 @@ class Places(TypedDict, total=False):
 def merged(patches: Patches | None, coords: Any | EllipsisType, places: Places) -> Patches:
     """Override attributes of patches by those passed by name; coords of `...` were not passed."""
     changes: dict[str, Any] = {**places} if coords is ... else {"coords": coords, **places}
+    if "patch_size" in places:
+        changes["edge_guess"] = None
     base = Patches() if patches is None else patches
     return replace(base, **changes) if changes else base
 

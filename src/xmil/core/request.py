@@ -161,7 +161,7 @@ class Request(BaseModel):
         words = []
         for name in dict.fromkeys([*required, *about]):
             value = getattr(self, name)
-            if name not in leave_out and value not in (None, (), known[name].default):
+            if name not in leave_out and value is not None and value != known[name].default:
                 words += _words(name, value, about[name])
         return words
 
@@ -340,9 +340,11 @@ def _words(name: str, value: Any, about: Option) -> list[str]:
         each = [(f"{method}.{key}", one) for method, own in value.items() for key, one in own.items()]
         texts = [f"{place}={one if isinstance(one, str) else json.dumps(one)}" for place, one in each]
         return [word for text in texts for word in (flag, text)]
-    if isinstance(value, tuple) and not all(isinstance(one, str) for one in value):
+    if isinstance(value, tuple) and any(not isinstance(one, str | float) for one in value):
         return [word for one in value for word in (flag, str(one))]
-    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+    if isinstance(value, tuple):
+        return [flag, ",".join(map(str, value)) or "none"]
+    return [flag, str(value)]
 
 
 REMOVED = {  # parameters of the version before, by command, and what to write instead

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,22 +53,25 @@ class RunVerdict:
         name = f"{card_of(self.method).title} map" if self.method else "map"
         if self.kind == KINDS[-1] or not self.methods:
             return f"not known whether the {name} shows what the model uses"
-        words = f"{name} {self.kind} than a random order over {counted(len(self.cases), self.unit)}"
-        return f"{words} (SRG {self.methods[0]['srg']:.2f})"
+        row = self.methods[0]
+        n = row.get("cases", len(self.cases))  # a method that was tried last has fewer
+        words = f"{name} {self.kind} than a random order over {counted(n, self.unit)}"
+        return f"{words} (SRG {row['srg']:.2f})"
 
-    def of(self, methods: Sequence[str]) -> RunVerdict:
-        """The verdict on one of these methods: this one if it is among them or there are none, else another.
+    def of(self, method: str) -> RunVerdict | None:
+        """Get the verdict on a method; None if it was not tested.
 
         >>> rows = [{"method": "lrp", "kind": "better"}, {"method": "random", "kind": "worse", "srg": -0.1}]
-        >>> RunVerdict("better", method="lrp", methods=rows, cases=["a"]).of(["random"]).brief
-        'Random map worse than a random order over 1 case (SRG -0.10)'
+        >>> verdict = RunVerdict("better", method="lrp", methods=rows, cases=["a"])
+        >>> verdict.of("random").brief, verdict.of("gxi")
+        ('Random map worse than a random order over 1 case (SRG -0.10)', None)
         """
-        if not methods or self.method in methods:
+        if method == self.method:
             return self
-        rows = [row for row in self.methods if row["method"] in methods]
+        rows = [row for row in self.methods if row["method"] == method]
         if not rows:
-            return RunVerdict(method=methods[0])
-        return replace(self, kind=rows[0]["kind"], sentence="", method=rows[0]["method"], methods=rows)
+            return None
+        return replace(self, kind=rows[0]["kind"], sentence="", method=method, methods=rows)
 
     def with_note(self, note: str) -> RunVerdict:
         """Append a note to the sentence."""

@@ -97,6 +97,8 @@ def _write(bag: Bag, temporary: str, path: Path) -> None:
         stored = {
             key: getattr(bag, key) for key in ("slide_id", "mpp", "inferred", "unit", "raw_edge", "extra")
         }
+        if bag.patches.edge_guess is not None:
+            stored["edge_guess"] = bag.patches.edge_guess
         file.attrs[OURS] = json.dumps({"version": __version__, "from": bag.format, **stored}, default=str)
         _set(file.create_dataset("features", data=bag.features), {**shared, "encoder": bag.encoder})
         if bag.coords is not None:

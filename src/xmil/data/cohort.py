@@ -251,7 +251,7 @@ def _renamed(table: Table, slide_column: str | None = None) -> tuple[Table, dict
     columns, names = dict(table), dict[str, str]()
     plain = {name: "".join(letter for letter in name.lower() if letter.isalnum()) for name in table}
     for name, aliases in _ALIASES.items():
-        matches = [key for alias in aliases for key in table if plain[key] == alias]
+        matches = [key for alias in aliases for key in columns if plain.get(key) == alias]
         alias = (slide_column if name == SLIDE else None) or next(iter(matches), None)
         if alias is None or alias == name or (name in columns and alias != slide_column):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -144,9 +145,13 @@ def place(
     *,
     ask: Ask,
     edge: float | None = None,
+    guess: str | None = None,
     notes: Sequence[str] = (),
 ) -> Header:
-    """Place a header's patches at stored coordinates; `inferred` gets `notes` and the user's overrides."""
+    """Place a header's patches at stored coordinates; `inferred` gets `notes` and the user's overrides.
+
+    `guess` says what the edge was guessed from, if the file does not state it.
+    """
     inferred = (*header.inferred, *notes)
     mpp = ask.mpp if ask.mpp is not None else header.mpp
     if xy is None:
@@ -161,6 +166,8 @@ def place(
         patches = Patches.stored(corners, unit, edge=edge, mpp=mpp, patch_size=ask.patch_size)
     except InputError as error:
         raise FileError(f"{header.path}: {error}") from None
+    if edge and ask.patch_size is None:
+        patches = replace(patches, edge_guess=guess)
     if unit == "px" and edge and ask.patch_size not in (None, round(edge)):
         inferred = (*inferred, f"patch edge {ask.patch_size} from `patch_size=`; the file has {edge:g}")
     return replace(header, patches=patches, inferred=(*inferred, *patches.notes))
@@ -186,10 +193,61 @@ def read_json(beside: Path | None) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {}
 
 
-def grid_edge(coords: npt.NDArray[Any]) -> tuple[int | None, list[str]]:
-    """Infer the patch edge from the step of the grid, with a note."""
-    edge = smallest_gap(coords)
-    return edge, [f"patch edge {edge} from the smallest coordinate gap (no overlap assumed)"] if edge else []
+GAP = "the smallest gap between patches"
+PIXELS = ("patch_size", "patch_px", "patch_size_px", "tile_size", "tile_px", "tile_size_px")
+PATCH_MPP = ("patch_mpp", "tile_mpp", "target_mpp", "patch_spacing_um_px")
+SLIDE_MPP = ("slide_mpp", "level0_mpp", "mpp_level0")
+CLOSE = 0.02  # relative difference of two edges that are the same, as mpp is rounded
+
+
+def place_by_gap(
+    header: Header, coords: npt.NDArray[Any], contents: Contents, *, ask: Ask, notes: Sequence[str] = ()
+) -> Header:
+    """Place patches whose edge no file states by the step of their grid, which is a guess.
+
+    Patches that overlap, or lie apart, have another edge. The guess is refused if pixels and mpp in the file
+    contradict it.
+    """
+    edge = smallest_gap(coords) if ask.patch_size is None else None
+    if edge is None:
+        return place(header, coords, ask=ask, notes=notes)
+    guess = None if _is_stated(edge, contents, ask) else GAP
+    note = f"patch edge {edge} from the smallest coordinate gap (no overlap assumed); `patch_size=` sets it"
+    return place(header, coords, edge=edge, guess=guess, ask=ask, notes=[*notes, note])
+
+
+def _is_stated(edge: int, contents: Contents, ask: Ask) -> bool:
+    """Whether an edge follows from the patch size in pixels and the mpp that a file states; refuse another.
+
+    An mpp without further name may be that of the patches or of the slide.
+    """
+    pixels, mpp = (_stated(contents, names) for names in (PIXELS, ("mpp",)))
+    patch_mpp = _stated(contents, PATCH_MPP) or mpp
+    slide_mpp = ask.mpp or _stated(contents, SLIDE_MPP) or mpp
+    if pixels is None or patch_mpp is None or slide_mpp is None:
+        return False
+    stated = pixels * patch_mpp / slide_mpp
+    if abs(edge - stated) > CLOSE * stated:
+        raise FileError(
+            f"{contents.path}: patches of {pixels:g} px at {patch_mpp:g} µm/px have an edge of {stated:.0f} "
+            f"px on a slide with {slide_mpp:g} µm/px, but these lie {edge} px apart; pass `patch_size=` "
+            "(level-0 pixels)."
+        )
+    return True
+
+
+def _stated(contents: Contents, names: Sequence[str]) -> float | None:
+    """Find a number under one of several names, among attributes or as an array of one number."""
+    owners = [contents.attrs, *(info.attrs for info in contents.arrays.values())]
+    for name in names:
+        values = [owner[name] for owner in owners if name in owner]
+        if name in contents and contents.arrays[name].shape in ((), (1,)):
+            with suppress(FileError):  # not a number
+                values.append(contents.read(name))
+        number = next(filter(None, map(positive, values)), None)
+        if number is not None:
+            return number
+    return None
 
 
 def _as_index(rows: npt.ArrayLike, n: int) -> IntArray:

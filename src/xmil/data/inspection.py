@@ -132,9 +132,12 @@ def inspect_folder(path: Path, **options: Any) -> Report:
     problems += [f"{link.name} is a link out of the folder" for link in links]
     facts = {"files": len(rows), "instances": sum(row["instances"] for row in readable)}
     facts |= {name: _counts(readable, name) for name in ("format", "encoder", "width", "patch edge")}
-    return Report(
-        str(path), "folder", "a folder of feature files", facts, problems=tuple(problems), rows=rows
+    what, guesses = "a folder of feature files", _counts(readable, "edge guess")
+    inferred = tuple(
+        f"the patch edge of {count} of {len(readable)} files is a guess from {guess}; `patch_size=` sets it"
+        for guess, count in guesses.items()
     )
+    return Report(str(path), "folder", what, facts, inferred=inferred, problems=tuple(problems), rows=rows)
 
 
 def _folder_above(path: Path) -> Report:
@@ -160,7 +163,9 @@ def _row(path: Path, options: dict[str, Any]) -> dict[str, Any]:
         return {"file": path.name, "error": str(error)}
     names = ("format", "instances", "width", "stored as", "encoder", "patch edge", "mpp")
     facts = _facts(header, {})
-    return {"file": path.name, **{name: facts[name] for name in names}, "inferred": list(header.inferred)}
+    facts["edge guess"] = header.patches.edge_guess
+    shown = {name: facts[name] for name in (*names, "edge guess")}
+    return {"file": path.name, **shown, "inferred": list(header.inferred)}
 
 
 def _counts(rows: list[dict[str, Any]], name: str) -> dict[str, int]:
@@ -176,9 +181,9 @@ def _one_size(rows: list[dict[str, Any]]) -> bool:
     return bool(max(sizes) - min(sizes) <= CLOSE * max(sizes))
 
 
-def inspect_cohort(path: Path) -> Report:
+def inspect_cohort(path: Path, *, slide_column: str | None = None) -> Report:
     """Describe a cohort table: slides, cases, columns with their values, splits that leak."""
-    cohort = read_cohort(path)
+    cohort = read_cohort(path, slide_column=slide_column)
     facts: dict[str, Any] = {"slides": len(cohort), "cases": len(set(cohort.cases))}
     for name, cells in cohort.columns.items():
         counts = Counter("(empty)" if cell is None else cell for cell in cells)

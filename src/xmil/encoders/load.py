@@ -118,7 +118,7 @@ def load_encoder(
     if changed:
         if not isinstance(transform, Transform):
             raise InputError(
-                f"The encoder {name!r} has its own transform; leave out `size=`, `mean=` and `std=`."
+                f"The encoder {name!r} has its own transform; leave out its input size, mean and std."
             )
         transform = replace(transform, **changed)
     path = file or Path(name)

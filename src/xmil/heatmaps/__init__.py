@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         number,
         subtitle,
         title,
+        verdict_on,
         why_one_colour,
         without_repeats,
     )
@@ -97,7 +98,8 @@ _NAMES = {
     "pyramids": "Pyramid write_colours write_scores",
     "style": "BEYOND BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS Scale clip_limits drawable families "
     "letter_figure method_colour new_figure spelt_out write_figure",
-    "words": "Caption beyond_scale caption ends number subtitle title why_one_colour without_repeats",
+    "words": "Caption beyond_scale caption ends number subtitle title verdict_on "
+    "why_one_colour without_repeats",
 }
 _HOME = {name: f"xmil.heatmaps.{module}" for module, names in _NAMES.items() for name in names.split()}
 
@@ -109,7 +111,7 @@ __all__ = [
     "ends", "explanation_html", "extremes", "families", "figure", "half_level", "heatmap", "image",
     "join", "lay_over", "letter_figure", "make_drawer", "method_colour", "new_figure", "number", "opened",
     "page", "pair_lines", "picture_box", "place_on", "plot", "read_asap", "read_geojson", "run_html",
-    "small", "spelt_out", "subtitle", "table", "tag", "title", "to_anndata", "why_one_colour",
+    "small", "spelt_out", "subtitle", "table", "tag", "title", "to_anndata", "verdict_on", "why_one_colour",
     "with_targets", "without_repeats", "write_colours", "write_figure", "write_geojson",
     "write_inside_geojson", "write_inside_tiff", "write_pairs", "write_scores",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.bag import Patches
 from xmil.core.durable import identity, write_atomically
 from xmil.core.errors import FileError, InputError, WriteError, XmilError, check_names
 from xmil.core.explanation import PARTS, Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
 from xmil.core.text import counted
+from xmil.core.verdict import RunVerdict
 from xmil.heatmaps.canvas import TISSUES, Canvas, View, check_fit, opened, picture_box, place_on, same_places
 from xmil.heatmaps.exports import EXPORTS, Exported, write_pairs
 from xmil.heatmaps.pages import Html, image, join, table, tag
@@ -44,10 +47,11 @@ from xmil.heatmaps.words import (
     number,
     subtitle,
     title,
+    verdict_on,
     without_repeats,
 )
 from xmil.slides.slide import FRAMES, Box, Slide, export_frame
-from xmil.storage import Run, make_folder, read_explanations, read_header
+from xmil.storage import Run, make_folder, read_explanations, read_header, read_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -106,6 +110,7 @@ def heatmap(
     prediction: str | None = None,
     task: str = "classification",
     pairs: Interactions | Sequence[Interactions] | None = None,
+    verdict: str | None = None,
 ) -> Picture | Image:
     """Draw an explanation, or several in a panel, over the slide (a path or an open one) or on their own.
 
@@ -114,8 +119,8 @@ def heatmap(
     only the colours, to lay over the slide's scanned area at the same size. `clip`: `whiskers`, `percentile`
     or `none`. `tissue` under the colours: `grey` or `colour`. `region` (x, y, width, height in level-0
     pixels) zooms in. `size`: pixels of a picture's longer edge. `scale` replaces the scores' own. `pairs`,
-    from `xmil.interactions` (a list for several targets), adds lines between patches. Patches with an
-    uncertain sign are hatched.
+    from `xmil.interactions` (a list for several targets), adds lines between patches. `verdict` is a line
+    below the title, such as `run.verdict.of("lrp").brief`. Patches with an uncertain sign are hatched.
 
     >>> import numpy as np
     >>> from xmil import Explanation, Target
@@ -142,6 +147,8 @@ def heatmap(
         scene = scene.with_pairs([pairs] if isinstance(pairs, Interactions) else pairs or ())
         if scene.note is not None:
             warnings.warn(scene.note, stacklevel=2)
+        if verdict is not None:
+            scene = replace(scene, verdicts={e.column: verdict for e in several})
         if scale is not None:
             scene = replace(scene, scales={e.column: scale for e in several})
         return draw(kind, scene)
@@ -159,6 +166,7 @@ class Scene:
     views: tuple[View, ...]
     note: str | None = None  # a doubt about the slide
     pairs: Mapping[Target, Interactions] = field(default_factory=dict)
+    verdicts: Mapping[str, str] = field(default_factory=dict)  # what tests say of each map
 
     @classmethod
     def of(
@@ -232,7 +240,8 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
     heading = Heading(scene.caption.name, scene.caption.facts(), tuple(figure_notes(scene.explanations)))
     if kind == "patches" and slide is not None:
         scale, task = scene.scales[first.column], scene.caption.task
-        return draw_sheet(first, slide, scale, heading=heading, top=look.top, task=task)
+        verdict = scene.verdicts.get(first.column, "")
+        return draw_sheet(first, slide, scale, heading=heading, top=look.top, task=task, verdict=verdict)
     columns = [_column(scene, e) for e in scene.explanations]
     if kind != "overlay" and slide is not None:
         images = tuple(view.background for view in scene.views if view.background is not None)
@@ -276,7 +285,16 @@ def _column(scene: Scene, explanation: Explanation) -> PanelColumn:
         lines = tuple(pair_lines(pairs, view.canvas, most=look.pairs) for view in scene.views)
     words = subtitle(explanation, task) + LEGEND * any(len(each.segments) for each in lines)
     note = beyond_scale(scale.share_beyond(explanation.scores), scale.times_beyond(explanation.scores))
-    return PanelColumn(title(explanation), words, images, scale, ends(explanation, task), lines, note)
+    return PanelColumn(
+        title(explanation),
+        words,
+        images,
+        scale,
+        ends(explanation, task),
+        lines,
+        note,
+        scene.verdicts.get(explanation.column, ""),
+    )
 
 
 def pair_lines(pairs: Interactions, canvas: Canvas, *, most: int = DRAWN) -> Lines:
@@ -327,10 +345,11 @@ def explanation_html(explanation: Explanation) -> str:
         shares = {key: value for key, value in every.items() if value or key in ("output", "other")}
         head = [PARTS.get(key, "Output") for key in shares]
         account = table([[number(value) for value in shares.values()]], head=head)
+    doubts = filter(None, [*explanation.warnings, explanation.patches.edge_note])
     return tag(
         "div",
         tag("p", tag("b", title(explanation)), f" {subtitle(explanation)}{counts}"),
-        *(tag("p", f"\u26a0 {line}") for line in explanation.warnings),
+        *(tag("p", f"\u26a0 {line}") for line in doubts),
         image(png.getvalue(), title(explanation)),
         account,
     )
@@ -374,7 +393,7 @@ class Order:
     downsample: int | None = None
     task: str = "classification"
     class_names: tuple[str, ...] | None = None
-    verdict: str = ""  # on the maps of the run, for captions
+    verdict: RunVerdict | None = None  # on the maps of the run, for captions
 
     def __post_init__(self) -> None:
         for kind, names, choices in (
@@ -422,6 +441,7 @@ class DrawingJob:
     drawn: str = ""  # identity of the files at the last drawing
     pairs: tuple[Path, ...] = ()  # its interactions, if the run has any
     row: Mapping[str, str] = field(default_factory=dict)  # of the run's table
+    certificate: Path | None = None  # of `xmil evaluate`
 
 
 @dataclass(frozen=True)
@@ -429,7 +449,7 @@ class Drawn:
     """The numbers of written files and of files already current, and a doubt about the slide.
 
     `source` identifies the explanations and the slide, `beyond` is the largest share of patches beyond the
-    colour scale of an explanation, 0 if no colours are drawn.
+    colour scale of an explanation, 0 if no colours are drawn. `edge` is the patch edge if it is a guess.
     """
 
     written: int = 0
@@ -437,6 +457,7 @@ class Drawn:
     note: str | None = None
     source: str = ""
     beyond: float = 0.0
+    edge: Patches | None = None
 
 
 def cohort_scales(run: Run, order: Order) -> dict[str, Scale]:
@@ -506,11 +527,13 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
     if job.explanations.is_symlink():
         raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
     inputs = (job.explanations, *job.pairs, *(() if job.slide is None else (job.slide,)))
-    explanations = order.select(read_explanations(job.explanations))
+    stored = read_explanations(job.explanations)
+    explanations = order.select(stored)
     if not explanations:
         raise InputError(f"{job.explanations}: holds no explanation of {', '.join(order.targets)}.")
-    together = sha256(json.dumps([e.column for e in explanations]).encode()).hexdigest()[:16]
-    source = " ".join([*(identity(path) for path in inputs), together])  # a panel shows all of them
+    verdicts = _verdicts(job, explanations, order, tested=stored[0].target)  # `xmil explain` tests the first
+    together = sha256(json.dumps(verdicts).encode()).hexdigest()[:16]  # a panel shows all of them
+    source = " ".join([*(identity(path) for path in inputs), together])
     restart = restart or job.drawn != source  # not recorded if a kill came between; file times do not decide
     targets = {e.target for e in explanations}
     every = [Interactions.load(path) for path in job.pairs] if order.look.pairs else []
@@ -529,7 +552,8 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
         ]
         beyond = max(shares, default=0.0)
     if not due:
-        return Drawn(kept=len(files), source=source, beyond=beyond)
+        edge = explanations[0].patches.guessed_edge if order.patch_size is None else None
+        return Drawn(kept=len(files), source=source, beyond=beyond, edge=edge)
     with_views = any(file.kind in KINDS for file in due)
     with opened(job.slide, order.mpp) as slide:
         scene = Scene.of(
@@ -537,18 +561,14 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
             slide,
             look=order.look,
             caption=caption(
-                job.slide_id,
-                job.row,
-                explanations,
-                task=order.task,
-                class_names=order.class_names,
-                verdict=order.verdict,
+                job.slide_id, job.row, explanations, task=order.task, class_names=order.class_names
             ),
             scales={e.column: order.scales[e.method] for e in explanations if e.method in order.scales},
             mpp=order.mpp,
             patch_size=order.patch_size,
             with_views=with_views,
         ).with_pairs(pairs)
+        scene = replace(scene, verdicts=verdicts)
         faults: dict[str, XmilError] = {}
         for file in due:
             make_folder(file.path.parent)
@@ -562,7 +582,20 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
         raise next(iter(faults.values()))
     names = [scene.caption.name, *(str(e.target) for e in scene.explanations)]
     note = scene.note or (spelt_out("".join(names)) if with_views else None)
-    return Drawn(len(due), len(files) - len(due), note, source, beyond)
+    edge = scene.explanations[0].patches.guessed_edge
+    return Drawn(len(due), len(files) - len(due), note, source, beyond, edge)
+
+
+def _verdicts(
+    job: DrawingJob, explanations: Sequence[Explanation], order: Order, *, tested: Target
+) -> dict[str, str]:
+    """Say what tests say of each map; a damaged certificate says nothing."""
+    certificate: Mapping[str, Any] | None = None
+    with suppress(FileError):
+        certificate = None if job.certificate is None else read_json(job.certificate)
+    return {
+        e.column: verdict_on(e, order.verdict, tested=tested, certificate=certificate) for e in explanations
+    }
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def write_geojson(
             f'"properties":{{"objectType":"tile","isLocked":true,{classification}'
             f'"measurements":{{{measurements}}}}}}}'
         )
-    data = _collection(features, bag, origin).encode()
+    data = _collection(features, bag, origin, explanations[0].patches.edge_note).encode()
     if Path(path).suffix == ".gz":
         data = gzip.compress(data, mtime=0)  # the same bytes for the same scores
     write_bytes(path, data)
@@ -168,8 +168,9 @@ def write_pairs(path: str | PathLike[str], pairs: Interactions, *, origin: tuple
     write_text(path, _collection(features, name, origin))
 
 
-def _collection(features: Sequence[str], name: str, origin: tuple[int, int]) -> str:
-    head = f'{{"type":"FeatureCollection","{KEY}":{json.dumps(frame_header(name, origin))},"features":['
+def _collection(features: Sequence[str], name: str, origin: tuple[int, int], note: str | None = None) -> str:
+    about = {**frame_header(name, origin), **({} if note is None else {"note": note})}
+    head = f'{{"type":"FeatureCollection","{KEY}":{json.dumps(about)},"features":['
     return head + "\n" + ",\n".join(features) + "\n]}\n"
 
 
@@ -562,7 +563,7 @@ def to_anndata(explanations: Sequence[Explanation]) -> Any:
                 "output": e.output,
                 "logits": np.asarray(e.logits),
                 "audit": {} if e.audit is None else e.audit.as_dict(),
-                "warnings": np.array(list(e.warnings), dtype=object),
+                "warnings": np.array([*e.warnings, *filter(None, [e.patches.edge_note])], dtype=object),
             }
             for e in explanations
         },

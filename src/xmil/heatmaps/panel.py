@@ -80,6 +80,7 @@ class PanelColumn:
     ends: tuple[str, str] = ("", "")
     lines: tuple[Lines, ...] = ()  # over each of the images
     note: str = ""  # a warning below the colour bar
+    verdict: str = ""  # what tests say of this map
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,11 @@ class Sheet:
             self.text(column.title, 1.1, centre, self.y, width=width, ha="center", weight="bold")
             lower = self.y + round(1.45 * self.unit)
             self.text(column.subtitle, 0.9, centre, lower, width=width, ha="center", color=GREY)
-        self.y += round((2.9 if any(column.subtitle for column in columns) else 1.7) * self.unit)
+            lower += round(1.25 * self.unit)
+            self.text(column.verdict, 0.8, centre, lower, width=width, ha="center", color=GREY)
+        head = 2.9 if any(column.subtitle for column in columns) else 1.7
+        head += 1.2 if any(column.verdict for column in columns) else 0.0
+        self.y += round(head * self.unit)
         for row in range(max(len(column.images) for column in columns)):
             ruler = rulers[row] if row < len(rulers) else None
             self._row(columns, row, ruler=ruler, mark=mark if row == 0 else None)
@@ -313,11 +318,14 @@ def draw_sheet(
     heading: Heading,
     top: int = 8,
     task: str = "classification",
+    verdict: str = "",
 ) -> Picture:
     """Draw the `top` highest and lowest patches, framed in the colours of their scores."""
     boxes, wide = explanation.boxes(), EDGE + 2 * FRAME
     sheet = Sheet(max(13.0, EDGE / 13), [wide] * min(ACROSS, max(top, 3)), heading)
     sheet.line(f"{title(explanation)} {subtitle(explanation, task)}", 1.15)
+    if verdict:
+        sheet.line(verdict, 0.9, color=GREY)
     low, high = ends(explanation, task)
     if explanation.signed:
         target = explained(explanation)

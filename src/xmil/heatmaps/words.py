@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import ceil, floor, log10
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,13 @@ import numpy.typing as npt
 from xmil.core.explanation import Explanation, card_of, measured_against
 from xmil.core.task import TASKS, Target, Task
 from xmil.core.text import name_class, read_truth
+from xmil.core.verdict import KINDS, RunVerdict
 from xmil.heatmaps.style import BEYOND, FAR
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 PREDICTED, ALL = "predicted", "all"
 CLASS_FREE = "all classes"
+NOT_TESTED = "not tested"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -31,10 +34,9 @@ class Caption:
     prediction: str | None = None
     task: str = "classification"
     correct: bool | None = None
-    verdict: str = ""  # on the maps of the run
 
     def facts(self) -> str:
-        """Write label, prediction and the run's verdict in one line; empty if none is known.
+        """Write label and prediction in one line; empty if neither is known.
 
         >>> Caption("s1", label="HPV+", prediction="HPV- (p = 0.71)", correct=False).facts()
         'label HPV+   ·   predicted HPV- (p = 0.71), wrong'
@@ -42,7 +44,6 @@ class Caption:
         wrong = ", wrong" if self.correct is False else ""
         parts = [f"label {self.label}"] if self.label is not None else []
         parts += [f"predicted {self.prediction}{wrong}"] if self.prediction is not None else []
-        parts += [self.verdict] if self.verdict else []
         return "   ·   ".join(parts)
 
 
@@ -53,7 +54,6 @@ def caption(
     *,
     task: str = "classification",
     class_names: Sequence[str] | None = None,
-    verdict: str = "",
 ) -> Caption:
     """Name a slide with label and prediction: from its row in the run's table, else from its explanations.
 
@@ -75,7 +75,52 @@ def caption(
         name = own.get(best) or name_class(str(best), names) or str(best)
         predicted = f"{f'class {name}' if name.isdigit() else name} (p = {chances[best]:.2f})"
     label, correct = name_class(row.get("label"), names), read_truth(row.get("correct"))
-    return Caption(slide_id, label, predicted, task, correct, verdict)
+    return Caption(slide_id, label, predicted, task, correct)
+
+
+def verdict_on(
+    explanation: Explanation,
+    verdict: RunVerdict | None,
+    *,
+    tested: Target | None = None,
+    certificate: Mapping[str, Any] | None = None,
+) -> str:
+    """Say what tests say of one map: those of its slide's certificate, else those of its method over the run.
+
+    `tested` is the slide's target that the run's verdict was measured on. A map of another method or class
+    was not tested.
+
+    >>> rows = [{"method": "lrp", "kind": "better", "srg": 0.47}]
+    >>> verdict = RunVerdict("better", method="lrp", methods=rows, cases=["a", "b"])
+    >>> one, other = (Explanation([0], [0, 0], 0.0, "lrp", Target(cls), True) for cls in (0, 1))
+    >>> verdict_on(one, verdict, tested=Target(0))
+    'LRP map better than a random order over 2 cases (SRG 0.47)'
+    >>> verdict_on(other, verdict, tested=Target(0)), verdict_on(one, None)
+    ('LRP map not tested', 'LRP map not tested')
+    """
+    is_free = explanation.target.name == CLASS_FREE  # one map for every class, so also for the tested one
+    own = _certified(certificate or {}, explanation.method, None if is_free else str(explanation.target))
+    if own is None and verdict is not None and (is_free or explanation.target == tested):
+        own = verdict.of(explanation.method)
+    return f"{title(explanation)} map {NOT_TESTED}" if own is None else own.brief
+
+
+def _certified(certificate: Mapping[str, Any], method: str, target: str | None) -> RunVerdict | None:
+    """Read the verdict of a slide's certificate on a method, for one target or any; None if it has none."""
+    stored = certificate.get("methods")
+    for row in stored if isinstance(stored, list) else ():
+        if (
+            not isinstance(row, dict)
+            or row.get("method") != method
+            or target not in (None, row.get("target"))
+        ):
+            continue
+        kind, srg = row.get("verdict"), row.get("srg")
+        if kind in KINDS and isinstance(srg, int | float):
+            unit = "case" if certificate.get("slides") else "slide"  # slides of a case that were one bag
+            judged = {"method": method, "kind": kind, "srg": srg}
+            return RunVerdict(str(kind), method=method, methods=[judged], cases=[""], unit=unit)
+    return None
 
 
 def title(explanation: Explanation) -> str:
@@ -134,6 +179,7 @@ def figure_notes(explanations: Sequence[Explanation]) -> list[str]:
     warnings = list(dict.fromkeys(text for e in explanations for text in e.warnings))
     plain = [plain_words(text) for text in warnings]
     notes = [*filter(None, plain), *([NOTE] if plain != warnings else [])]
+    notes += [note for e in explanations if (note := e.patches.edge_note)]
     return list(dict.fromkeys([*notes, *(text for e in explanations if (text := why_one_colour(e)))]))
 
 

@@ -31,6 +31,7 @@ from xmil.heatmaps import (
     place_on,
     subtitle,
     title,
+    verdict_on,
 )
 from xmil.insights.shortcuts import Association
 from xmil.slides import open_slide
@@ -123,6 +124,10 @@ def _draw_page(run: InsightRun, slide: str, result: Mapping[str, Any], row: Mapp
     figure.text(LEFT, 0.965, slide, fontsize=14, weight="bold")
     figure.text(LEFT, 0.947, words.facts() or "no prediction is stored", fontsize=9)
     figure.text(LEFT, 0.931, f"{title(e)} {subtitle(e)}; explained output {number(e.output)}", fontsize=9)
+    name, certificate = _certificate_of(run.evaluated, slide)
+    tested = read_explanations(run.explained.file(slide))[0].target  # `xmil explain` tests the first one
+    verdict = verdict_on(e, run.explained.verdict, tested=tested, certificate=certificate)
+    figure.text(LEFT, 0.915, verdict, fontsize=9)
     try:
         _draw_maps(figure, run.pictures.get(slide), e)
     except XmilError as error:
@@ -135,7 +140,7 @@ def _draw_page(run: InsightRun, slide: str, result: Mapping[str, Any], row: Mapp
         figure.text(left, top, name, fontsize=8, va="top", color=DIM)
         figure.text(left + 0.34, top, value, fontsize=8, va="top", ha="right")
     below = 0.258 - LINE * half
-    figure.text(LEFT, below, _certificate_text(run.evaluated, slide, e), fontsize=8, va="top")
+    figure.text(LEFT, below, _certificate_text(name, certificate, e), fontsize=8, va="top")
     figure.text(LEFT, 0.03, LIMIT, fontsize=7, color=DIM)
     return figure
 
@@ -186,15 +191,26 @@ def _image(figure: Any, place: tuple[float, float, float, float], pixels: Any, w
     axis.set_title(words, fontsize=6, pad=2)
 
 
-def _certificate_text(evaluated: Run | None, slide: str, e: Explanation) -> str:
-    """Write the slide's certificate of `xmil evaluate`; else the audit, and how to get a certificate."""
+def _certificate_of(evaluated: Run | None, slide: str) -> tuple[str, dict[str, Any]]:
+    """Read the slide's certificate of `xmil evaluate`, with the name of its file; empty without one."""
     path = None if evaluated is None else evaluated.find("certificate", slide)
-    if path is not None:
-        with refuse_damage(f"{path}: not a certificate", way="evaluate the slide again"):
-            certificate = parse_json(path.read_text(encoding="utf-8"))
-            own = [m for m in certificate.get("methods", ()) if m.get("method") == e.method]
-            sentence = (own or [certificate.get("headline", {})])[0].get("sentence", "")
-        return fill(f"Certificate ({path.name}): {sentence}", LETTERS)
+    if path is None:
+        return "", {}
+    with refuse_damage(f"{path}: not a certificate", way="evaluate the slide again"):
+        return path.name, dict(parse_json(path.read_text(encoding="utf-8")))
+
+
+def _certificate_text(name: str, certificate: Mapping[str, Any], e: Explanation) -> str:
+    """Write what the certificate says of this map; else the audit, and how to get a certificate."""
+    if name:
+        with refuse_damage(f"{name}: not a certificate", way="evaluate the slide again"):
+            own = [
+                method["sentence"]
+                for method in certificate.get("methods", ())
+                if (method.get("method"), method.get("target")) == (e.method, str(e.target))
+            ]
+        sentence = own[0] if own else f"{title(e)} {subtitle(e)} was not tested."
+        return fill(f"Certificate ({name}): {sentence}", LETTERS)
     audit = ""
     if e.audit is not None:
         shares = {key: value for key, value in e.audit.as_dict().items() if value}

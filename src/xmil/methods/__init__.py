@@ -1,7 +1,7 @@
 """Explanation methods behind one `explain`: one file per kind."""
 
 from xmil.methods import attention, gradients, lrp, perturbation, shapley
-from xmil.methods.explain import Bags, explain, explain_targets, list_methods
+from xmil.methods.explain import Bags, deal, explain, explain_targets, list_methods
 from xmil.methods.inside import explain_inside
 from xmil.methods.inside_maps import (
     MAPS,
@@ -61,6 +61,7 @@ __all__ = [
     "attention",
     "class_output",
     "cuts",
+    "deal",
     "explain",
     "explain_inside",
     "explain_targets",

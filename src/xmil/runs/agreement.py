@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from xmil.core.bag import Patches
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError, XmilError, absent
 from xmil.core.explanation import card_of
@@ -23,9 +24,10 @@ from xmil.evaluate.marks import covered_by_polygons, read_regions, score_regions
 from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_means
 from xmil.heatmaps import opened
 from xmil.runs import Listener
+from xmil.runs.inputs import guessed_edges, guessed_edges_warning, stored_edge
 from xmil.runs.requests import AgreementRequest
 from xmil.slides import find_slides
-from xmil.storage import Run, explained_run, read_explanations
+from xmil.storage import Run, explained_run, read_explanations, read_provenance
 
 FOLDER = "annotations"  # of a run, written by the viewer
 TABLE, SUMMARY, FAILURES = "agreement.csv", "agreement_summary.csv", "agreement_failures.csv"
@@ -109,13 +111,18 @@ def compare_annotations(
     files = list_annotations(run.path / FOLDER if folder is None else folder)
     rows: list[Row] = []
     left_out: list[Row] = []
+    edges: dict[str, Patches] = {}
     for slide, drawn in ((slide, drawn) for slide, own in files.items() for drawn in own.items()):
         try:
             compared, faults = _compare(run, slide, *drawn, names, (slides or {}).get(slide))
+            edges[slide] = stored_edge(read_provenance(run.files[slide])[0])
         except XmilError as error:
             compared, faults = [], [str(error)]
         rows += compared
         left_out += [{"slide_id": slide, "file": str(drawn[1]), "error": fault} for fault in faults]
+    guessed = guessed_edges_warning(guessed_edges(edges.items()))
+    if guessed is not None:
+        say(guessed)
     if left_out:
         reasons = [row["error"].removesuffix(".") for row in left_out]
         some = counted(len({row["file"] for row in left_out}), "file")

@@ -518,6 +518,12 @@ class SlidePatches:
         corners, edge0 = self.header.coords, self.header.patch_size
         if corners is None or edge0 is None:
             raise FileError(f"{patches}: holds no level-0 corners with a patch edge; tile the slide.")
+        guess = self.header.patches.edge_guess
+        if guess is not None:
+            raise FileError(
+                f"{patches}: stores no patch edge, and {edge0} px would be a guess from {guess}; name CLAM's "
+                "folder patches/, or tile the slide."
+            )
         self.xy0, self.edge0 = corners, edge0  # (n, 2), and the edge in level-0 pixels
         size = request.patch_px or self.header.extra.get("patch_size")
         if not size:

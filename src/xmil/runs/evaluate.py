@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 from xmil.core.bag import Bag
 from xmil.core.budget import check_objects, read_parquet
 from xmil.core.durable import identity, unchanged, write_atomically, write_text
-from xmil.core.errors import FileError, InputError, absent
+from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.request import takes
 from xmil.core.task import TASKS
 from xmil.core.text import is_plain, parse_json
@@ -48,10 +49,17 @@ from xmil.runs import Listener
 from xmil.runs.cohort_run import TableRow, Tally, slide_row
 from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share
-from xmil.runs.inputs import class_index, decided_labels, task_cases
+from xmil.runs.inputs import (
+    class_index,
+    decided_labels,
+    guessed_edges,
+    guessed_edges_warning,
+    stored_edge,
+    task_cases,
+)
 from xmil.runs.requests import EvaluateRequest
 from xmil.slides import find_slides
-from xmil.storage import Run, write_explanations, write_json
+from xmil.storage import Run, read_provenance, write_explanations, write_json
 
 MEASURES = ("srg", "aupc", "sufficiency", "necessity", "auprc2")  # in slides.csv; results.parquet has all
 KEY, SOURCES = b"xmil-faithfulness", b"xmil-sources"
@@ -181,6 +189,16 @@ class EvaluateRun(ModelRun[list[Row]]):
             slide_row(item, i, logits=row["logits"], spec=spec, n=n, seconds=seconds) | measures
             for i, n in enumerate(row["parts"])
         ]
+
+    def warnings(self, items: Sequence[Case], tally: Tally[list[Row]]) -> list[str]:
+        """Those of every run with models, and one on guessed patch edges, if the ground truth meets them."""
+        edges = {}
+        for slide in tally.rows if self.truth is not None else ():
+            with suppress(XmilError, OSError):  # a damaged file is named elsewhere
+                header, _ = read_provenance(self.out / "slides" / f"{slide}.parquet")
+                edges[slide] = stored_edge(header)
+        guessed = guessed_edges_warning(guessed_edges(edges.items()))
+        return [*super().warnings(items, tally), *filter(None, [guessed])]
 
     def finish(self, items: Sequence[Case], tally: Tally[list[Row]]) -> Mapping[str, Any]:
         measured = [tally.results[case.slides[0]] for case in items if case.slides[0] in tally.results]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from xmil.core.bag import Bag
+from xmil.core.bag import Bag, Patches
 from xmil.core.durable import identity, unchanged
 from xmil.core.errors import (
     FileError,
@@ -66,7 +66,7 @@ from xmil.runs.ensemble import (
     predicted_by,
     with_background,
 )
-from xmil.runs.inputs import task_cases
+from xmil.runs.inputs import guessed_edges, guessed_edges_warning, stored_edge, task_cases
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
 from xmil.runs.workers.pool import Stages
@@ -160,7 +160,8 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
     if run.outliers:
         n = counted(len(run.outliers), "outlier slide")
         listener.say(f"{n}: {shorten(run.outliers, 5)} (summary/outliers.csv)")
-    if warned := {slide: row["warnings"] for slide, row in tally.rows.items() if row.get("warnings")}:
+    warned = {slide: text for slide, row in tally.rows.items() if (text := run.doubts_of(slide, row))}
+    if warned:
         slide, text = next(iter(warned.items()))
         share = f"{len(warned)} of {counted(len(tally.rows), 'slide')} carry a warning (slides.csv)"
         listener.say(f"{share}; {slide}: {text}")
@@ -354,10 +355,11 @@ class Read:
 
 @dataclass(frozen=True)
 class Explained:
-    """A worker's result for a case: a row and a summary per slide."""
+    """A worker's result for a case: a row and a summary per slide, and edges that were guessed."""
 
     rows: list[TableRow]
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)
+    edges: dict[str, Patches] = field(default_factory=dict)  # of slides with a guessed patch edge
 
 
 @dataclass(frozen=True)
@@ -381,6 +383,7 @@ class ExplainRun(ModelRun[Explained]):
     busy: float = field(default_factory=time.process_time)
     outliers: list[str] = field(default_factory=list)
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
+    edges: dict[str, Patches] = field(default_factory=dict)  # of slides with a guessed patch edge
     kind = "explain"
     doing = "explaining"
     folders = ("slides",)
@@ -453,23 +456,25 @@ class ExplainRun(ModelRun[Explained]):
 
     def find_result(self, item: Case) -> Explained | None:
         """Read the rows of a case whose files have all methods of the request."""
-        rows = self._stored_rows(item, self.request.methods)
-        return Explained(rows) if rows else None
+        return self._stored(item, self.request.methods)
 
     def earlier_rows(self, item: Case) -> list[TableRow]:
         """Read the rows of a case whose files have some methods."""
-        return self._stored_rows(item)
+        stored = self._stored(item)
+        return [] if stored is None else stored.rows
 
-    def _stored_rows(self, case: Case, methods: Sequence[str] = ()) -> list[TableRow]:
-        """Read the rows of a case if all its files exist and match settings, features and methods."""
+    def _stored(self, case: Case, methods: Sequence[str] = ()) -> Explained | None:
+        """Read the result of a case if all its files exist and match settings, features and methods."""
         try:
             stored = [read_provenance(slide_file(self.out, slide)) for slide in case.slides]
             for place, (header, _) in enumerate(stored):
                 if not (methods_of(header).issuperset(methods) and self.is_current(case, place, header)):
-                    return []
-            return [self._row(case, i, *header) for i, header in enumerate(stored)]
+                    return None
+            rows = [self._row(case, i, *header) for i, header in enumerate(stored)]
+            pairs = zip(case.slides, (stored_edge(header) for header, _ in stored), strict=True)
+            return Explained(rows, edges=guessed_edges(pairs))
         except (FileError, OSError, *DAMAGED):
-            return []  # absent or damaged: explain it again
+            return None  # absent or damaged: explain it again
 
     def finish(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any]:
         """Write the summary and the verdict; warn if a finished slide's file cannot be read."""
@@ -488,6 +493,18 @@ class ExplainRun(ModelRun[Explained]):
             "again."
         )
         return {**about, "warnings": [warning]}
+
+    def warnings(self, items: Sequence[Case], tally: Tally[Explained]) -> list[str]:
+        """Those of every run with models, and one on patch edges that were guessed."""
+        for result in tally.results.values():
+            self.edges.update(result.edges)
+        guessed = guessed_edges_warning(self.edges)
+        return [*super().warnings(items, tally), *filter(None, [guessed])]
+
+    def doubts_of(self, slide: str, row: Mapping[str, Any]) -> str:
+        """The warnings in a slide's row, without that on its patch edge, which has a line for all slides."""
+        note = self.edges[slide].edge_note if slide in self.edges else None
+        return str(row.get("warnings") or "").removesuffix(note or "").strip()
 
     def verdict(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any] | None:
         """Judge the maps; keep the verdict of the folder if nothing is new and it has its cases."""
@@ -556,10 +573,10 @@ class ExplainRun(ModelRun[Explained]):
         except (FileError, KeyError, ValueError):  # unknown for some slides explained earlier
             seconds = None
         row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
-        return {**row, **_column_notes(columns)}
+        return {**row, **_column_notes(columns, stored_edge(header))}
 
 
-def _column_notes(columns: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+def _column_notes(columns: Sequence[Mapping[str, Any]], patches: Patches) -> dict[str, str | None]:
     """Fill the columns `measured` (what scores are measured against) and `warnings` of a slide's row."""
     methods_by_text: dict[str, dict[str, None]] = {}
     for column in columns:
@@ -569,6 +586,7 @@ def _column_notes(columns: Sequence[Mapping[str, Any]]) -> dict[str, str | None]
     sentences = [
         f"{', '.join(methods)}: {text}" if several else text for text, methods in methods_by_text.items()
     ]
+    sentences += filter(None, [patches.edge_note])
     return {"measured": "; ".join(measured_columns(columns)) or None, "warnings": " ".join(sentences) or None}
 
 
@@ -658,13 +676,14 @@ class Explainer:
         """Write the files of a case's slides while the next case is explained."""
         summaries = {slide: self._write(work, place) for place, slide in enumerate(work.case.slides)}
         every = [e for own in (*work.read.earlier, work.explanations) for e in own]
-        notes = _column_notes(
-            [{"method": e.method, "params": e.params, "warnings": e.warnings} for e in every]
-        )
+        columns = [{"method": e.method, "params": e.params, "warnings": e.warnings} for e in every]
         about: dict[str, Any] = {"logits": work.logits, "spec": vars(self.spec), "seconds": work.seconds}
-        parts = enumerate(work.read.parts)
-        rows = [{**slide_row(work.case, i, n=len(part), **about), **notes} for i, part in parts]
-        return Explained(rows, summaries)
+        rows = [
+            {**slide_row(work.case, i, n=len(part), **about), **_column_notes(columns, part.patches)}
+            for i, part in enumerate(work.read.parts)
+        ]
+        pairs = zip(work.case.slides, (part.patches for part in work.read.parts), strict=True)
+        return Explained(rows, summaries, guessed_edges(pairs))
 
     def explain(
         self, case: Case, bag: Bag, methods: Sequence[str]

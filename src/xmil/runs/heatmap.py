@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,11 +34,11 @@ from xmil.heatmaps import (
 from xmil.heatmaps.panel import FORMATS
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
-from xmil.runs.inputs import named_slides
+from xmil.runs.inputs import guessed_edges_warning, named_slides
 from xmil.runs.requests import DrawRequest
 from xmil.runs.workers.pool import MakeWorker
 from xmil.slides.open import SlideListing
-from xmil.storage import Run, check_folder, list_interactions, open_explanations, read_json
+from xmil.storage import Run, check_folder, list_interactions, open_explanations, read_json, read_run
 
 STYLE = "style.json"
 Region = tuple[float, float, float, float]
@@ -71,7 +72,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     saved = open_explanations(run.path if isinstance(run, Run) else run)
     order = replace(
         _with_slide(order, request.slides, listener), task=saved.task, class_names=saved.class_names,
-        verdict="" if saved.verdict is None else saved.verdict.of(request.methods).brief,
+        verdict=saved.verdict,
     )  # fmt: skip
     saved = with_targets(saved, order)
     if request.scale == "cohort":
@@ -79,6 +80,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     out = request.out or saved.path / "heatmaps"
     drawing = HeatmapRun(out, request, saved, order)
     drawing.check_style()
+    drawing.check_slides()
     tally = drawing.execute(drawing.jobs(listener), listener)
     if not saved.is_finished:
         listener.warn(
@@ -87,10 +89,11 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
         )
     results = tally.results
     lines = merge_notes({name: each.note for name, each in results.items() if each.note is not None})
+    edges = {name: each.edge for name, each in results.items() if each.edge is not None}
+    lines += filter(None, [guessed_edges_warning(edges)])
     if order.pictures:
-        lines += describe_clipped(
-            {name: each.beyond for name, each in results.items()}, saved.path, request.out
-        )
+        shares = {name: each.beyond for name, each in results.items()}
+        lines += describe_clipped(shares, unclipped_command(request))
     written, present = (sum(getattr(each, kind) for each in results.values()) for kind in ("written", "kept"))
     also = f", {present} already there" if present else ""
     lines.append(f"{counted(len(results), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
@@ -99,17 +102,26 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     return Run(drawing.out)
 
 
-def describe_clipped(shares: Mapping[str, float], run: Path, out: Path | None = None) -> list[str]:
-    """Write a line on slides with many patches beyond the colour scale, and on how to separate them.
+def unclipped_command(request: DrawRequest) -> str:
+    """Write the command that draws the same on a scale up to the strongest score.
 
-    >>> describe_clipped({"a": 0.4, "b": 0.02}, Path("run"))
+    >>> unclipped_command(DrawRequest.build(run="my run", slides="wsi", size=400))
+    "xmil heatmap 'my run' --slides wsi --size 400 --clip none --restart"
+    """
+    run = request.run.path if isinstance(request.run, Run) else request.run
+    same = request.words("run", "clip", "restart")
+    return shlex.join(["xmil", "heatmap", str(run), *same, "--clip", "none", "--restart"])
+
+
+def describe_clipped(shares: Mapping[str, float], command: str) -> list[str]:
+    """Write a line on slides with many patches beyond the colour scale, and the command that separates them.
+
+    >>> describe_clipped({"a": 0.4, "b": 0.02}, "xmil heatmap run --clip none --restart")
     ['a: 40 % of the patches lie beyond the colour scale and share its full colour; ...']
     """
     beyond = {name: share for name, share in shares.items() if share > BEYOND}
     if not beyond:
         return []
-    folder = [] if out is None else ["--out", str(out)]
-    command = shlex.join(["xmil", "heatmap", str(run), *folder, "--clip", "none", "--restart"])
     text = (
         f"{'up to ' * (len(beyond) > 1)}{100 * max(beyond.values()):.0f} % of the patches lie beyond the "
         f"colour scale and share its full colour; {command} tells them apart."
@@ -159,8 +171,16 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return {}
 
     def about(self) -> dict[str, Any]:
-        slides = None if self.request.slides is None else str(self.request.slides.resolve())
-        return {"run": str(self.run.path.resolve()), "slides": slides, "style": self.order.style()}
+        style = self.order.style()
+        return {"run": str(self.run.path.resolve()), "slides": self.slides, "style": style}
+
+    @cached_property
+    def slides(self) -> str | None:
+        """The slides of the request; without any, those that pictures in the folder were drawn over."""
+        if self.request.slides is not None:
+            return str(self.request.slides.resolve())
+        before = read_run(self.out) or {}
+        return str(before["slides"]) if before.get("slides") else None
 
     def jobs(self, listener: Listener) -> list[DrawingJob]:
         """List the run's slides, or those of `names`, each with its slide file if there is one."""
@@ -175,9 +195,16 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
                 name, files[name], listing.slides.get(name), listing.twice.get(name, ""),
                 drawn=str(self.before.get(name, {}).get("source") or ""),
                 pairs=tuple(pairs.get(name, ())), row=rows.get(name, {}),
+                certificate=self._find_certificate(name),
             )
             for name in request.names or files
         ]  # fmt: skip
+
+    def _find_certificate(self, slide: str) -> Path | None:
+        """Find the slide's certificate of `xmil evaluate`; a link out of the folder is not followed."""
+        with suppress(FileError):
+            return self.run.find("certificate", slide)
+        return None
 
     def check_style(self) -> None:
         """Refuse a folder with pictures in another style, unless they are replaced."""
@@ -187,6 +214,15 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
             raise InputError(
                 f"{self.out}: holds pictures drawn in another style ({style.name} says how); "
                 "choose another `out=`, or `restart=True` to draw them again."
+            )
+
+    def check_slides(self) -> None:
+        """Refuse to replace pictures that were drawn over slides by pictures without them."""
+        drawn = [kind for kind in self.order.pictures if any((self.out / kind).glob("*"))]
+        if self.request.slides is None and self.slides is not None and drawn:
+            raise InputError(
+                f"{self.out}: holds pictures drawn over slides; pass `slides={self.slides!r}` to draw over "
+                "them again, or choose another `out=` for pictures without slides."
             )
 
     def _is_style(self, path: Path) -> bool:
@@ -219,7 +255,8 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
         """Return a slide's number of files and what they were drawn from."""
         files, before = result.written + result.kept, self.before.get(item.slide_id, {})
-        note = result.note or ""
+        guess = None if result.edge is None else result.edge.edge_note
+        note = " ".join(filter(None, [result.note, guess]))
         if result.kept and before.get("source") == result.source:  # files not redrawn keep their note
             note = note or before.get("note", "")
         facts = {"note": note, "beyond_scale": f"{result.beyond:.3g}", "source": result.source}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xmil.core.bag import Patches
 from xmil.core.errors import InputError, StrPath, XmilError, absent, unknown_name
 from xmil.core.task import TASKS, Target
 from xmil.core.text import bare_name, counted, shorten
@@ -306,6 +307,39 @@ def caseless_warning(slides: Sequence[str]) -> str | None:
     return (
         f"{counted(len(slides), 'slide')} without a case_id ({shorten(list(slides), 5)}): each is its own "
         "case, so slides of one patient may count as independent."
+    )
+
+
+def stored_edge(header: Mapping[str, Any]) -> Patches:
+    """The patch edge in the header of a slide's explanations, and what it was guessed from."""
+    size, guess = header.get("patch_size"), header.get("edge_guess")
+    if not isinstance(size, int) or not isinstance(guess, str):
+        return Patches()
+    return Patches(patch_size=size, edge_guess=guess)
+
+
+def guessed_edges(patches: Iterable[tuple[str, Patches]]) -> dict[str, Patches]:
+    """Select the slides whose patch edge is a guess."""
+    edges = {slide: each.guessed_edge for slide, each in patches}
+    return {slide: edge for slide, edge in edges.items() if edge is not None}
+
+
+def guessed_edges_warning(edges: Mapping[str, Patches]) -> str | None:
+    """Write a sentence on slides whose patch edge is a guess; None without such slides.
+
+    >>> edge = Patches(patch_size=768, edge_guess="the smallest gap between patches")
+    >>> guessed_edges_warning({"s1": edge, "s2": edge})
+    '2 slides (s1, s2) store no level-0 patch edge: 768 px is a guess from the smallest gap between ...'
+    """
+    if not edges:
+        return None
+    distinct = sorted({int(edge.patch_size or 0) for edge in edges.values()})
+    sizes = shorten([str(size) for size in distinct], NAMED)
+    sources = " or ".join(dict.fromkeys(str(one.edge_guess) for one in edges.values()))
+    store = "stores" if len(edges) == 1 else "store"
+    return (
+        f"{counted(len(edges), 'slide')} ({shorten(list(edges), NAMED)}) {store} no level-0 patch edge: "
+        f"{sizes} px is a guess from {sources}. If patches overlap or lie apart, pass `patch_size=`."
     )
 
 

@@ -157,6 +157,8 @@ def _look_into(
         except UnsupportedError as error:  # runs call the method map=, and have no layer=
             message = name_parameters(str(error), lambda _, value: f"`map={value}`")
             raise UnsupportedError(message, parameter="map") from None
+        if e.patches.edge_note is not None:
+            inside.warnings.append(e.patches.edge_note)
         inside.save(run.out / f"{slide}.npz")
         inside.plot(opened).write(run.out / f"{slide}.png")
         write_inside_geojson(run.out / f"{slide}.geojson", inside, opened)

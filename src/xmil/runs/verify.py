@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from xmil.core.budget import check_regular, read_parquet
 from xmil.core.durable import reads_every_byte, unchanged
@@ -27,6 +28,7 @@ from xmil.core.text import counted, parse_json
 from xmil.data import feature_files
 from xmil.data.header import slide_name
 from xmil.data.inspection import inspect_features
+from xmil.methods import deal
 from xmil.models import load_model
 from xmil.runs.cohort_run import prediction
 from xmil.runs.ensemble import model_fault
@@ -184,6 +186,7 @@ def _features(run: Run) -> dict[str, Path]:
 
 
 ROUNDING = 1e-5  # of a sum of scores, as a share of their sizes
+MOST_ROWS = 10**8  # of all sub-bags of a score; more is damage
 DIGITS = 1e-4  # of the numbers of slides.csv, which are rounded
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -243,15 +246,34 @@ def _account(run: Run, e: Explanation, stored: Mapping[str, Any]) -> Iterator[st
         return
     case = stored.get("case")
     slides = case.get("slides") if isinstance(case, dict) else None
-    names = [str(slide) for slide in slides if slide != e.bag] if isinstance(slides, list) else []
+    names = [str(slide) for slide in slides] if isinstance(slides, list) else []
     try:
-        others = [read_explanation(run.file(name), method=e.method, target=e.target) for name in names]
+        parts = [
+            e if name == e.bag else read_explanation(run.file(name), method=e.method, target=e.target)
+            for name in names
+        ]
     except XmilError:
         return  # a slide of the case cannot be read, which is another fault
-    scores = np.concatenate([part.scores for part in (e, *others)]).astype(np.float64)
+    scores = np.concatenate([part.scores for part in parts or [e]]).astype(np.float64)
+    scores = scores * _weights(e, len(scores))
     total, stated = float(scores.sum()), float(e.audit.instances)
     if not abs(total - stated) <= ROUNDING * (float(np.abs(scores).sum()) + abs(stated)) + 1e-9:
         yield f"the scores of {e.column} add up to {total:.6g}, not {stated:.6g} (audit); explain it again"
+
+
+def _weights(e: Explanation, n: int) -> npt.NDArray[np.float64]:
+    """How often each of n scores counts in the audit, which for contexts is a mean over sub-bags.
+
+    A score is a mean over the sub-bags that hold its patch, so it counts by their share of all sub-bags.
+    """
+    contexts = e.params.get("contexts")
+    if not isinstance(contexts, int) or not 0 < contexts * n <= MOST_ROWS:
+        return np.ones(n)
+    try:
+        hands = deal(n, contexts=contexts, keep=e.params.get("keep", 0.5), seed=e.params.get("seed", 0))
+    except (XmilError, *DAMAGED):
+        return np.ones(n)
+    return np.bincount(np.concatenate(hands), minlength=n) / len(hands)
 
 
 def _row(
@@ -312,7 +334,8 @@ def file_faults(run: Run, *, quick: bool = False) -> Iterator[Fault]:
             yield Fault(MANIFEST, "is missing; copy the run again")
     names: Iterable[str] = list_files(run.path)
     if manifest is not None:
-        differing = dict(compare_files(run.path, manifest, quick=quick))
+        every = compare_files(run.path, manifest, quick=quick)
+        differing = {name: why for name, why in every if not _is_stage(run, name)}
         for name, why in differing.items():
             damage = "" if quick or not os.path.isfile(run.path / name) else _unreadable(run.path / name)
             yield Fault(name, f"cannot be read ({damage}); run the command again" if damage else why)
@@ -320,6 +343,19 @@ def file_faults(run: Run, *, quick: bool = False) -> Iterator[Fault]:
         names = [name for name in sized if name not in differing]
     if not quick:
         yield from _read_faults(run, names)
+
+
+STAGES = {"tiles": "tile", "features": "embed"}  # runs in one of `explain` over slides, by folder
+
+
+def _is_stage(run: Run, name: str) -> bool:
+    """Whether a folder holds the tiles or features of a run; earlier versions did not list them in it."""
+    if run.kind != "explain" or name not in STAGES:
+        return False
+    try:
+        return Run(run.path / name).about.get("kind") == STAGES[name]
+    except XmilError:
+        return False
 
 
 def _read_faults(run: Run, names: Iterable[str]) -> Iterator[Fault]:

@@ -157,6 +157,9 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         "provenance": provenance,
         **{key: getattr(first, key) for key in (*BAG_FIELDS, *PLACE_FIELDS)},
     }
+    if first.patches.edge_guess is not None:
+        header["edge_guess"] = first.patches.edge_guess
+        header["edge_note"] = first.patches.edge_note
     table = pa.table(arrays)
     header = json.loads(json.dumps(header, default=_plain))
     header["digest"] = content_digest(header, table)
@@ -277,6 +280,7 @@ def patches_in(header: Mapping[str, Any], table: pa.Table) -> Patches:
         unit=header.get("unit"),
         raw_edge=_number(header.get("raw_edge"), float),
         slide_size=None if size is None else (int(size[0]), int(size[1])),
+        edge_guess=None if header.get("edge_guess") is None else str(header["edge_guess"]),
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from xmil.core.durable import write_text
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.journal import (
     MANIFEST,
     MARK,
@@ -34,11 +34,13 @@ from xmil.core.journal import (
     store_files,
 )
 from xmil.core.text import counted, parse_json
+from xmil.storage.explanations import is_as_written, read_provenance
 
 LAYOUT = 1
 STORE = ".zarr"  # suffix of a folder that is one result
 THREADS = 4  # for reading files, which waits for the disk
 LONGEST = 4096  # bytes of a path
+FOREIGN = "move it elsewhere if it is not of this run, or keep it if its entry was lost"
 
 
 @dataclass
@@ -179,7 +181,7 @@ def start_manifest(folder: Path, kind: str) -> None:
 
 
 def _adopt(folder: Path) -> Manifest:
-    """List the content of a folder from before manifests, by size."""
+    """List the content of a folder from before its manifest, by size, and the runs in it."""
     entries: dict[str, Entry] = {}
     for name in list_files(folder):
         path = folder / name
@@ -188,7 +190,7 @@ def _adopt(folder: Path) -> Manifest:
             entries[name] = {"size": sum(sizes), "files": len(sizes)}
         else:
             entries[name] = {"size": path.lstat().st_size}
-    return Manifest(entries)
+    return Manifest(entries, runs=set(list_runs(folder)))
 
 
 def seal_folder(folder: Path) -> None:
@@ -200,7 +202,7 @@ def fold_manifest(folder: Path, *, ended: bool = False) -> None:
     """Fold the journal into the list; `ended` marks the end of the run.
 
     Doubtful entries are decided by the files: a killed writer's file has its new or its old content, or is
-    missing.
+    missing. A slide's file whose line was lost is listed again if its own header shows that it is whole.
     """
     with opened(folder / MANIFEST, os.O_RDWR) as handle:
         lock(handle)
@@ -212,6 +214,9 @@ def fold_manifest(folder: Path, *, ended: bool = False) -> None:
             fitting = [entry for entry in entries if not _fault(folder / path, entry)]
             if entries and os.path.lexists(folder / path):
                 manifest.entries[path] = (fitting or entries)[0]
+        for name in list_files(folder):
+            if name not in manifest.entries and is_own_file(folder, name):
+                manifest.entries[name] = describe(folder / name)
         manifest.begun = None if ended else manifest.begun
         _write(folder, manifest)
 
@@ -274,13 +279,27 @@ def compare_files(folder: Path, manifest: Manifest, *, quick: bool = False) -> I
             yield name, "is missing, with the run in it; run its command again"
     for name in set(list_runs(folder)) - manifest.runs if manifest.begun is None else ():
         if not _is_begun(folder / name):  # a killed command has not recorded it in the outer run yet
-            yield name, "does not belong to the run: no xmil command made this run in it; move it elsewhere"
+            yield name, f"is a run that {MANIFEST} does not list; {FOREIGN}"
     present = set(list_files(folder))
     for name in sorted(present - {*manifest.entries, *manifest.doubtful}):
         if (folder / name).is_symlink():
             yield name, "is a link, which is not followed; copy the file in"
-        elif manifest.begun is None:
-            yield name, "does not belong to the run: no xmil command wrote it; move it elsewhere"
+        elif manifest.begun is None and not is_own_file(folder, name):
+            yield name, f"is not listed in {MANIFEST}; {FOREIGN}"
+
+
+def is_own_file(folder: Path, name: str) -> bool:
+    """Whether the header of a slide's file shows that the run in a folder wrote it, and that it is whole."""
+    path = folder / name
+    if Path(name).parent.as_posix() != "slides" or path.suffix != ".parquet" or path.is_symlink():
+        return False
+    try:
+        about = parse_json((folder / RUN).read_bytes())
+        header, _ = read_provenance(path)
+        mark, own = about["fingerprint"], header["provenance"]["fingerprint"]
+        return mark == own and header["bag"] == path.stem and "digest" in header and is_as_written(path)
+    except (XmilError, OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _check(folder: Path, manifest: Manifest, path: str, *, quick: bool) -> str:

@@ -10,10 +10,10 @@ from threading import Lock
 from typing import Any, cast
 
 from xmil._version import __version__
-from xmil.core.errors import FileError, InputError, XmilError, absent
+from xmil.core.errors import FileError, InputError, XmilError, absent, refuse_damage
 from xmil.core.explanation import CARDS, PARTS
 from xmil.core.interactions import Interactions
-from xmil.core.task import TASKS
+from xmil.core.task import TASKS, Target
 from xmil.core.text import bare_name, is_plain, name_class, read_truth
 from xmil.core.verdict import RunVerdict
 from xmil.data.header import slide_name
@@ -44,7 +44,14 @@ from xmil.viewer.layers import (
     read_layer,
 )
 
-VERDICT = ("verdict", "verdict_method", "verdict_orders", "verdict_cases")  # of a slide in the list
+VERDICT = (
+    "verdict",
+    "verdict_method",
+    "verdict_target",
+    "verdict_orders",
+    "verdict_cases",
+    "verdict_sentence",
+)
 OTHERS = 1_000_000  # first number of slides that no run explains
 PATIENCE = 0.5  # seconds until a file that every slide needs is checked again
 FOLDERS = re.compile(r"(?<!\w)(?:[A-Za-z]:)?/(?:[^/\s:;,'\"()]+/)*")
@@ -119,12 +126,39 @@ class ShownRun(Run):
             return {}
 
 
-def _cohort_verdict(verdict: RunVerdict) -> dict[str, Any]:
-    """Convert a run's verdict: its sentence, and the result of each method."""
+def _cohort_verdict(verdict: RunVerdict, target: str) -> dict[str, Any]:
+    """Convert a run's verdict: its sentence, and the result of each method for the target of the slide."""
     rows = [row for row in verdict.methods if isinstance(row, dict)]
     kinds = {str(row.get("method")): str(row.get("kind")) for row in rows}
-    about = {"method": verdict.method, "cases": len(verdict.cases), "sentence": verdict.sentence}
-    return {"verdicts": {**kinds, verdict.method: verdict.kind}, **about}
+    n = len(verdict.cases)
+    cases = {str(row.get("method")): row["cases"] for row in rows if isinstance(row.get("cases"), int)}
+    return {
+        "verdicts": {**kinds, verdict.method: verdict.kind},
+        "cases": {**dict.fromkeys((*kinds, verdict.method), n), **cases},
+        "method": verdict.method,
+        "target": target,
+        "sentence": verdict.sentence,
+    }
+
+
+def _makings(evidence: Evidence) -> dict[tuple[str, str], Any]:
+    """Map method and target of each map to how it was made: rule, baseline, samples."""
+    columns = [column for column in evidence.columns if column["kind"] == "scores"]
+    return {(column["method"], column["target"]): column["made"] for column in columns}
+
+
+def _parameters(run: Run, method: str | None) -> Any:
+    """Read the parameters of a method in a run."""
+    params = run.settings.get("params")
+    return params.get(method) if isinstance(params, dict) else None
+
+
+def _read_header(path: Path) -> tuple[int, str | None]:
+    """Read the number of patches of a slide, and the first target of its explanations."""
+    header, n = read_provenance(path)
+    with refuse_damage(f"{path.name}: the explanation is damaged", way="explain it again"):
+        first = next(iter(header["columns"].values()), None)
+        return n, None if first is None else str(Target(**first["target"]))
 
 
 def _read_about(path: Path) -> dict[str, Any]:
@@ -137,8 +171,14 @@ def _read_verdict(path: Path) -> dict[str, Any]:
     listed = methods if isinstance(methods, list) else []  # without a headline, the first method counts
     judged = [m for m in (stored.get("headline"), *listed) if isinstance(m, dict) and m.get("verdict")]
     first = judged[0] if judged else {}
-    orders = [m.get("orders") for m in judged if m.get("method") == first.get("method") and "orders" in m]
-    verdict = {"verdict": first.get("verdict"), "verdict_method": first.get("method")}
+    same = [m for m in judged if m.get("method") == first.get("method")]
+    orders = [m["orders"] for m in same if "orders" in m]
+    target = next((m["target"] for m in same if "target" in m), None)
+    verdict = {
+        "verdict": first.get("verdict"),
+        "verdict_method": first.get("method"),
+        "verdict_target": target,
+    }
     return {
         **{key: stored.get(key) for key in ("label", "predicted", "correct")},
         **{key: None if value is None else str(value) for key, value in verdict.items()},
@@ -189,7 +229,7 @@ class Collection:
         self._evidence = Files(read_evidence, limit=8)
         self._pairs = Files(Interactions.load, limit=32)
         self._layers = Files(read_layer, limit=8)
-        self._counts = Files(lambda path: read_provenance(path)[1], limit=100_000)
+        self._headers = Files(_read_header, limit=100_000)
         self._concepts = Files(ConceptMaps.load, limit=8)
         self._slides: list[str] = []
         self._others: list[str] = []
@@ -388,7 +428,6 @@ class Collection:
         else:
             numbers = [float(value) for value in task.answer(evidence.outputs)]
         names = task.names(len(evidence.logits), run.class_names, run.spec.get("time_bins"))
-        certificates = (same.certificate(slide_id) for same in self._of_same_models(run))
         verdict = run.verdict
         columns = [
             {**column, "ends": task.short_ends(column["target"]) if column["signed"] else ("low", "high")}
@@ -396,6 +435,7 @@ class Collection:
         ]
         return {
             "run": number,
+            **self._answer(slide_id, run),
             "n": evidence.n,
             "edge": evidence.patch_size,
             "mpp": evidence.mpp,
@@ -407,8 +447,8 @@ class Collection:
             "value": numbers[0] if not task.decides and len(numbers) == 1 else None,
             "noun": task.noun.capitalize(),
             "sides": task.sides,
-            "certificate": next((certificate for certificate in certificates if certificate), None),
-            "cohort": None if verdict is None else _cohort_verdict(verdict),
+            "certificate": self._certificate(key, number),
+            "cohort": None if verdict is None else _cohort_verdict(verdict, evidence.columns[0]["target"]),
             "inside": run.find("inside", slide_id) is not None,
             "pairs": bool(run.find_interactions(slide_id)),
             "concepts": run.find("concepts", slide_id) is not None,
@@ -420,37 +460,89 @@ class Collection:
         same = [other for other in self.runs if other is not run and (other.digests, other.by_case) == mine]
         return [run, *(same if run.digests else ())]
 
-    def facts(self, key: int) -> dict[str, Any]:
-        """Make a slide's row of the list from the first run that has it."""
-        slide_id = self.slide(key)
-        image, image_error = self.pictures.look(slide_id)
-        run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
+    def _certificate(self, key: int, number: int) -> dict[str, Any] | None:
+        """Read a slide's certificate of a run; else that of another run of its models, on maps made alike."""
+        slide_id, run = self.slide(key), self.runs[number]
+        own = run.certificate(slide_id)
+        if own:
+            return own
+        maps = _makings(self.evidence(key, number))
+        for other in self._of_same_models(run)[1:]:
+            certificate = other.certificate(slide_id)
+            if not certificate:
+                continue
+            with suppress(XmilError):
+                others = _makings(self.evidence(key, self.runs.index(other)))
+                alike = {column for column, made in others.items() if maps.get(column) == made}
+                methods = [m for m in certificate["methods"] if (m.get("method"), m.get("target")) in alike]
+                return {**certificate, "methods": methods}
+        return None
+
+    def _answer(self, slide_id: str, run: ShownRun) -> dict[str, Any]:
+        """Read label, prediction, probability and correctness of a slide in a run."""
         row = run.rows.get(slide_id, {})
-        verdicts = (same.slide_verdict(slide_id) for run in self.runs for same in self._of_same_models(run))
-        certificate: dict[str, Any] = dict(next((verdict for verdict in verdicts if verdict), {}))
-        over_run = None if certificate.get("verdict") else run.verdict
-        if over_run is not None:
-            words = {"verdict": over_run.kind, "verdict_method": over_run.method}
-            certificate |= {**words, "verdict_cases": len(over_run.cases)}
-        n, error = self._count(slide_id)
+        certificate = self._verdict(slide_id, run)
         stored = {name: row.get(name) or certificate.get(name) for name in ("label", "predicted", "correct")}
         label, predicted = (
             None if stored[name] is None else name_class(str(stored[name]), run.class_names or ())
             for name in ("label", "predicted")
         )
         return {
-            "key": key,
-            "id": slide_id,
-            "case": row.get("case_id") or None,
             "label": label,
             "predicted": predicted,
             "correct": read_truth(stored["correct"]),
             "probability": probability_in(row, predicted),
-            **{name: certificate.get(name) for name in VERDICT},
-            "verdict_sentence": None if over_run is None else over_run.sentence,
+        }
+
+    def _verdict(self, slide_id: str, run: ShownRun) -> dict[str, Any]:
+        """Summarise the slide's certificate of a run or of one of the same models; empty without one.
+
+        A verdict on maps that were made with other parameters is left out.
+        """
+        for same in self._of_same_models(run):
+            verdict = same.slide_verdict(slide_id)
+            if verdict:
+                method = verdict.get("verdict_method")
+                is_own = _parameters(same, method) == _parameters(run, method)
+                return verdict if is_own else {**verdict, **dict.fromkeys(VERDICT)}
+        return {}
+
+    def facts(self, key: int) -> dict[str, Any]:
+        """Make a slide's row of the list from the first run that has it."""
+        slide_id = self.slide(key)
+        image, image_error = self.pictures.look(slide_id)
+        run = next((run for run in self.runs if slide_id in run.rows), None)
+        run = run or next((run for run in self.runs if slide_id in run.slides), self.runs[0])
+        verdict = self._verdict(slide_id, run)
+        if not verdict.get("verdict"):
+            verdict = self._run_verdict(slide_id, run)
+        n, error = self._count(slide_id)
+        return {
+            "key": key,
+            "id": slide_id,
+            "case": run.rows.get(slide_id, {}).get("case_id") or None,
+            **self._answer(slide_id, run),
+            **{name: verdict.get(name) for name in VERDICT},
             "n": n,
             "image": image,
             "error": error or image_error,
+        }
+
+    def _run_verdict(self, slide_id: str, run: ShownRun) -> dict[str, Any]:
+        """Summarise the verdict on a run's maps for one of its slides; empty without one."""
+        verdict = run.verdict
+        if verdict is None:
+            return {}
+        target = None
+        with suppress(XmilError):
+            path = run.find("explanations", slide_id)
+            target = None if path is None else self._headers.get(path)[1]
+        return {
+            "verdict": verdict.kind,
+            "verdict_method": verdict.method,
+            "verdict_target": target,
+            "verdict_cases": len(verdict.cases),
+            "verdict_sentence": verdict.sentence,
         }
 
     def _count(self, slide_id: str) -> tuple[int | None, str | None]:
@@ -460,7 +552,7 @@ class Collection:
             try:
                 path = run.find("explanations", slide_id)
                 if path is not None:
-                    return self._counts.get(path), None
+                    return self._headers.get(path)[0], None
                 faults.append(run.failure(slide_id) or "")
             except FileError as error:
                 faults.append(str(error))

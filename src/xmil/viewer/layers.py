@@ -80,16 +80,16 @@ def read_evidence(path: Path) -> Evidence:
     header, fault = read_header(path), f"{path.name}: the explanation is damaged"
     with refuse_damage(fault, way="explain it again", kinds=(pa.ArrowException,)):
         stored = set(pq.read_schema(path).names)
-        columns = _columns(header["columns"], stored)
-        names = [column["name"] for column in columns]
+        names = [column["name"] for column in _columns(header["columns"], stored)]
         table = read_parquet(path, ["x0", "y0", *(name for name in RAW if name in stored), *names])
         if not names:
             raise ValueError("it has no scores")
         scores = [table[name].to_numpy().astype(np.float32) for name in names]
+        patches = _check(patches_in(header, table))
         return Evidence(
-            columns=columns,
+            columns=_columns(header["columns"], stored, patches.edge_note),
             scores=np.stack(scores),
-            patches=_check(patches_in(header, table)),
+            patches=patches,
             outputs=_outputs(header, names[0]),
         )
 
@@ -115,7 +115,7 @@ def targets_in(path: Path, method: str) -> dict[str, tuple[Target, str | None]]:
 BESIDE = {SPREAD: "spread", STDERR: "standard error", STABLE: "stable"}
 
 
-def _columns(metas: dict[str, Any], stored: set[str]) -> list[dict[str, Any]]:
+def _columns(metas: dict[str, Any], stored: set[str], edge_note: str | None = None) -> list[dict[str, Any]]:
     """List the columns to show: each method and target, then related columns.
 
     `beside` names the column that one belongs to; `stable`, whether the sign is certain, is 0 or 1.
@@ -136,7 +136,7 @@ def _columns(metas: dict[str, Any], stored: set[str]) -> list[dict[str, Any]]:
             "output": None if output is None else float(output),
             "audit": meta.get("audit") if isinstance(meta.get("audit"), dict) else None,
             "made": [(key, f"{v:.6g}" if isinstance(v, float) else str(v)) for key, v in plain],
-            "warnings": [str(text) for text in meta.get("warnings") or ()],
+            "warnings": [str(text) for text in (*(meta.get("warnings") or ()), edge_note) if text],
         }
         columns.append(column)
         for suffix, kind in BESIDE.items():

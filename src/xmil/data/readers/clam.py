@@ -21,17 +21,19 @@ from xmil.data.header import (
     Ask,
     Header,
     find_beside,
-    grid_edge,
     index_beside,
     patch_table,
     place,
+    place_by_gap,
     positive,
     slide_name,
+    smallest_gap,
 )
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 
 _FOREIGN = {"patch_size_level0", "patch_spacing_um_px"}  # attributes of TRIDENT and WSInfer
+LEVEL0_PIXELS = "the attribute patch_size, taken as level-0 pixels"
 _GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm per pixel
 
 
@@ -70,10 +72,12 @@ def read_features(contents: Contents, ask: Ask) -> Header:
     if contents.kind == "pt":
         return _join_h5(header, ask)
     edge = int(positive(_coords_attrs(contents).get("patch_size")) or 0)  # the file names no pyramid level
+    coords = corners(contents)
     if not edge or ask.patch_size is not None:
-        return _with_edge(header, corners(contents), ask=ask)
+        return _with_edge(header, coords, contents, ask=ask)
     note = f"patch edge {edge} from the attribute patch_size, taken as level-0 pixels"
-    return place(header, corners(contents), edge=edge, ask=ask, notes=[note])
+    guess = None if smallest_gap(coords) in (None, edge) else LEVEL0_PIXELS
+    return place(header, coords, edge=edge, guess=guess, ask=ask, notes=[note])
 
 
 @reader("gigapath", kinds=("h5",), claims=lambda _: False)
@@ -81,7 +85,7 @@ def read_gigapath(contents: Contents, ask: Ask) -> Header:
     """Read the same layout, by format= only: patches have 256 px at 20x, so the mpp gives the edge."""
     header = Header(contents.path, "gigapath", contents.rows("features"), slide_id=slide_name(contents.path))
     if ask.mpp is None or ask.patch_size is not None:
-        return _with_edge(header, corners(contents), ask=ask)
+        return _with_edge(header, corners(contents), contents, ask=ask)
     edge = round(_GIGAPATH_EDGE_UM / ask.mpp)
     note = f"patch edge {edge} from 256 px at 20x and mpp {ask.mpp:g}"
     return place(header, corners(contents), edge=edge, ask=ask, notes=[note])
@@ -107,14 +111,15 @@ def _join_h5(header: Header, ask: Ask) -> Header:
         raise FileError(
             f"{header.path}: has no h5_files/{header.slide_id}.h5 beside it; read it with `format='plain'`."
         )
-    coords = corners(open_contents(beside))
+    contents = open_contents(beside)
+    coords = corners(contents)
     if len(coords) != len(header):
         raise FileError(
             f"{header.path}: has {len(header)} rows but {beside} has {len(coords)} coordinates; they come "
             "from different runs. Read the .h5, or this file alone with `format='plain'`."
         )
     note = f"coordinates of {beside.parent.name}/{beside.name}, joined by row order"
-    return _with_edge(replace(header, inferred=(*header.inferred, note)), coords, ask=ask)
+    return _with_edge(replace(header, inferred=(*header.inferred, note)), coords, contents, ask=ask)
 
 
 def _h5_beside(path: Path) -> Path | None:
@@ -122,12 +127,10 @@ def _h5_beside(path: Path) -> Path | None:
     return find_beside(path, [f"h5_files/{name}", name], levels=1)
 
 
-def _with_edge(header: Header, coords: npt.NDArray[Any], *, ask: Ask) -> Header:
-    if ask.patch_size is not None:
-        return place(header, coords, ask=ask)
-    edge, notes = _sibling_edge(header.path, coords)
+def _with_edge(header: Header, coords: npt.NDArray[Any], contents: Contents, *, ask: Ask) -> Header:
+    edge, notes = _sibling_edge(header.path, coords) if ask.patch_size is None else (None, [])
     if edge is None:
-        edge, notes = grid_edge(coords)
+        return place_by_gap(header, coords, contents, ask=ask)
     return place(header, coords, edge=edge, ask=ask, notes=notes)
 
 

@@ -11,7 +11,7 @@ from xmil.core.errors import FileError
 from xmil.data.containers import Contents
 from xmil.data.containers.arrays import ARRAY, TENSOR
 from xmil.data.containers.container import ArrayRows
-from xmil.data.header import Ask, Header, grid_edge, named_graphs, place, slide_name
+from xmil.data.header import Ask, Header, named_graphs, place, place_by_gap, slide_name
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 
@@ -41,10 +41,8 @@ def read(contents: Contents, ask: Ask) -> Header:
     header = replace(header, extras=named_graphs(contents, len(header)))
     if "coords" not in contents:
         return place(header, None, ask=ask, notes=notes)
-    coords = corners(contents)
-    edge, from_grid = grid_edge(coords) if ask.patch_size is None else (None, [])
-    notes += ["coordinates taken as level-0 top-left corners", *from_grid]
-    return place(header, coords, edge=edge, ask=ask, notes=notes)
+    notes += ["coordinates taken as level-0 top-left corners"]
+    return place_by_gap(header, corners(contents), contents, ask=ask, notes=notes)
 
 
 VECTORS = ("slide_embedding", "slide_features", "embedding", *NAMES)

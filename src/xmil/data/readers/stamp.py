@@ -52,7 +52,8 @@ def read_old(contents: Contents, ask: Ask) -> Header:
         return place(header, coords, "unknown", ask=ask, notes=[note])
     note = f"microns from the stride of {stride}: 224 means 256 µm"
     microns = coords / _OLD_STRIDE * _OLD_TILE_UM
-    return place(header, microns, "um", edge=_OLD_TILE_UM, ask=ask, notes=[note])
+    guess = f"the stride of {stride}, which in STAMP 1 means 256 µm"
+    return place(header, microns, "um", edge=_OLD_TILE_UM, guess=guess, ask=ask, notes=[note])
 
 
 def _header(contents: Contents, name: str, *, version: str | None) -> Header:

@@ -53,7 +53,14 @@ def read(contents: Contents, ask: Ask) -> Header:
     raw = contents.read("raw_coords") if "raw_coords" in contents else None
     if "coords" not in contents:
         return place(header, raw, str(ours.get("unit")), edge=positive(ours.get("raw_edge")), ask=ask)
-    header = place(header, corners(contents), edge=positive(about.get("patch_size_level0")), ask=ask)
+    guess = ours.get("edge_guess")
+    header = place(
+        header,
+        corners(contents),
+        edge=positive(about.get("patch_size_level0")),
+        guess=None if guess is None else str(guess),
+        ask=ask,
+    )
     if raw is None:
         return header
     unit, edge = ours.get("unit"), ours.get("raw_edge")
