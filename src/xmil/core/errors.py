@@ -115,6 +115,7 @@ def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> Inpu
     return InputError(message, parameter=parameter, requirement=requirement, owner=owner)
 
 
+_BAD = re.compile(r"The '(\w+)' parameter of \w+(?= must )")  # as `bad_parameter` writes it
 _NAMED = re.compile(r"`([a-z_][a-z0-9_.]*)=([^`]*)`")
 
 
@@ -123,7 +124,10 @@ def name_parameters(sentence: str, say: Callable[[str, str], str]) -> str:
 
     >>> name_parameters("choose another `out=`, or `restart=True`", lambda name, value: f"--{name}")
     'choose another --out, or --restart'
+    >>> name_parameters("The 'size' parameter of read_bag must be an int.", lambda name, value: f"--{name}")
+    '--size must be an int.'
     """
+    sentence = _BAD.sub(lambda match: say(match[1], ""), sentence)
     return _NAMED.sub(lambda match: say(match[1], match[2]), sentence)
 
 

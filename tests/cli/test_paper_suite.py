@@ -1,4 +1,4 @@
-"""`xmil toy`: a run from digits to tables and plots, and one line for bad input."""
+"""`xmil bench --suite paper`: a run from digits to tables and plots, and one line for bad input."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from tests.bench.test_instances import write_idx, write_npz
 from tests.cli.test_cli import run
 
-TINY = ("--bags", "200,60,60", "--repetitions", "2", "--epochs", "30")
+PAPER = ("bench", "--suite", "paper")
+TINY = ("--config", "bags=200,60,60", "--repetitions", "2", "--config", "epochs=30")
 
 
 def test_a_quick_run_shows_lrp_above_attention(tmp_path, capsys):
-    arguments = ("toy", "--quick", "--task", "four_bags,pos_neg_count", *TINY, "--out", tmp_path)
+    arguments = (*PAPER, "--quick", "--task", "four_bags,pos_neg_count", *TINY, "--out", tmp_path)
     code, out, _ = run(*arguments, capsys=capsys)
     assert code == 0
     assert "[" not in out  # scikit-learn's digits are not the paper's
@@ -29,7 +30,7 @@ def test_a_quick_run_shows_lrp_above_attention(tmp_path, capsys):
     assert (tmp_path / "table1.txt").read_text() in out
     about = json.loads((tmp_path / "run.json").read_text())
     assert about["settings"]["tasks"] == ["four_bags", "pos_neg_count"]
-    code, out, _ = run(*arguments, "--no-plots", "--json", capsys=capsys)  # nothing is trained again
+    code, out, _ = run(*arguments, "--config", "plots=false", "--json", capsys=capsys)  # nothing is trained again
     told = {(r["task"], r["method"]): r["mean"] for r in json.loads(out)["rows"]}
     assert told["pos_neg_count", "lrp"] == pytest.approx(means["lrp"])
 
@@ -37,15 +38,15 @@ def test_a_quick_run_shows_lrp_above_attention(tmp_path, capsys):
 def test_idx_images_are_data_too(tmp_path, capsys):
     write_idx(tmp_path, "train", 10)
     write_idx(tmp_path, "t10k", 4)
-    sizes = ("--bags", "32,16,12", "--epochs", "2", "--repetitions", "1")
-    arguments = ("--task", "confounder", "--methods", "lrp,gxi", "--out", tmp_path / "out")
-    code, out, _ = run("toy", "--data", tmp_path, *sizes, *arguments, capsys=capsys)
+    sizes = ("--config", "bags=32,16,12", "--config", "epochs=2", "--repetitions", "1")
+    arguments = ("--task", "confounder", "--model", "attnmil", "--methods", "lrp,gxi", "--out", tmp_path / "out")
+    code, out, _ = run(*PAPER, "--data", tmp_path, *sizes, *arguments, capsys=capsys)
     assert code == 0
     assert "Confounder AttnMIL" in out
 
 
 def bad(*arguments, capsys):
-    code, out, err = run("toy", *arguments, capsys=capsys)
+    code, out, err = run(*PAPER, *arguments, capsys=capsys)
     assert (code, out) == (2, "")
     assert err.startswith("xmil: error: ")
     assert err.count("\n") == 1
@@ -60,18 +61,18 @@ def bad(*arguments, capsys):
         (("--methods", "lrp,lpr"), "Did you mean 'lrp'?"),
         (("--methods", "lrp:papr"), "Did you mean 'paper'?"),
         (("--methods", "lrp@logits"), "Did you mean 'logit'?"),
-        (("--methods", "logits"), "None of the methods logits can explain attnmil"),
+        (("--methods", "logits", "--model", "attnmil"), "None of the methods logits can explain attnmil"),
         (
             ("--repetitions", "0"),
             "--repetitions must be an int in the range [1, 1000]. Got 0",
         ),
-        (("--epochs", "0"), "'epochs' parameter of Training"),
-        (("--bags", "10,10"), "must look like 2000,500,1000"),
-        (("--bags", "10,1,10"), "at least two bags"),
+        (("--config", "epochs=0"), "epochs must be in the range"),
+        (("--config", "bags=10,10"), "such as 2000,500,1000"),
+        (("--config", "bags=10,1,10"), "at least two bags"),
         (("--device", "tpu"), "Unknown device 'tpu'"),
-        (("--encoder", "pixel"), "Did you mean 'pixels'?"),
+        (("--config", "digit_encoder=pixel"), "Did you mean 'pixels'?"),
         (("--data", "nowhere"), "nowhere: no such data"),
-        (("--table1", "--quick"), "cannot be combined"),
+        (("--suite", "evidence"), "in a further call"),
     ],
 )
 def test_bad_arguments_take_one_line(arguments, message, tmp_path, capsys):
