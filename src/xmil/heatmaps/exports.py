@@ -27,6 +27,7 @@ from xmil.core.errors import FileError, InputError, absent, refuse_damage
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.registry import Registry
+from xmil.core.services import register_service
 from xmil.core.text import parse_json, parse_xml
 from xmil.heatmaps.canvas import Canvas, Cells
 from xmil.heatmaps.pyramids import (
@@ -534,6 +535,7 @@ def _groovy(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", " ") + "'"
 
 
+@register_service
 def to_anndata(explanations: Sequence[Explanation]) -> Any:
     """Convert the explanations of one slide to AnnData: a row per patch, a variable `<method>:<target>` each.
 

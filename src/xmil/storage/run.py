@@ -27,7 +27,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from glob import escape as escape_glob
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
@@ -40,6 +39,7 @@ from xmil.core.errors import FileError, InputError, WriteError, XmilError, absen
 from xmil.core.interactions import Interactions
 from xmil.core.journal import MANIFEST, is_manifest, owning_run
 from xmil.core.journal import RUN as RUN
+from xmil.core.services import service
 from xmil.core.task import Target
 from xmil.core.text import counted, csv_text, is_plain, parse_json, shorten
 from xmil.core.verdict import RunVerdict
@@ -64,7 +64,6 @@ PLACES = {  # of a slide's files: folder and suffix
     "inside": ("inside", ".npz"),
     "concepts": ("insight/concepts", ".npz"),
 }
-DRAWING = "xmil.heatmaps"  # a higher layer, imported by name when a notebook shows a run
 MADE_OF = "made_of.json"  # the files that a summary was made from, written last
 SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv", MADE_OF)
 Row = dict[str, str]
@@ -286,7 +285,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Show the kind, counts, warnings and first rows in a notebook."""
-        return str(import_module(DRAWING).run_html(self))
+        return str(service("run_html")(self))
 
 
 def open_run(path: str | PathLike[str]) -> Run:
