@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from xmil.core.errors import SPECIAL, FileError, StrPath, XmilError, bad_parameter, one_line
+from xmil.core.quoting import plain_cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,7 +156,9 @@ def csv_rows(path: StrPath) -> list[dict[str, str]]:
     check_csv(path)
     with open(path, newline="", encoding="utf-8-sig") as stream, _csv_errors():
         rows = csv.DictReader(stream)
-        return [{k: v or "" for k, v in row.items() if isinstance(k, str)} for row in rows]
+        return [
+            {plain_cell(k): plain_cell(v or "") for k, v in row.items() if isinstance(k, str)} for row in rows
+        ]
 
 
 def check_csv(path: StrPath) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 from xmil.core.budget import check_regular
 from xmil.core.errors import FileError, InputError, unreadable
+from xmil.core.quoting import csv_cell
 
 LONGEST_TOML = 1 << 18  # bytes of a settings file; those written by hand have a few thousand
 DEEPEST_TOML = 8  # parts of a key and brackets around a value; settings need three
@@ -217,19 +218,22 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     >>> markdown_table(["method", "AUPC"], [["lrp", "0.2"]])
     '| method | AUPC |\n|---|---|\n| lrp | 0.2 |'
     """
-    lines = [f"| {' | '.join(row)} |" for row in [head, *rows]]
+    quoted = [[" ".join(cell.replace("|", "\\|").splitlines()) for cell in row] for row in (head, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in quoted]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    r"""Write rows of cells as CSV; None is an empty cell.
+    r"""Write rows of cells as CSV; None is an empty cell, and names that look like formulas are quoted.
 
     >>> csv_text(["method", "AUPC"], [["lrp", 0.2]])
     'method,AUPC\nlrp,0.2\n'
     """
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows([head, *rows])
-    return stream.getvalue()
+    lines: list[str] = []
+    stream = SimpleNamespace(write=lambda line: lines.append(line.removesuffix("\r\n") + "\n"))
+    writer = csv.writer(stream, lineterminator="\r\n")  # it puts cells with one of these in double quotes
+    writer.writerows(map(csv_cell, row) for row in (head, *rows))
+    return "".join(lines)
 
 
 def merge_notes(notes: Mapping[str, str]) -> list[str]:
