@@ -14,6 +14,7 @@ import xmil
 from xmil.core.budget import csv_rows
 from xmil.core.quoting import csv_cell, groovy_comment, groovy_text, latex_text, plain_cell, script_json
 from xmil.core.text import csv_text, markdown_table
+from xmil.storage import write_table
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "-a", "@SUM(A1)", "\t=1", "\r=1", "'=1", "''@x", "=\n1"]
 PLAIN = ["a=b", "s-1", "'quoted'", "-", "+", "-1.5e-3", "+inf", "a\r=1", "a\r\nb", "a\n=1", "\u00e4", "1"]
@@ -43,6 +44,17 @@ def test_a_cohort_keeps_names_that_look_like_formulas(tmp_path: Path) -> None:
     cohort.save(again)
     assert again.read_text() == "slide_id,label,'-x\n'=s1,'-a,-1\n'@s2,'+b,2\n"
     assert xmil.read_cohort(again).columns == cohort.columns
+
+
+def test_a_run_keeps_names_that_look_like_formulas(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"kind": "explain"}')
+    write_table(tmp_path / "slides.csv", ("slide_id", "=p", "n"), [("=s1", "-a", -1), ("'@s2", None, 2)])
+    run = xmil.open_run(tmp_path)
+    assert list(run.rows) == ["=s1", "'@s2"]
+    table = run.table()
+    assert table.columns.tolist() == ["slide_id", "=p", "n"]
+    assert table["slide_id"].tolist() == ["=s1", "'@s2"]
+    assert (table["=p"][0], table["n"].tolist()) == ("-a", [-1, 2])
 
 
 @pytest.mark.parametrize(

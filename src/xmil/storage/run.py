@@ -206,11 +206,13 @@ class Run:
         try:
             check_csv(path)
             table = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+        except FileError:
+            raise
         except (OSError, ValueError, OverflowError) as error:
             reason = " ".join(str(error).split())[:200]
             raise FileError(f"{path}: not a readable table ({reason}); make it again.") from None
-        for name in table.columns:
-            if pd.api.types.is_string_dtype(table[name]):
+        for name, kind in table.dtypes.items():
+            if pd.api.types.is_string_dtype(kind):
                 table[name] = table[name].map(plain_cell, na_action="ignore")
         return table.rename(columns=plain_cell)
 

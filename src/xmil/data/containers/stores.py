@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
+from xmil.core.budget import check_columns
 from xmil.core.errors import FileError
 from xmil.core.quoting import plain_cell
 from xmil.core.text import parse_json, small_number
@@ -276,6 +277,7 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
     rows = [row for row in rows if any(cell.strip() for cell in row)]
     if not rows:
         raise FileError(f"{path}: the table is empty; it needs a header and at least one row.")
+    check_columns(len(rows[0]), path)
     header = [plain_cell(name.strip()) for name in rows[0]]
     repeated = sorted(name for name, count in Counter(header).items() if name and count > 1)
     if repeated:
