@@ -18,10 +18,11 @@ from xmil.storage import write_table
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "-a", "@SUM(A1)", "\t=1", "\r=1", "'=1", "''@x", "=\n1"]
 PLAIN = ["a=b", "s-1", "'quoted'", "-", "+", "-1.5e-3", "+inf", "a\r=1", "a\r\nb", "a\n=1", "\u00e4", "1"]
+NUMBERS = ["-0.45 [-0.97, 0.34]", "+1e-05 [-inf, 2]", "-2"]
 BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\x00\x1a"
 
 
-@pytest.mark.parametrize("text", [*FORMULAS, *PLAIN])
+@pytest.mark.parametrize("text", [*FORMULAS, *PLAIN, *NUMBERS])
 def test_cells_come_back_as_they_were(text: str, tmp_path: Path) -> None:
     assert plain_cell(str(csv_cell(text))) == text
     path = tmp_path / "t.csv"
@@ -30,11 +31,11 @@ def test_cells_come_back_as_they_were(text: str, tmp_path: Path) -> None:
 
 
 def test_no_cell_is_a_formula() -> None:
-    text = csv_text(FORMULAS, [FORMULAS, [-1.5, "-2", "a\r=1"]])
+    text = csv_text(FORMULAS, [FORMULAS, [-1.5, *NUMBERS, "a\r=1"]])
     rows = list(csv.reader(io.StringIO(text, newline="")))
     assert len(rows) == 3
     assert {cell[0] for cell in (*rows[0], *rows[1])} == {"'"}
-    assert rows[2] == ["-1.5", "-2", "a\r=1"]
+    assert rows[2] == ["-1.5", *NUMBERS, "a\r=1"]
 
 
 def test_a_cohort_keeps_names_that_look_like_formulas(tmp_path: Path) -> None:

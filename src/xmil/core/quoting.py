@@ -12,6 +12,7 @@ from typing import Any
 
 _GROOVY = {"\\": r"\\", "'": r"\'", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _FORMULA = re.compile(r"'*[=+\-@\t\r].", re.DOTALL)  # what spreadsheets compute, quoted already or not
+_INTERVAL = re.compile(r" \[[-+.,\deinfa ]*\]$")  # after an estimate
 _LATEX = {
     **{letter: f"\\{letter}" for letter in "_%&#${}"},
     "\\": r"\textbackslash{}",
@@ -69,8 +70,9 @@ def plain_cell(text: str) -> str:
 
 
 def _is_number(text: str) -> bool:
+    """Whether a text is a number, which may have an interval."""
     try:
-        float(text)
+        float(_INTERVAL.sub("", text))
     except ValueError:
         return False
     return True
