@@ -24,12 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def forget_current_folder() -> None:
     """Remove the current folder, which `python -m` puts first, from the path, unless xmil itself is there."""
-    here, home = os.getcwd(), __file__
-    for _ in ("__init__.py", "cli", "xmil"):
-        home = os.path.dirname(home)
-    if (
-        not sys.flags.safe_path
-        and sys.path[:1] == [here]
-        and os.path.realpath(home) != os.path.realpath(here)
-    ):
+    here, home = os.getcwd(), os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    is_first = not sys.flags.safe_path and sys.path[:1] == [here]
+    if is_first and not os.path.samefile(home, here):
         del sys.path[0]
