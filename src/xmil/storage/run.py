@@ -39,6 +39,7 @@ from xmil.core.errors import FileError, InputError, WriteError, XmilError, absen
 from xmil.core.interactions import Interactions
 from xmil.core.journal import MANIFEST, is_manifest, owning_run
 from xmil.core.journal import RUN as RUN
+from xmil.core.quoting import plain_cell
 from xmil.core.services import service
 from xmil.core.task import Target
 from xmil.core.text import counted, csv_text, is_plain, parse_json, shorten
@@ -203,10 +204,16 @@ class Run:
         texts = dict.fromkeys(NAMED, str)
         try:
             check_csv(path)
-            return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+            table = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+        except FileError:
+            raise
         except (OSError, ValueError, OverflowError) as error:
             reason = " ".join(str(error).split())[:200]
             raise FileError(f"{path}: not a readable table ({reason}); make it again.") from None
+        for name, kind in table.dtypes.items():
+            if pd.api.types.is_string_dtype(kind):
+                table[name] = table[name].map(plain_cell, na_action="ignore")
+        return table.rename(columns=plain_cell)
 
     def explanation(self, slide: str, *, method: str | None = None, target: Any = None) -> Explanation:
         """Read the explanation of a slide by method and target; refuse if several fit."""

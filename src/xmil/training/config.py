@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Annotated, Any, Literal
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from xmil.core.errors import FileError, InputError, check_names
 from xmil.core.task import TASKS
-from xmil.core.text import read_toml
+from xmil.core.text import parse_toml, read_toml
 
 MOST_MODELS = 100_000  # in one run; more are a typo
 Whole = Annotated[int, Field(ge=1)]
@@ -369,8 +368,8 @@ def parse_value(text: str) -> Any:
     (0.001, 'adam', [1, 2], True)
     """
     try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except (ValueError, RecursionError):
+        return parse_toml(f"x = {text}")["x"]
+    except ValueError:
         return text
 
 
