@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -56,3 +57,20 @@ def test_the_table_of_imports_is_the_contracts() -> None:
     height = {name: i for i, row in enumerate(made["layers"]()) for name in row}
     for name, used in made["imports"]().items():
         assert [one for one in used if height[one] < height[name]] == [], name
+
+
+def test_no_string_names_a_higher_room() -> None:
+    """Docstrings apart: a module that is imported by its name is an import as well."""
+    rows = runpy.run_path(str(ROOT / "docs" / "layers_picture.py"))["layers"]()
+    height = {name: i for i, row in enumerate(rows) for name in row}
+    upward = []
+    for path in sorted(SOURCE.glob("*/**/*.py")):
+        room = path.relative_to(SOURCE).parts[0]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or id(node) in docstrings:
+                continue
+            named = re.findall(r"\bxmil\.(\w+)", str(node.value))
+            upward += [f"{path}:{node.lineno}" for name in named if height.get(name, 99) < height[room]]
+    assert upward == []

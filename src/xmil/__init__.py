@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from xmil._version import __version__
+from xmil.core.services import load_services_by
 
 if TYPE_CHECKING:
     from xmil.core.background import Background
@@ -88,6 +90,22 @@ _NAMES = {
     "viewer.notebook": "view",
 }
 _HOME = {name: f"xmil.{module}" for module, names in _NAMES.items() for name in names.split()}
+
+# Modules that register what methods of nouns in lower rooms do, such as `Explanation.plot`.
+_SERVICES = {
+    "heatmaps.drawing": "explanation_html plot run_html",
+    "heatmaps.exports": "to_anndata",
+    "heatmaps.inside": "draw_inside",
+    "storage.explanations": "load_arrays read_explanation read_interactions save_arrays "
+    "write_explanations write_interactions",
+}
+load_services_by(
+    {
+        name: partial(import_module, f"xmil.{module}")
+        for module, names in _SERVICES.items()
+        for name in names.split()
+    }
+)
 
 __all__ = [
     "Audit", "Background", "Bag", "Cohort", "Curve", "Explanation", "Flips", "Interactions", "MinimalSet",

@@ -19,6 +19,7 @@ from tests.data import producers as p
 from tests.data.test_write import explanation
 from tests.runs.cohorts import make_cohort
 from xmil.cli import main
+from xmil.cli._app import command_panels
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("XMIL_DATA", ROOT.parent / "shared" / "data"))
@@ -49,9 +50,15 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["inspect", "--help"], ["split", "--help"]])
-def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(*arguments, capsys=capsys)
+@pytest.mark.parametrize("command", ["", *command_panels(), "study init", "study report"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(*command.split(), "--help", capsys=capsys)
+    assert code == 0
+    assert "Usage" in out
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys=capsys)
     assert code == 0
     assert "Usage" in out
 

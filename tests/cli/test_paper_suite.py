@@ -30,7 +30,9 @@ def test_a_quick_run_shows_lrp_above_attention(tmp_path, capsys):
     assert (tmp_path / "table1.txt").read_text() in out
     about = json.loads((tmp_path / "run.json").read_text())
     assert about["settings"]["tasks"] == ["four_bags", "pos_neg_count"]
-    code, out, _ = run(*arguments, "--config", "plots=false", "--json", capsys=capsys)  # nothing is trained again
+    code, out, _ = run(
+        *arguments, "--config", "plots=false", "--json", capsys=capsys
+    )  # nothing is trained again
     told = {(r["task"], r["method"]): r["mean"] for r in json.loads(out)["rows"]}
     assert told["pos_neg_count", "lrp"] == pytest.approx(means["lrp"])
 
@@ -39,7 +41,16 @@ def test_idx_images_are_data_too(tmp_path, capsys):
     write_idx(tmp_path, "train", 10)
     write_idx(tmp_path, "t10k", 4)
     sizes = ("--config", "bags=32,16,12", "--config", "epochs=2", "--repetitions", "1")
-    arguments = ("--task", "confounder", "--model", "attnmil", "--methods", "lrp,gxi", "--out", tmp_path / "out")
+    arguments = (
+        "--task",
+        "confounder",
+        "--model",
+        "attnmil",
+        "--methods",
+        "lrp,gxi",
+        "--out",
+        tmp_path / "out",
+    )
     code, out, _ = run(*PAPER, "--data", tmp_path, *sizes, *arguments, capsys=capsys)
     assert code == 0
     assert "Confounder AttnMIL" in out

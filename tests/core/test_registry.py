@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Event
 
@@ -23,6 +24,50 @@ def test_a_module_of_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "module_here.py").write_text("def g():\n    return 'here'\n")
     monkeypatch.chdir(tmp_path)
     assert load_function("module_here:g", kind="model")() == "here"
+
+
+@pytest.fixture
+def two_folders(tmp_path, monkeypatch):
+    """A folder on the path, and the current one, which holds the user's modules and traps."""
+    site, here = tmp_path / "site", tmp_path / "here"
+    for folder in (site, here):
+        folder.mkdir()
+    for trap in ("sorely_missed", "fast_sums"):
+        (here / f"{trap}.py").write_text("raise RuntimeError('a trap')\n")
+    lines = ["try:", "    import sorely_missed", "except ImportError:", "    SUM = 3", ""]
+    (site / "fast_sums.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.chdir(here)
+    yield here
+    for name in ("fast_sums", "sorely_missed", "own_net", "own_parts", "own_parts.deep"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["own_net:build", "own_net.py:build"])
+def test_only_the_users_modules_import_from_the_current_folder(two_folders, name):
+    (two_folders / "own_net.py").write_text(
+        "import own_parts.deep, fast_sums\n\ndef build():\n    return own_parts.deep.LAYERS + fast_sums.SUM\n"
+    )
+    parts = two_folders / "own_parts"
+    parts.mkdir()
+    (parts / "deep.py").write_text("LAYERS = 2\n")  # without __init__.py
+    assert load_function(name, kind="model")() == 5
+    assert str(two_folders) not in sys.path
+
+
+def test_the_named_module_itself_is_that_of_the_current_folder(two_folders):
+    """It is found before an installed one, as `python -m` does, but not another module for it."""
+    with pytest.raises(InputError, match="a trap"):
+        load_function("fast_sums:build", kind="model")
+    with pytest.raises(InputError, match="fast_sums' is not a package"):
+        load_function("fast_sums.absent:build", kind="model")
+
+
+def test_a_module_that_is_imported_already_hides_a_file(two_folders):
+    (two_folders / "math.py").write_text("def build():\n    return 5\n")
+    with pytest.raises(InputError, match=r"math has no 'build' to call; write math\.py:build"):
+        load_function("math:build", kind="model")
+    assert load_function("math.py:build", kind="model")() == 5
 
 
 def test_a_changed_file_is_read_again(tmp_path):

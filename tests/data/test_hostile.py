@@ -141,6 +141,18 @@ def test_unfinished_extraction_is_not_read_as_zeros(tmp_path: Path) -> None:
     refused(path, "declares 3,200 bytes but the file stores 1,280")
 
 
+def test_a_text_table_of_very_many_columns(tmp_path: Path) -> None:
+    """Each column takes more than a kilobyte in a data frame."""
+    path = tmp_path / "slides.csv"
+    names = "slide_id," + ",".join(map(str, range(10**5)))
+    for text in (f"{names}\n{names}\n", f"\n{names}\n{names}\n"):
+        path.write_text(text)
+        (tmp_path / "run.json").write_text('{"kind": "explain"}')
+        for read in (xmil.read_cohort, xmil.read_bag, lambda path: xmil.open_run(path.parent).table()):
+            with pytest.raises(xmil.XmilError, match=r"slides\.csv.*100,001 columns"):
+                read(path)
+
+
 def test_huge_declared_npy_and_npz(tmp_path: Path) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(

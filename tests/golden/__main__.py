@@ -14,15 +14,16 @@ import torch
 from tests.conftest import DATA
 from tests.golden.records import RELATIVE, differences, read_record, write_record
 from tests.golden.runs import RUNS, Workspace, mnist_bags
-from tests.golden.snapshots import SNAPSHOTS
+from tests.golden.signatures import signatures
 
 EXPECTED = Path(__file__).parent / "expected"
 MNIST = "mnist"  # where the data is at hand
+SIGNATURES = "signatures"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
-    every = [*RUNS, *SNAPSHOTS, MNIST]
+    every = [*RUNS, SIGNATURES, MNIST]
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"some of {', '.join(every)}; all without any"
     )
@@ -35,8 +36,8 @@ def main() -> int:
         for name in options.names or every:
             started = time.process_time()
             lines = (
-                compare_text(name, options.write)
-                if name in SNAPSHOTS
+                compare_signatures(options.write)
+                if name == SIGNATURES
                 else compare(name, workspace, options.write)
             )
             print(f"{name}: {len(lines)} differ ({time.process_time() - started:.1f} s)", flush=True)
@@ -64,9 +65,9 @@ def compare(name: str, workspace: Workspace, write: bool) -> list[str]:
     return lines
 
 
-def compare_text(name: str, write: bool) -> list[str]:
-    """Lines of a snapshot that are not the committed ones."""
-    path, text = EXPECTED / f"{name}.txt", SNAPSHOTS[name]()
+def compare_signatures(write: bool) -> list[str]:
+    """Lines of the signatures that are not the committed ones."""
+    path, text = EXPECTED / f"{SIGNATURES}.txt", signatures()
     old = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     lines = list(difflib.unified_diff(old, text.splitlines(), "committed", "now", n=0, lineterm=""))
     if write and lines:

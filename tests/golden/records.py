@@ -2,7 +2,7 @@
 
 A record maps a place ("slides/s00.parquet | lrp:pos") to a value: a number, a text, a list or nothing.
 Numbers that are not whole are compared within a tolerance, everything else exactly; the numbers within a
-text are compared by their last printed digit.
+text are compared by their last printed digit. Sentences for people are not recorded: words may change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import csv
 import gzip
-import io
 import json
 import math
 import re
@@ -18,7 +17,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +55,32 @@ DIGEST = re.compile(
     r"\b(?:[0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{16}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b"
     r"|(?:(?<=SHA-256 )|(?<=commit ))[0-9a-f]{12}"
 )
-UNREAD = (".lock", ".pdf", ".svg", ".ckpt", ".groovy")  # files that are only listed
+UNREAD = (  # files that are only listed
+    ".lock", ".pdf", ".svg", ".ckpt", ".groovy", ".html", "card.md", "summary.md", "summary.txt",
+)  # fmt: skip
+CAPTIONED = ("certificates", "overlay", "panel", "patches", "side")  # folders of pictures that hold words
+# Places that hold sentences, titles or captions, by their ends.
+WORDS = (
+    "| warnings",
+    "| sentence",
+    "| notes",
+    "| title",
+    "| what",
+    "| detail",
+    "] | means",  # of the measures of a benchmark
+    "threshold | below",
+    "slides.csv | measured",
+    "table | measured",
+    "run.json | best",
+    "card.json | model",
+    "card.json | data",
+    "card.json | verdict",
+    "card.json | dictionary",
+    "card.json | faithfulness",
+    "card.json | sanity",
+    "card.json | concept_stability",
+    "card.json | limits",
+)
 
 
 def record_folder(folder: Path, *, root: Path, skip: Iterable[str] = ()) -> Record:
@@ -81,6 +104,8 @@ def read_file(path: Path) -> Any:
     """What a file holds, by its ending; None where only its presence counts."""
     name = path.name.lower()
     if name.startswith(".") or name.endswith(UNREAD):
+        return None
+    if name.endswith(".png") and path.parent.name in CAPTIONED:
         return None
     for ending, read in READERS.items():
         if name.endswith(ending):
@@ -231,51 +256,7 @@ def _read_text(path: Path) -> Any:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def _read_page(path: Path) -> Any:
-    """The numbers that a reader of a page sees, under their headings; its colours and pictures."""
-    from PIL import Image
-
-    text = path.read_text(encoding="utf-8")
-    page = _Page()
-    page.feed(text)
-    embedded = re.compile(r"data:image/(?:jpeg|png);base64,([A-Za-z0-9+/=]+)")
-    pictures = []
-    for encoded in embedded.findall(text):
-        with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
-            pictures.append(picture(image, grid=4))
-    colours = re.findall(r"#[0-9a-f]{6}\b|#[0-9a-f]{3}\b", embedded.sub("", text).lower())
-    sections = [f"{heading}: {' '.join(numbers)}" for heading, numbers in page.sections]
-    return {"sections": sections, "colours": " ".join(colours), "pictures": pictures}
-
-
 NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])")
-HEADINGS = {"h1", "h2", "h3"}
-
-
-class _Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sections: list[tuple[str, list[str]]] = [("", [])]
-        self._within: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self._within.append(tag)
-        if tag in HEADINGS:
-            self.sections.append(("", []))
-
-    def handle_endtag(self, tag: str) -> None:
-        while self._within and self._within.pop() != tag:
-            pass
-
-    def handle_data(self, data: str) -> None:
-        if "script" in self._within or "style" in self._within:
-            return
-        heading, numbers = self.sections[-1]
-        if HEADINGS & set(self._within):
-            self.sections[-1] = (heading + data, numbers)
-        else:
-            numbers += NUMBER.findall(DIGEST.sub("", data))  # 997478e55294 is a commit, not a number
-
 
 READERS: dict[str, Callable[[Path], Any]] = {
     ".ome.tif": _read_tiff,
@@ -294,12 +275,13 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".tex": _read_text,
     ".toml": _read_text,
     ".xml": _read_text,
-    ".html": _read_page,
 }
 
 
 def flatten(content: Any, place: str, *, root: Path | None = None) -> Record:
     """Places and values of something nested; rows of one kind become columns, ignored keys are left out."""
+    if place.replace("[] ", "").endswith(WORDS):
+        return {}
     content = plain(content, root=root)
     if isinstance(content, list) and content and all(isinstance(row, dict) for row in content):
         keys = list(content[0])

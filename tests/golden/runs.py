@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -72,33 +71,29 @@ class Workspace:
         return make_cohort(self.root / "cohort")
 
     @cached_property
-    def explained(self) -> Any:
-        """What a run of `xmil explain` for all classes printed; its folder is `explained`."""
-        return self.command(
+    def explained(self) -> str:
+        """The folder of a run of `xmil explain` for all classes."""
+        self.command(
             "explain", "--model", "models/attnmil.safetensors", *FEATURES, "--methods", "lrp,attention,ig",
             "--target", "all", "--split", "test", "--out", "explained",
         )  # fmt: skip
+        return "explained"
 
-    def command(self, *arguments: str) -> Any:
-        """What a command prints with --json, run in the cohort's folder."""
+    def command(self, *arguments: str) -> None:
+        """Run a command in the cohort's folder."""
         from xmil.cli import main
 
-        out, err, left = io.StringIO(), io.StringIO(), 0
-        with chdir(self.cohort), redirect_stdout(out), redirect_stderr(err):
+        err, left = io.StringIO(), 0
+        with chdir(self.cohort), redirect_stdout(io.StringIO()), redirect_stderr(err):
             try:
-                main([*arguments, "--json"])
+                main([*arguments])
             except SystemExit as leaving:
                 left = leaving.code
         assert not left, f"xmil {' '.join(arguments)}: exit code {left}\n{err.getvalue()}"
-        return json.loads(out.getvalue())
 
     def folder(self, name: str, **options: Any) -> Record:
         """The record of a folder in the cohort's folder."""
         return record_folder(self.cohort / name, root=self.cohort, **options)
-
-    def printed(self, value: Any) -> Record:
-        """The record of what a command printed."""
-        return flatten(value, "printed", root=self.cohort)
 
 
 def within(record: Record, name: str) -> Record:
@@ -107,14 +102,13 @@ def within(record: Record, name: str) -> Record:
 
 
 def of_explanation(e: xmil.Explanation) -> dict[str, Any]:
-    """Every number of an explanation; its sentences are only counted."""
+    """Every number of an explanation."""
     numbers = {"output": e.output, "audit": e.audit, "stderr": e.stderr, "stable": e.stable}
     return {
         "scores": e.scores,
         "target": str(e.target),
         "signed": e.signed,
         **{key: value for key, value in numbers.items() if value is not None},
-        "warnings": len(e.warnings),
     }
 
 
@@ -230,7 +224,7 @@ def every_curve(workspace: Workspace) -> Record:
 
 
 def of_curve(curve: Any) -> dict[str, Any]:
-    """A curve's fields and areas; its sentences are only counted."""
+    """A curve's fields and areas."""
     names = ("values", "counts", "flipped", "at_zero", "flipped_at_zero", "decides", "scale", "aupc", "aopc")
     return {**{name: getattr(curve, name) for name in names}, "target": str(curve.target)}
 
@@ -261,7 +255,7 @@ def minimal_sets_and_interactions(workspace: Workspace) -> Record:
 def explain(workspace: Workspace) -> Record:
     """`xmil explain`: all classes; contexts and pairs; an ensemble over cases; a network of one's own."""
     w = workspace
-    record = within(w.printed(w.explained), "all") | within(w.folder("explained"), "all")
+    record = within(w.folder(w.explained), "all")
     runs = {
         "contexts": ("models/transmil.safetensors", "--methods", "lrp,single", "--param", "lrp.contexts=4",
         *SOME),
@@ -277,8 +271,8 @@ def explain(workspace: Workspace) -> Record:
         "survival": ("models/survival.safetensors", *SOME),
     }  # fmt: skip
     for name, (model, *more) in runs.items():
-        told = w.command("explain", "--model", model, *FEATURES, *more, "--out", name)
-        record |= within(w.printed(told), name) | within(w.folder(name), name)
+        w.command("explain", "--model", model, *FEATURES, *more, "--out", name)
+        record |= within(w.folder(name), name)
     return record
 
 
@@ -287,11 +281,11 @@ def evaluate(workspace: Workspace) -> Record:
     """`xmil evaluate` over slides with annotated truth, and over cases by a transformer."""
     w = workspace
     common = (*FEATURES, "--split", "test", "--steps", "8", "--orders", "4")
-    told = w.command(
+    w.command(
         "evaluate", "--model", "models/attnmil.safetensors", *common, "--truth", "truth", "--truth-class",
         "pos", "--methods", "lrp,attention,random", "--out", "evaluated",
     )  # fmt: skip
-    record = within(w.printed(told), "slides") | within(w.folder("evaluated"), "slides")
+    record = within(w.folder("evaluated"), "slides")
     w.command(
         "evaluate", "--model", "models/transmil.safetensors", *common, "--config", "by=case", "--modes",
         "mask",
@@ -304,23 +298,22 @@ def evaluate(workspace: Workspace) -> Record:
 def heatmap(workspace: Workspace) -> Record:
     """`xmil heatmap` over slides with every picture and export, without slides, and `xmil export`."""
     w = workspace
-    assert w.explained
-    told = w.command(
-        "heatmap", "explained", "--slides", "slides", "--names", "s01", "--target", "predicted", "--methods",
+    w.command(
+        "heatmap", w.explained, "--slides", "slides", "--names", "s01", "--target", "predicted", "--methods",
         "lrp,attention", "--pictures", "panel,overlay,side,patches,map", "--size", "300", "--config", "top=3",
         "--to", "png,geojson,scores,colours,csv,parquet", "--out", "drawn",
     )  # fmt: skip
-    record = within(w.printed(told), "slides") | within(w.folder("drawn"), "slides")
+    record = within(w.folder("drawn"), "slides")
     w.command(
-        "heatmap", "explained", "--names", "s00,s02", "--target", "pos", "--methods", "lrp", "--pictures",
+        "heatmap", w.explained, "--names", "s00,s02", "--target", "pos", "--methods", "lrp", "--pictures",
         "map", "--scale", "cohort", "--to", "png", "--out", "maps",
     )  # fmt: skip
     record |= within(w.folder("maps"), "maps")
-    told = w.command(
-        "export", "explained/slides/s01.parquet", "--slides", "slides", "--to", "qupath,asap,csv",
+    w.command(
+        "export", f"{w.explained}/slides/s01.parquet", "--slides", "slides", "--to", "qupath,asap,csv",
         "--methods", "lrp", "--target", "predicted", "--out", "exported",
     )  # fmt: skip
-    return record | within(w.printed(told), "export") | within(w.folder("exported"), "export")
+    return record | within(w.folder("exported"), "export")
 
 
 @golden_run("predict")
@@ -340,12 +333,11 @@ def predict(workspace: Workspace) -> Record:
         ),
     }  # fmt: skip
     for name, (model, *more) in runs.items():
-        told = w.command(
+        w.command(
             "predict", "--model", f"models/{model}.safetensors", *FEATURES, "--config", "draws=40", *more,
-            "--out",
-            f"predicted_{name}",
+            "--out", f"predicted_{name}",
         )  # fmt: skip
-        record |= within(w.printed(told), name) | within(w.folder(f"predicted_{name}"), name)
+        record |= within(w.folder(f"predicted_{name}"), name)
     return record
 
 
@@ -356,13 +348,12 @@ def insight(workspace: Workspace) -> Record:
     for name in ("attnmil", "attnmil_b"):
         model = f"models/{name}.safetensors"
         w.command("explain", "--model", model, *FEATURES, "--target", "pos", "--out", f"looked_{name}")
-    told = w.command(
+    w.command(
         "insight", "looked_attnmil", *FEATURES, "--slides", "slides", "--model", "models/attnmil.safetensors",
         "--config", "concepts=3", "--config", "sanity=2", "--beside", "looked_attnmil_b", "--regions",
-        "truth", "--within",
-        "Tumor", "--out", "insight",
+        "truth", "--config", "within=Tumor", "--out", "insight",
     )  # fmt: skip
-    return w.printed(told) | w.folder("insight")
+    return w.folder("insight")
 
 
 @golden_run("slides")
@@ -398,14 +389,13 @@ def python_doors(workspace: Workspace) -> Record:
 
 
 def of_run(run: xmil.Run) -> dict[str, Any]:
-    """What a run says of itself; its table by columns."""
+    """What a run is; its table by columns."""
     return {
         "kind": run.kind,
         "task": run.task,
         "class_names": run.class_names,
         "slides": list(run),
         "failed": run.failed,
-        "warnings": run.warnings,
         "table": run.table(),
     }
 
@@ -417,9 +407,9 @@ def tile_and_embed(workspace: Workspace) -> Record:
     (w.cohort / "few").mkdir()
     for name in ("s00", "s03"):
         (w.cohort / "few" / f"{name}.tif").symlink_to(w.cohort / "slides" / f"{name}.tif")
-    told = w.command("tile", "few", "--size", "32", "--drop", "none", "--out", "tiles")
-    record = within(w.printed(told), "tile") | within(w.folder("tiles"), "tile")
-    told = w.command(
+    w.command("tile", "few", "--size", "32", "--drop", "none", "--out", "tiles")
+    record = within(w.folder("tiles"), "tile")
+    w.command(
         "embed",
         "--tiles",
         "tiles",
@@ -432,7 +422,7 @@ def tile_and_embed(workspace: Workspace) -> Record:
         "--out",
         "embedded",
     )
-    return record | within(w.printed(told), "embed") | within(w.folder("embedded"), "embed")
+    return record | within(w.folder("embedded"), "embed")
 
 
 TRAINING = """
@@ -467,12 +457,12 @@ def train(workspace: Workspace) -> Record:
     """`xmil train` over two folds, and `xmil split`."""
     w = workspace
     (w.cohort / "train.toml").write_text(TRAINING)
-    told = w.command("train", "train.toml")
-    record = within(w.printed(told), "train") | within(w.folder("trained"), "train")
-    told = w.command("split", "cohort.csv", "--folds", "3", "--stratify", "label", "--out", "split.csv")
+    w.command("train", "train.toml")
+    record = within(w.folder("trained"), "train")
+    w.command("split", "cohort.csv", "--folds", "3", "--stratify", "label", "--out", "split.csv")
     (w.cohort / "split").mkdir()
     (w.cohort / "split.csv").rename(w.cohort / "split" / "split.csv")
-    return record | within(w.printed(told), "split") | within(w.folder("split"), "split")
+    return record | within(w.folder("split"), "split")
 
 
 @golden_run("bench", relative=TRAINED)
@@ -491,8 +481,8 @@ def bench(workspace: Workspace) -> Record:
         "bench",
     )
     suites = ("--suite", "evidence", "--suite", "faithfulness")
-    told = w.command("bench", *suites, *common, "--only", "--methods", "lrp,attention")
-    return {"printed": sorted(told)} | w.folder("bench", skip=("units",))
+    w.command("bench", *suites, *common, "--only", "--methods", "lrp,attention")
+    return w.folder("bench", skip=("units",))
 
 
 @golden_run("toy", relative=TRAINED)
@@ -506,11 +496,11 @@ def toy(workspace: Workspace) -> Record:
     }
     for name, options in runs.items():
         epochs = "15" if name == "learned" else "2"
-        told = w.command(
+        w.command(
             "toy", *options, "--data", "onehot", "--epochs", epochs, "--repetitions", "2",
             "--methods", methods, "--no-plots", "--out", f"toy_{name}",
         )  # fmt: skip
-        record |= within(w.printed(told), name) | within(w.folder(f"toy_{name}", skip=("units",)), name)
+        record |= within(w.folder(f"toy_{name}", skip=("units",)), name)
     return record
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import xmil
 from xmil.core.bag import Patches
 from xmil.core.task import Target
 from xmil.heatmaps import Scale, read_geojson, why_one_colour, write_geojson
-from xmil.heatmaps.exports import write_style
+from xmil.heatmaps.exports import EXPORTS, Exported, write_style
 from xmil.heatmaps.words import NOTE, figure_notes
 
 
@@ -37,6 +38,27 @@ def test_the_script_has_the_limits_and_colours_of_the_legend(tmp_path: Path) -> 
     np.testing.assert_array_equal(table[0], scale.paint([scale.low])[0, :3])
     np.testing.assert_array_equal(table[-1], scale.paint([scale.high])[0, :3])
     np.testing.assert_allclose(table[16], scale.paint([0.0])[0, :3], atol=1)
+
+
+def test_the_name_of_a_slide_stays_in_the_comment_of_the_script(tmp_path: Path) -> None:
+    e = explained(np.linspace(-1, 2, 12).astype("float32"))
+    names = ["s1", "a\rprintln(7*7)\rx", "a\u2028\x85\nprintln(7*7)", r"a\u000dprintln(7*7)"]
+    scripts = []
+    for i, name in enumerate(names):
+        path = tmp_path / f"{i}.groovy"
+        write_style(path, [replace(e, bag=name)], {e.column: Scale.of(e.scores, signed=True)})
+        scripts.append(path.read_bytes().decode().splitlines())
+    for lines in scripts:
+        assert lines[0].startswith("// ")
+        assert lines[1:] == scripts[0][1:]
+    assert r"a\\u000dprintln" in scripts[3][0]  # Groovy 2 reads escapes before comments
+
+
+def test_columns_of_a_csv_file_are_no_formulas(tmp_path: Path) -> None:
+    e = explained(np.linspace(-1, 2, 12).astype("float32"), method="=1+1|lrp")
+    EXPORTS["csv"].write(tmp_path / "s1.csv", Exported((e,), (0, 0, 1024, 768), "classification", {}))
+    with (tmp_path / "s1.csv").open(newline="") as stream:
+        assert next(csv.reader(stream)) == ["x0", "y0", "x1", "y1", "'=1+1|lrp:tumour's"]
 
 
 def test_the_script_is_groovy_and_names_the_measurements_of_the_tiles(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,6 @@ from xmil.cli._app import run
 from xmil.data.inspection import inspect_run
 from xmil.heatmaps import verdict_on, without_repeats
 from xmil.methods import METHODS, Attributions, register_method
-from xmil.runs.check import Check
 from xmil.storage import read_explanations
 from xmil.viewer.collection import Collection
 
@@ -100,39 +101,63 @@ def test_check_says_how_many_cases(cohort: Path, tmp_path: Path, check: str, cas
         assert verdict.brief == "not known whether the LRP map shows what the model uses"
 
 
-def test_a_verdict_that_time_was_too_short_for_says_so_and_can_be_asked_for(
+def test_a_slow_machine_writes_the_same_run_json(
     cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in ("SHARE", "GRACE", "PATIENCE"):
-        monkeypatch.setattr(f"xmil.runs.check.{limit}", 0.0)
-    short = explained(cohort, tmp_path / "run", check="auto").verdict
-    assert short is not None
-    assert (short.kind, len(short.cases)) == ("cannot tell", 1)
-    assert "check=8" in short.sentence
-    asked = explained(cohort, tmp_path / "run", check="8").verdict  # all slides are done
-    assert asked is not None
-    assert (asked.kind, len(asked.cases)) == ("better", 8)
-    assert explained(cohort, tmp_path / "run", check="auto").verdict == asked
-    monkeypatch.setattr("xmil.runs.check.PATIENCE", 60.0)  # for eight cases, not for other methods
-    chance = explained(cohort, tmp_path / "random", methods=["random"]).verdict
-    assert chance is not None
-    assert (chance.kind, len(chance.cases), list(chance.table.index)) == ("no better", 8, ["random"])
-    assert "too short to try other methods" in chance.sentence
+    """On the second run an hour passes between any two looks at the clock."""
+    out, hours = tmp_path / "run", count(step=3600.0)
+    quick = json.loads((explained(cohort, out).path / "run.json").read_text())
+    for name in ("perf_counter", "process_time"):
+        monkeypatch.setattr(time, name, lambda: float(next(hours)))
+    slow = json.loads((explained(cohort, out, restart=True).path / "run.json").read_text())
+    assert len(quick["verdict"]["cases"]) == 10
+    assert slow == quick
 
 
 @pytest.mark.parametrize(
-    ("wall", "cpu", "over"), [(5, 5, False), (11, 5, True), (5, 11, True), (11, 1, False)]
+    ("name", "check", "most", "methods"),
+    [
+        ("dsmil", "auto", 95, ["attention", "lrp"]),
+        ("dsmil", "auto", 96, ["attention", "lrp", "one_added"]),
+        ("dsmil", "8", 95, ["attention", "lrp", "one_added"]),
+        ("attnmil", "auto", 95, ["attention", "lrp", "one_added"]),  # its closed form needs few runs
+    ],
 )
-def test_a_tenth_of_a_run_is_a_tenth_of_its_work_as_well(
-    monkeypatch: pytest.MonkeyPatch, wall: float, cpu: float, over: bool
+def test_auto_skips_a_rival_that_runs_a_model_for_each_of_many_patches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, check: str, most: int, methods: list[str]
 ) -> None:
-    """A run that waited for its files, 100 s by the clock and by the processor."""
-    now = {"perf_counter": 0.0, "process_time": 0.0}
-    for name in now:
-        monkeypatch.setattr(f"xmil.runs.check.time.{name}", lambda name=name: now[name])
-    is_over = Check().clock(100.0, 100.0)
-    now |= {"perf_counter": wall, "process_time": cpu}
-    assert is_over(2.0) == over
+    """Eight slides of 12 patches."""
+    monkeypatch.setattr("xmil.runs.check.MAX_RIVAL_PATCHES", most)
+    features = tmp_path / "features"
+    features.mkdir()
+    for i in range(8):
+        x = np.random.default_rng(i).normal(size=(12, D)).astype(np.float32)
+        xmil.write_bag(xmil.Bag(x), features / f"s{i}.h5")
+    net = xmil.create_model(name, in_dim=D, n_classes=2, seed=0)
+    out = tmp_path / "run"
+    verdict = xmil.explain_slides(
+        net, features, out=out, methods=["attention"], target=["1"], check=check
+    ).verdict
+    assert verdict is not None
+    assert list(verdict.table.index) == methods
+    assert ("check=16 tries one_added" in verdict.sentence) == ("one_added" not in methods)
+
+
+def test_auto_reads_a_bounded_number_of_cases(
+    cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xmil.runs.check.MAX_TRIES", 3)
+    for check, cases in (("auto", 3), ("8", 8)):
+        verdict = explained(cohort, tmp_path / "run", check=check).verdict
+        assert verdict is not None
+        assert len(verdict.cases) == cases
+
+
+def test_auto_keeps_a_verdict_that_was_asked_for(cohort: Path, tmp_path: Path) -> None:
+    asked = explained(cohort, tmp_path / "run", check="8").verdict
+    assert asked is not None
+    assert (asked.kind, len(asked.cases)) == ("better", 8)
+    assert explained(cohort, tmp_path / "run", check="auto").verdict == asked
 
 
 def test_a_case_that_fails_later_leaves_the_verdict(cohort: Path, tmp_path: Path) -> None:

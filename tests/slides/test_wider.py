@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,38 @@ def test_dicom_through_wsidicom(tmp_path: Path) -> None:
         assert np.abs(area.astype(int) - tissue()[50:110, 40:140]).max() <= 12  # JPEG
     with xmil.open_slide(tmp_path / "s.dcm") as slide:
         assert slide.dimensions == (200, 150)
+
+
+def test_a_deflated_file_is_refused_before_it_is_inflated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte may inflate to a gigabyte; as one of several files it is left out."""
+    pytest.importorskip("wsidicom")
+    pydicom = pytest.importorskip("pydicom")
+    write_dicom(tmp_path / "s.dcm", tissue(), colours="YBR_FULL")
+    bomb = pydicom.dcmread(tmp_path / "s.dcm")
+    bomb.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    del bomb.PixelData
+    bomb.add_new((0x0009, 0x0010), "LO", "xmil")
+    bomb.add_new((0x0009, 0x1001), "OB", bytes(1 << 20))
+    pydicom.dcmwrite(tmp_path / "bomb.dcm", bomb)
+    sizes = []
+    inflate = zlib.decompress
+    monkeypatch.setattr(zlib, "decompress", lambda *args: sizes.append(len(args[0])) or inflate(*args))
+    with pytest.raises(xmil.XmilError, match="deflated"):
+        xmil.open_slide(tmp_path / "bomb.dcm")
+    with xmil.open_slide(tmp_path / "s.dcm") as slide:
+        assert slide.dimensions == (200, 150)
+    assert sizes == []
+
+
+def test_dicom_with_huge_tiles_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wsidicom")
+    write_dicom(tmp_path / "s.dcm", tissue(), colours="YBR_FULL")
+    monkeypatch.setenv("XMIL_MEMORY", "1K")
+    monkeypatch.setattr("xmil.core.budget.RATIO", 0)
+    with pytest.raises(xmil.XmilError, match=r"s\.dcm: 'a tile'"):
+        xmil.open_slide(tmp_path / "s.dcm")
 
 
 def test_dicom_that_openslide_refuses(tmp_path: Path) -> None:

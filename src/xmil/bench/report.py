@@ -18,6 +18,7 @@ from xmil.bench.verdicts import OURS, draws_of, learned_repetitions, row_title, 
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import FileError, InputError
 from xmil.core.explanation import CARDS
+from xmil.core.quoting import script_json
 from xmil.evaluate.statistics import FEWEST, SMALLEST, Interval
 from xmil.heatmaps import Html, bullets, join, method_colour, page, table, tag
 from xmil.storage import provenance
@@ -136,8 +137,7 @@ def slim(value: Any) -> Any:
 
 
 def _json(value: Any, name: str) -> Html:
-    text = json.dumps(value, separators=(",", ":")).replace("</", "<\\/")
-    return tag("script", Html(text), type="application/json", id=name)
+    return tag("script", Html(script_json(value)), type="application/json", id=name)
 
 
 def _about(summary: dict[str, Any]) -> str:

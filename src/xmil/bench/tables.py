@@ -31,6 +31,7 @@ from xmil.bench.verdicts import (
 )
 from xmil.core.durable import write_atomically
 from xmil.core.explanation import CARDS
+from xmil.core.quoting import latex_text
 from xmil.core.text import csv_text, markdown_table, text_table
 from xmil.storage import make_folder
 
@@ -207,8 +208,9 @@ def as_latex(table: ResultTable) -> str:
     for method in [AUROC, *table.methods]:
         lines += ["\\midrule"] if method in (AUROC, table.methods[0]) else []
         cells = [_latex_cell(table.cell(method, c)) for c in table.columns]
-        title = title_of(method).replace("G x I", "G$\\times$I").replace("Grad^2", "Grad$^2$")
-        lines.append(" & ".join([title.replace("_", "\\_"), *cells]) + " \\\\")
+        title = latex_text(title_of(method)).replace("G x I", "G$\\times$I")
+        title = title.replace(latex_text("Grad^2"), "Grad$^2$")
+        lines.append(" & ".join([title, *cells]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 

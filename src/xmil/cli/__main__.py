@@ -1,5 +1,6 @@
 """`python -m xmil.cli`."""
 
-from xmil.cli import main
+from xmil.cli import forget_current_folder, main
 
+forget_current_folder()
 main()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmil.cli._command import command, with_examples
 from xmil.cli._screen import Screen
+from xmil.core.interpreter import python_command, python_environment
 from xmil.core.request import Request, option
 
 if TYPE_CHECKING:
@@ -142,8 +143,8 @@ def _run_here(words: list[str], log: Path) -> int:
 
 def _run_apart(words: list[str], log: Path) -> int:
     """Run a command in a process; log its output at the end, so that two commands do not mix."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # models are too small for several threads
-    command = [sys.executable, "-m", "xmil.cli", *words]
+    env = python_environment(OMP_NUM_THREADS="1")  # models are too small for several threads
+    command = python_command("-m", "xmil.cli", *words)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603  # our own program
     with log.open("a", encoding="utf-8") as stream:
         stream.write(f"\n$ xmil {' '.join(words)}\n{done.stdout}{done.stderr}")

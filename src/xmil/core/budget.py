@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from xmil.core.errors import SPECIAL, FileError, StrPath, XmilError, bad_parameter, one_line
+from xmil.core.quoting import plain_cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +31,7 @@ RATIO = (
     64  # features, scores and pictures compress by small factors; only empty data compresses a hundredfold
 )
 OBJECT = 64  # bytes of a number or a short text as a Python object, with its place in a list
+MOST_COLUMNS = 100_000  # of a text table; one column for each gene is fewer
 LARGE = 1 << 22  # bytes; several threads read larger tables faster than one
 VARIABLE = "XMIL_MEMORY"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -155,16 +157,25 @@ def csv_rows(path: StrPath) -> list[dict[str, str]]:
     check_csv(path)
     with open(path, newline="", encoding="utf-8-sig") as stream, _csv_errors():
         rows = csv.DictReader(stream)
-        return [{k: v or "" for k, v in row.items() if isinstance(k, str)} for row in rows]
+        return [
+            {plain_cell(k): plain_cell(v or "") for k, v in row.items() if isinstance(k, str)} for row in rows
+        ]
 
 
 def check_csv(path: StrPath) -> None:
     """Refuse a CSV table that would exceed its budget if all rows were as wide as the header."""
     check_regular(path)
     with open(path, newline="", encoding="utf-8-sig") as stream, _csv_errors():
-        width = len(next(csv.reader(stream), ()))
+        width = len(next(filter(None, csv.reader(stream)), ()))  # pandas skips empty lines
+        check_columns(width, path)
         rows = sum(1 for _ in stream)
     check_budget(OBJECT * width * rows, "the table", path)
+
+
+def check_columns(count: int, path: StrPath) -> None:
+    """Refuse a table with too many columns: each costs a kilobyte as an array, however few rows it has."""
+    if count > MOST_COLUMNS:
+        raise FileError(f"{path}: has {count:,} columns; a table may have {MOST_COLUMNS:,}; remove some.")
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
 from os import PathLike
 from pathlib import PurePath
 from types import EllipsisType
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray, IntArray, Patches, Placed, Places, merged
 from xmil.core.errors import InputError, bad_parameter
+from xmil.core.services import service
 from xmil.core.task import Target
 from xmil.core.text import counted
 
@@ -27,7 +27,6 @@ OTHER_FORMATS = (  # suffixes of other formats than Parquet
     *(".csv", ".tsv", ".txt", ".json", ".jsonl", ".geojson", ".xls", ".xlsx"),
     *(".npz", ".npy", ".h5", ".hdf5", ".zarr", ".pkl", ".pickle", ".pt", ".safetensors"),
 )
-DRAWING, STORAGE = "xmil.heatmaps", "xmil.storage"  # higher layers, imported by name when needed
 
 
 PARTS = {  # of the explained output, with their names on pages and in pictures
@@ -218,12 +217,12 @@ class Explanation(Placed):
                 f"{path}: an explanation is saved as Parquet, with its audit; end the name in .parquet, or "
                 "write only its table with e.to_pandas().to_csv(...)."
             )
-        import_module(STORAGE).write_explanations([self], path)
+        service("write_explanations")([self], path)
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, method: str | None = None, target: Any = None) -> Explanation:
         """Read one explanation; name the method and target if the file has several."""
-        stored: Explanation = import_module(STORAGE).read_explanation(path, method=method, target=target)
+        stored: Explanation = service("read_explanation")(path, method=method, target=target)
         return stored
 
     def to_pandas(self) -> pd.DataFrame:
@@ -254,14 +253,14 @@ class Explanation(Placed):
 
     def to_anndata(self) -> Any:
         """Convert to AnnData, for scanpy and LazySlide: scores in X, places in obsm["spatial"]."""
-        return import_module(DRAWING).to_anndata([self])
+        return service("to_anndata")([self])
 
     def plot(self, slide: Any = None, **look: Any) -> Any:
         """Draw the scores: a heatmap if the patches have places, else by rank; see `xmil.heatmap`."""
-        return import_module(DRAWING).plot(self, slide, **look)
+        return service("plot")(self, slide, **look)
 
     def _repr_html_(self) -> str:
-        return str(import_module(DRAWING).explanation_html(self))
+        return str(service("explanation_html")(self))
 
 
 def half_interval(stderr: npt.ArrayLike, samples: int, *, level: float = 0.95) -> npt.NDArray[np.float64]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from xmil.core.bag import FloatArray, IntArray
-from xmil.core.explanation import DRAWING, STORAGE
+from xmil.core.services import service
 
 LAYOUT = 1
 
@@ -65,7 +64,7 @@ class Inside:
         """Write the maps as one compressed NumPy file, whole or not at all."""
         facts = {key: getattr(self, key) for key in ("method", "target", "encoder", "bag", "warnings")}
         arrays = {"maps": self.maps, "boxes": self.boxes, "patches": self.patches, **asdict(self.audit)}
-        import_module(STORAGE).save_arrays(path, arrays, {"layout": LAYOUT, **facts})
+        service("save_arrays")(path, arrays, {"layout": LAYOUT, **facts})
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Inside:
@@ -77,9 +76,9 @@ class Inside:
             return cls(arrays["maps"], arrays["boxes"], arrays["patches"], audit, **facts)
 
         kind, way_out = "file of maps inside patches", "make it again"
-        stored: Inside = import_module(STORAGE).load_arrays(path, build, kind, way_out)
+        stored: Inside = service("load_arrays")(path, build, kind, way_out)
         return stored
 
     def plot(self, slide: Any = None, **look: Any) -> Any:
         """Draw a sheet of the patches with their maps, over the tissue if there is a slide."""
-        return import_module(DRAWING).draw_inside(self, slide, **look)
+        return service("draw_inside")(self, slide, **look)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import IntArray
 from xmil.core.errors import InputError
-from xmil.core.explanation import STORAGE
+from xmil.core.services import service
 from xmil.core.task import Floats, Target
 
 if TYPE_CHECKING:
@@ -79,10 +78,10 @@ class Interactions:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the pairs as a Parquet table, with target and provenance in its metadata."""
-        import_module(STORAGE).write_interactions(self, path)
+        service("write_interactions")(self, path)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Interactions:
         """Read a file written by `save`."""
-        stored: Interactions = import_module(STORAGE).read_interactions(path)
+        stored: Interactions = service("read_interactions")(path)
         return stored

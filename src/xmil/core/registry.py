@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.machinery import SourceFileLoader
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, all_suffixes
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Generic, TypeVar
 from zlib import crc32
 
@@ -21,6 +24,7 @@ from xmil.core.errors import FileError, InputError, absent, unknown_name
 logger = logging.getLogger(__name__)
 SUFFIX = ".py"
 LOADING = threading.RLock()  # one for all registries, because a plugin may use another registry
+IMPORT_SYSTEM = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
 T = TypeVar("T")
 
 
@@ -85,7 +89,8 @@ class Registry(Generic[T]):
 def load_function(name: str, *, kind: str) -> Callable[..., Any]:
     """Load the function that `module:function` or `file.py:function` names; errors name its `kind`.
 
-    Modules may also be in the current folder, and modules that a file imports beside that file.
+    The module may be in the current folder. It may import modules beside it, and so may a file, but installed
+    ones come first. No other module can import from these folders.
 
     >>> load_function("math:hypot", kind="method")(3, 4)
     5.0
@@ -96,7 +101,9 @@ def load_function(name: str, *, kind: str) -> Callable[..., Any]:
     module = load_module(place, kind=kind)
     value: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(value):
-        raise InputError(f"The {kind} {name!r} cannot be used: {place} has no {function!r} to call.")
+        beside = f"{place}{SUFFIX}"
+        hint = f"; write {beside}:{function} for the file here" if Path(beside).is_file() else ""
+        raise InputError(f"The {kind} {name!r} cannot be used: {place} has no {function!r} to call{hint}.")
     return value
 
 
@@ -108,7 +115,9 @@ def load_module(place: str, *, kind: str) -> ModuleType:
     try:
         if path.suffix == SUFFIX:
             return _run_file(path.resolve())
-        with _importable(Path.cwd()):
+        here, loaded = Path.cwd(), set[str]()
+        named = _FolderFinder(here, loaded, place.partition(".")[0]) if _contains(here, place) else None
+        with _finders(first=named, last=_FolderFinder(here, loaded)):
             return importlib.import_module(place)
     except Exception as error:  # whatever foreign code raises on import
         reason = f"{type(error).__name__}: {error}".rstrip(".")
@@ -131,7 +140,7 @@ def _run_file(path: Path) -> ModuleType:
     spec.has_location = True
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with _importable(path.parent):
+    with _finders(last=_FolderFinder(path.parent, {name})):
         loader.exec_module(module)
     return module
 
@@ -145,15 +154,59 @@ class _Uncached(SourceFileLoader):
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Put a folder on the import path within the block."""
+def _finders(*, first: MetaPathFinder | None = None, last: MetaPathFinder) -> Iterator[None]:
+    """Find modules in more ways within the block."""
     importlib.invalidate_caches()
-    sys.path.insert(0, str(folder))
+    added = [finder for finder in (first, last) if finder is not None]
+    sys.meta_path[:] = [*added[:-1], *sys.meta_path, last]
     try:
         yield
     finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))
+        for finder in added:
+            sys.meta_path.remove(finder)
+
+
+def _contains(folder: Path, module: str) -> bool:
+    """Whether a folder has the file of a module, which may be in a package."""
+    path = folder.joinpath(*module.split("."))
+    files = [f"{path}{suffix}" for suffix in all_suffixes()]
+    files += [str(path / f"__init__{suffix}") for suffix in all_suffixes()]
+    return any(map(os.path.isfile, files))
+
+
+@dataclass(eq=False)
+class _FolderFinder(MetaPathFinder):
+    """Find one module in a folder, or without its name those that modules loaded from there import.
+
+    With the folder on `sys.path`, every library would find stray modules there, such as its optional
+    dependencies.
+    """
+
+    folder: Path
+    loaded: set[str]  # from the folder; top-level names
+    name: str | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None:  # in a package
+            return None
+        wanted = _importing_module() in self.loaded if self.name is None else fullname == self.name
+        spec = PathFinder.find_spec(fullname, [str(self.folder)], target) if wanted else None
+        if spec is not None:
+            self.loaded.add(fullname)
+        return spec
+
+
+def _importing_module() -> str:
+    """Name the top-level module or package whose code runs the current import."""
+    frame: FrameType | None = sys._getframe(2)  # that called the finder
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name not in IMPORT_SYSTEM:
+            return name
+        frame = frame.f_back
+    return ""
 
 
 def is_function_name(text: str) -> bool:

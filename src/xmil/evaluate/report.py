@@ -12,6 +12,7 @@ import numpy as np
 
 from xmil.core.errors import InputError
 from xmil.core.explanation import PARTS, card_of
+from xmil.core.quoting import latex_text
 from xmil.core.text import counted, csv_text, markdown_table, text_table
 from xmil.evaluate.faithfulness import EVIDENCE, Row, SlideResult
 from xmil.evaluate.predictions import GREY, STYLES
@@ -171,12 +172,16 @@ def as_markdown(summary: Summary) -> str:
 
 def as_latex(summary: Summary) -> str:
     """Write a booktabs table."""
-    head, *rows = [" & ".join(row) + r" \\" for row in _rows(summary, r"\textbf{", "}")]
+    titles, *cells = _rows(summary, r"\textbf{", "}")
+    head = " & ".join(map(latex_text, titles)) + r" \\"
+    rows = [" & ".join([latex_text(name), *map(_latex_number, numbers)]) + r" \\" for name, *numbers in cells]
     begin = rf"\begin{{tabular}}{{l{'c' * len(summary.columns())}}}"
-    table = "\n".join([r"\toprule", head, r"\midrule", *rows, r"\bottomrule"])
-    for plain, written in (("_", r"\_"), ("%", r"\%"), (" ± ", r" $\pm$ ")):
-        table = table.replace(plain, written)
-    return "\n".join([begin, table, r"\end{tabular}", f"% {summary.heading}"]) + "\n"
+    lines = [begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([*lines, f"% {summary.heading}"]) + "\n"
+
+
+def _latex_number(text: str) -> str:
+    return text.replace("%", r"\%").replace(" ± ", r" $\pm$ ")
 
 
 def as_csv(summary: Summary) -> str:

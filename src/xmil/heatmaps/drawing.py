@@ -27,6 +27,7 @@ from xmil.core.durable import identity, write_atomically
 from xmil.core.errors import FileError, InputError, WriteError, XmilError, check_names
 from xmil.core.explanation import PARTS, Explanation
 from xmil.core.interactions import Interactions
+from xmil.core.services import register_service
 from xmil.core.task import Target
 from xmil.core.text import counted
 from xmil.core.verdict import RunVerdict
@@ -310,6 +311,7 @@ def pair_lines(pairs: Interactions, canvas: Canvas, *, most: int = DRAWN) -> Lin
     )
 
 
+@register_service
 def plot(explanation: Explanation, slide: Any = None, **look: Any) -> Any:
     """Draw the heatmap if the patches have places; else the scores by rank, as a matplotlib figure."""
     if slide is not None or _has_places(explanation):
@@ -332,6 +334,7 @@ def plot(explanation: Explanation, slide: Any = None, **look: Any) -> Any:
     return figure
 
 
+@register_service
 def explanation_html(explanation: Explanation) -> str:
     """Show the explanation as HTML in a notebook: its title, its picture, its audit, its warnings."""
     picture = plot(explanation, **({"size": SMALL} if _has_places(explanation) else {}))
@@ -355,6 +358,7 @@ def explanation_html(explanation: Explanation) -> str:
     )
 
 
+@register_service
 def run_html(run: Run) -> str:
     """Show a run as HTML in a notebook: its kind, counts, warnings, failures and first rows."""
     counts = f": {counted(len(run), 'slide')}, {len(run.failed)} failed"

@@ -26,7 +26,9 @@ from xmil.core.durable import create_hdf5, write_atomically, write_bytes, write_
 from xmil.core.errors import FileError, InputError, absent, refuse_damage
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
+from xmil.core.quoting import csv_cell, groovy_comment, groovy_text
 from xmil.core.registry import Registry
+from xmil.core.services import register_service
 from xmil.core.text import parse_json, parse_xml
 from xmil.heatmaps.canvas import Canvas, Cells
 from xmil.heatmaps.pyramids import (
@@ -280,6 +282,7 @@ def write_table(path: Path, request: Exported) -> None:
     else:
         from pyarrow import csv
 
+        table = table.rename_columns([str(csv_cell(name)) for name in table.column_names])
         options = csv.WriteOptions(quoting_style="needed")
         write_atomically(path, lambda part: csv.write_csv(table, part, options))
 
@@ -523,17 +526,13 @@ def write_style(path: Path, explanations: Sequence[Explanation], scales: Mapping
         table = scale.paint(np.linspace(scale.low, scale.high, STOPS))[:, :3].astype(np.uint8)
         colours = table.tobytes().hex(" ", 3)  # one text: lists of numbers would fill a method of the JVM
         about = f"[low: {scale.low!r}d, high: {scale.high!r}d, colours: '{colours}']"
-        entries.append(f"    {_groovy(e.column)}: {about},")
+        entries.append(f"    {groovy_text(e.column)}: {about},")
     first = explanations[0]
-    words = {"slide": (first.bag or "the slide").replace("\n", " "), "first": _groovy(first.column)}
+    words = {"slide": groovy_comment(first.bag or "the slide"), "first": groovy_text(first.column)}
     write_text(path, STYLE.format(**words, scales="\n".join(entries)))
 
 
-def _groovy(text: str) -> str:
-    """Quote a text for Groovy, without interpolation of dollar signs."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", " ") + "'"
-
-
+@register_service
 def to_anndata(explanations: Sequence[Explanation]) -> Any:
     """Convert the explanations of one slide to AnnData: a row per patch, a variable `<method>:<target>` each.
 

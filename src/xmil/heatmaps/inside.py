@@ -12,6 +12,7 @@ from PIL import Image
 from xmil.core.errors import bad_parameter, check_names
 from xmil.core.explanation import Explanation
 from xmil.core.inside import Inside
+from xmil.core.services import register_service
 from xmil.core.task import Target
 from xmil.heatmaps.canvas import opened
 from xmil.heatmaps.exports import write_geojson
@@ -28,6 +29,7 @@ SCALES = ("patch", "sheet")
 STRONG = Scale(-1.0, 1.0, signed=True, colours="red-blue").paint([-1.0, 1.0])[:, :3].astype(np.float64)
 
 
+@register_service
 def draw_inside(
     inside: Inside,
     slide: Slide | str | PathLike[str] | None = None,

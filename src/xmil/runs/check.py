@@ -2,11 +2,12 @@
 
 The verdict measures a case's map on at most 2,048 of its patches. The method is chosen on other cases
 than those that judge it; with fewer than 16 cases, each half judges the method that the other half chose.
+How much is measured depends on counts of cases and patches, never on seconds: a run on a busy machine has
+the same verdict.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,23 +22,23 @@ from xmil.core.verdict import RunVerdict
 from xmil.data.bags import Case
 from xmil.evaluate import Choice, Flips, Judge, choose, judge_cohort, measure_bag
 from xmil.evaluate.choice import Parameters, cross_fitted, draw_part, find_candidates
-from xmil.evaluate.verdict import FEWEST, FEWEST_CASES
+from xmil.evaluate.verdict import FEWEST, FEWEST_CASES, MOST
 from xmil.models import MILModel
 
 ALL, NONE, SOME = "all", "none", "auto"
 CASES = 16  # number that judge a run, or choose its method, unless the user sets it
-SHARE, GRACE = 0.1, 2.0  # share of the run's time for the verdict, and seconds of work it always gets
-PATIENCE = 10.0  # seconds of work until it has enough cases
-LATE = "`check=8` takes the time, which was too short"
+MAX_TRIES = 2 * CASES  # cases that auto reads, because some may be impossible to measure
 Scores = npt.NDArray[np.float32]
-RIVALS = ("lrp", "one_added")  # tried beside the methods of a run
+ONE_ADDED = "one_added"  # runs a model that does not pool eight times for each patch
+RIVALS = ("lrp", ONE_ADDED)  # tried beside the methods of a run
+MAX_RIVAL_PATCHES = 4096  # of all measured cases, above which auto does not try one_added on such a model
 Maps = Callable[[Case], tuple[Bag, Target, dict[str, Scores]]]  # a case's bag, and scores by method
 Bags = Callable[[Case], tuple[Bag, Any]]  # a case's bag with the target to explain
 
 
 @dataclass(frozen=True)
 class Check:
-    """How many cases judge a run: a number, all, none, or 16 within a tenth of the run's time (auto)."""
+    """How many cases judge a run: a number, all, none, or 16 without the costliest rivals (auto)."""
 
     text: str = SOME
 
@@ -52,19 +53,10 @@ class Check:
         limits = {ALL: float("inf"), NONE: 0.0, SOME: float(CASES)}
         return limits[self.text] if self.text in limits else float(self.text)
 
-    def clock(self, seconds: float, work: float) -> Callable[[float], bool]:
-        """Start a clock: a function that says whether the time is up, given the work always allowed.
-
-        A number that the user sets has no limit. `seconds` is the run's time by the clock, `work` by the
-        processor: on a busy machine a run waits for files more than its verdict does.
-        """
-        wall, busy = time.perf_counter(), time.process_time()
-
-        def is_over(least: float) -> bool:
-            spent, done = time.perf_counter() - wall, time.process_time() - busy
-            return self.text == SOME and done > least and (spent > SHARE * seconds or done > SHARE * work)
-
-        return is_over
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the work per case is bounded, too; a number that the user sets has no such bound."""
+        return self.text == SOME
 
 
 @dataclass
@@ -73,6 +65,7 @@ class Measured:
 
     srgs: dict[str, list[float]] = field(default_factory=dict)
     cases: list[Case] = field(default_factory=list)
+    patches: int = 0  # of the bags of a verdict, at most 2,048 of each
 
     @property
     def units(self) -> list[str]:
@@ -99,63 +92,70 @@ def in_seeded_order(cases: Sequence[Case], seed: int) -> list[Case]:
 
 
 def judge_run(
-    check: Check,
-    models: Sequence[MILModel],
-    cases: Iterable[Case],
-    maps: Maps,
-    *,
-    seconds: float,
-    work: float,
-    seed: int,
+    check: Check, models: Sequence[MILModel], cases: Iterable[Case], maps: Maps, *, seed: int
 ) -> RunVerdict | None:
     """Judge the maps of cases in the given order, then rivals on the same cases.
 
-    `seconds` and `work` are the run's times, see `Check.clock`. Rivals are tried while there is time; if
-    the verdict is not "better", it names a better method, or says that the time was too short.
+    If the verdict is not "better", it names a better method, or says which rival was not tried.
     """
     if not check.most:
         return None
-    is_over, measured, why, late = check.clock(seconds, work), Measured(), "no case could be measured", False
-    for case in cases:
-        known = set(measured.units)
-        if len(known | {case.case_id or case.name}) > check.most:
-            break
-        if late := bool(known) and is_over(GRACE if len(known) >= FEWEST_CASES else PATIENCE):
-            break
-        try:
-            srgs = _srgs(models, *maps(case), seed=seed)
-            if srgs:
-                measured.add(case, srgs)
-            else:
-                why = f"bags of fewer than {FEWEST} patches have too few orders"
-        except XmilError as error:  # a slide that failed, or a model that takes no sub-bags
-            why = f"no case could be measured ({str(error).rstrip('.')})"
+    measured, why = _measure_cases(check, models, cases, maps, seed=seed)
     if not measured.cases:
         return RunVerdict("cannot tell", f"Cannot tell whether the maps show what the model uses: {why}.", "")
-    verdict = judge_cohort(measured.srgs, units=measured.units, unit=measured.unit, seed=seed)
-    if len(set(measured.units)) < FEWEST_CASES:
-        return verdict.with_note(f"{LATE} for more") if late else verdict
+    units = measured.units
+    if len(set(units)) < FEWEST_CASES:  # a mean over so few would be no rival
+        return judge_cohort(measured.srgs, units=units, unit=measured.unit, seed=seed)
+
     others = [name for name in RIVALS if name not in measured.srgs]
-    able = find_candidates(models[0], others, n=0) if others else {}
-    rivals: dict[str, list[float]] = {name: [] for name in able}
-    for case in measured.cases if able else ():
-        if is_over(GRACE):
+    has_closed_form = all(isinstance(model, MILModel) and model.pooling for model in models)
+    is_costly = check.is_bounded and not has_closed_form and measured.patches > MAX_RIVAL_PATCHES
+    tried = [name for name in others if not (is_costly and name == ONE_ADDED)]
+    rivals = _measure_rivals(tried, models, measured.cases, maps, seed=seed)
+    verdict = judge_cohort({**measured.srgs, **rivals}, units=units, unit=measured.unit, seed=seed)
+    if len(tried) < len(others) and verdict.kind != "better":
+        return verdict.with_note(f"check={CASES} tries {ONE_ADDED}, too, which takes long on this model")
+    return verdict
+
+
+def _measure_cases(
+    check: Check, models: Sequence[MILModel], cases: Iterable[Case], maps: Maps, *, seed: int
+) -> tuple[Measured, str]:
+    """Measure the maps of as many cases as the check takes; also say why the last one failed, if one did."""
+    measured, why = Measured(), "no case could be measured"
+    read: set[str] = set()
+    for case in cases:
+        unit = case.case_id or case.name
+        read.add(unit)
+        if len({*measured.units, unit}) > check.most or (check.is_bounded and len(read) > MAX_TRIES):
             break
+        try:
+            bag, target, scores = maps(case)
+            srgs = _srgs(models, bag, target, scores, seed=seed)
+        except XmilError as error:  # a slide that failed, or a model that takes no sub-bags
+            why = f"no case could be measured ({str(error).rstrip('.')})"
+            continue
+        if srgs:
+            measured.add(case, srgs)
+            measured.patches += min(len(bag), MOST)
+        else:
+            why = f"bags of fewer than {FEWEST} patches have too few orders"
+    return measured, why
+
+
+def _measure_rivals(
+    names: Sequence[str], models: Sequence[MILModel], cases: Sequence[Case], maps: Maps, *, seed: int
+) -> dict[str, list[float]]:
+    """Measure other methods on the bags of cases; leave out those that the model refuses."""
+    able = find_candidates(models[0], names, n=0) if names else {}
+    rivals: dict[str, list[float]] = {name: [] for name in able}
+    for case in cases if able else ():
         bag, target, _ = maps(case)
         part = draw_part(bag, seed)
         each = [measure_bag(model, part, able, target=target, seed=seed) for model in models]
         for name, own in rivals.items():
             own.append(float(np.mean([srgs[name] for srgs in each])))
-    tried = min(map(len, rivals.values()), default=0)
-    if len(set(measured.units[:tried])) < FEWEST_CASES:  # a mean over so few would be no rival
-        lacking = able and verdict.kind != "better"
-        return verdict.with_note(f"{LATE} to try other methods") if lacking else verdict
-    unknown = [float("nan")] * (len(measured.cases) - tried)
-    every = {
-        **measured.srgs,
-        **{name: [*own, *unknown] for name, own in rivals.items() if not np.isnan(own).all()},
-    }
-    return judge_cohort(every, units=measured.units, unit=measured.unit, seed=seed)
+    return {name: own for name, own in rivals.items() if not np.isnan(own).all()}
 
 
 def _srgs(

@@ -379,8 +379,6 @@ class ExplainRun(ModelRun[Explained]):
     present: Parameters = field(default_factory=dict)  # methods already in the folder
     chosen: RunChoice | None = None  # with `auto`
     judged: Mapping[str, Any] | None = None  # the verdict already in the folder
-    started: float = field(default_factory=time.perf_counter)
-    busy: float = field(default_factory=time.process_time)
     outliers: list[str] = field(default_factory=list)
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
     edges: dict[str, Patches] = field(default_factory=dict)  # of slides with a guessed patch edge
@@ -524,14 +522,9 @@ class ExplainRun(ModelRun[Explained]):
         note = f"the method was chosen on {counted(len(used), 'other case')}"
         if not judging:
             judging, note = cases, "the method was chosen on these cases, so this is optimistic"
-        seconds, work = time.perf_counter() - self.started, time.process_time() - self.busy
-        if not request.pool.in_process:
-            work = float("inf")  # other processes did it
+        order = in_seeded_order(judging, request.seed)
         with memory_budget(request.memory):
-            verdict = judge_run(
-                check, self.models.models, in_seeded_order(judging, request.seed), self.maps, seconds=seconds,
-                work=work, seed=request.seed,
-            )  # fmt: skip
+            verdict = judge_run(check, self.models.models, order, self.maps, seed=request.seed)
         if verdict is not None and used:
             verdict = verdict.with_note(note)
         return None if verdict is None else verdict.as_dict()

@@ -276,7 +276,7 @@ class ExplainRequest(CohortRequest):
     )
     background: Path | None = option(BACKGROUND, None, panel=WHAT)
     check: str = option(
-        "Cases that check the maps: a number, all, none, or auto (16, in a tenth of the run's time).",
+        "Cases that check the maps: a number, all, none, or auto (16, without other methods that take long).",
         "auto",
         rare=True,
     )

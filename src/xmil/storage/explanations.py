@@ -22,6 +22,7 @@ from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, StrPath, XmilError, absent, unknown_name
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.interactions import CORNERS, Interactions
+from xmil.core.services import register_service
 from xmil.core.task import Target
 from xmil.core.text import parse_json
 
@@ -41,6 +42,7 @@ _COLUMN_FIELDS = ("method", "signed", "output", "params")
 _TARGET_FIELDS = ("cls", "against", "name", "against_name")
 
 
+@register_service
 def write_explanations(
     explanations: Sequence[Explanation], path: StrPath, *, provenance: Mapping[str, Any] | None = None
 ) -> None:
@@ -59,6 +61,7 @@ def read_explanations(path: StrPath) -> list[Explanation]:
     return [_from_table(header, table, column, path) for column in header["columns"]]
 
 
+@register_service
 def read_explanation(path: StrPath, *, method: str | None = None, target: Any = None) -> Explanation:
     """Read the one explanation of a method and target; refuse if several fit."""
     header, table = _open(path)
@@ -321,6 +324,7 @@ def _plain(value: Any) -> Any:
 INTERACTIONS_KEY, INTERACTIONS_LAYOUT = b"xmil-interactions", 1
 
 
+@register_service
 def write_interactions(interactions: Interactions, path: StrPath) -> None:
     """Write the pairs of one bag as a Parquet table, with target and provenance in its metadata."""
     import pyarrow as pa
@@ -344,6 +348,7 @@ def write_interactions(interactions: Interactions, path: StrPath) -> None:
     write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
 
+@register_service
 def read_interactions(path: StrPath) -> Interactions:
     """Read a file written by `write_interactions`."""
     table = _read_table(path)
@@ -376,6 +381,7 @@ CONCEPTS_LAYOUT = 1
 Stored = TypeVar("Stored")
 
 
+@register_service
 def save_arrays(path: StrPath, arrays: dict[str, Any], about: dict[str, Any]) -> None:
     """Write arrays and facts about them as one compressed NumPy file, whole or not at all."""
     write_arrays(path, {**arrays, "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)})
@@ -391,6 +397,7 @@ def write_arrays(path: StrPath, arrays: Mapping[str, Any]) -> None:
     write_atomically(path, write)
 
 
+@register_service
 def load_arrays(
     path: StrPath, build: Callable[[dict[str, Any], Any], Stored], what: str, way_out: str
 ) -> Stored:

@@ -27,7 +27,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from glob import escape as escape_glob
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
@@ -40,6 +39,8 @@ from xmil.core.errors import FileError, InputError, WriteError, XmilError, absen
 from xmil.core.interactions import Interactions
 from xmil.core.journal import MANIFEST, is_manifest, owning_run
 from xmil.core.journal import RUN as RUN
+from xmil.core.quoting import plain_cell
+from xmil.core.services import service
 from xmil.core.task import Target
 from xmil.core.text import counted, csv_text, is_plain, parse_json, shorten
 from xmil.core.verdict import RunVerdict
@@ -64,7 +65,6 @@ PLACES = {  # of a slide's files: folder and suffix
     "inside": ("inside", ".npz"),
     "concepts": ("insight/concepts", ".npz"),
 }
-DRAWING = "xmil.heatmaps"  # a higher layer, imported by name when a notebook shows a run
 MADE_OF = "made_of.json"  # the files that a summary was made from, written last
 SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv", MADE_OF)
 Row = dict[str, str]
@@ -204,10 +204,16 @@ class Run:
         texts = dict.fromkeys(NAMED, str)
         try:
             check_csv(path)
-            return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+            table = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+        except FileError:
+            raise
         except (OSError, ValueError, OverflowError) as error:
             reason = " ".join(str(error).split())[:200]
             raise FileError(f"{path}: not a readable table ({reason}); make it again.") from None
+        for name, kind in table.dtypes.items():
+            if pd.api.types.is_string_dtype(kind):
+                table[name] = table[name].map(plain_cell, na_action="ignore")
+        return table.rename(columns=plain_cell)
 
     def explanation(self, slide: str, *, method: str | None = None, target: Any = None) -> Explanation:
         """Read the explanation of a slide by method and target; refuse if several fit."""
@@ -286,7 +292,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Show the kind, counts, warnings and first rows in a notebook."""
-        return str(import_module(DRAWING).run_html(self))
+        return str(service("run_html")(self))
 
 
 def open_run(path: str | PathLike[str]) -> Run:

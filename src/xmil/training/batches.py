@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from xmil.core.errors import InputError, XmilError
+from xmil.core.interpreter import safe_path
 from xmil.core.text import counted, shorten
 from xmil.data.dataset import BagDataset, Draw, EpochSampler
 from xmil.training.loop import padded
@@ -120,7 +121,9 @@ class Loader:
         )
 
     def __iter__(self) -> Iterator[list[Item]]:
-        for items in self._loader:
+        with safe_path():
+            batches = iter(self._loader)  # starts the worker processes
+        for items in batches:
             for item in items:
                 if isinstance(item, XmilError):
                     raise item

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
+from xmil.core.budget import check_columns
 from xmil.core.errors import FileError
+from xmil.core.quoting import plain_cell
 from xmil.core.text import parse_json, small_number
 from xmil.data.containers.container import (
     MARKS,
@@ -275,7 +277,8 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
     rows = [row for row in rows if any(cell.strip() for cell in row)]
     if not rows:
         raise FileError(f"{path}: the table is empty; it needs a header and at least one row.")
-    header = [name.strip() for name in rows[0]]
+    check_columns(len(rows[0]), path)
+    header = [plain_cell(name.strip()) for name in rows[0]]
     repeated = sorted(name for name, count in Counter(header).items() if name and count > 1)
     if repeated:
         raise FileError(f"{path}: the header repeats {', '.join(repeated)}; name each column once.")
@@ -286,5 +289,6 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
             )
     cells = zip(*rows[1:], strict=True) if len(rows) > 1 else [()] * len(header)
     return {
-        name: [cell.strip() or None for cell in column] for name, column in zip(header, cells, strict=True)
+        name: [plain_cell(cell.strip()) or None for cell in column]
+        for name, column in zip(header, cells, strict=True)
     }

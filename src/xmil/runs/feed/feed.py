@@ -6,9 +6,7 @@ slots of the memory, and fills one while the encoder empties another.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -23,6 +21,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.errors import StopError
+from xmil.core.interpreter import python_command, python_environment
 from xmil.encoders import Encoder
 from xmil.runs.feed.reader import FillReply, FillRequest, PatchSource, Pixels, Ring
 
@@ -180,13 +179,11 @@ class Feed(AbstractContextManager["Feed"]):
         handles = theirs.fileno(), self.ring.handle
         arguments = (*handles, self.ring.slots, self.ring.slot_bytes)
         code = "from xmil.runs.feed.reader import main; main()"
-        path = os.pathsep.join(folder for folder in sys.path if folder)
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         program = subprocess.Popen(  # noqa: S603  # our own interpreter and program
-            [sys.executable, "-P", "-c", code, *map(str, arguments)],
+            python_command("-c", code, *map(str, arguments)),
             pass_fds=handles,
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env=python_environment(OMP_NUM_THREADS="1"),
         )
         theirs.close()
         return _Process(number, program, ours, list(self._own(number)))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xmil.core.errors import InputError, StopError
+from xmil.core.interpreter import safe_path, variable
 from xmil.runs.workers.pool import (
     Item,
     Line,
@@ -47,8 +49,8 @@ def process_on_ray(
             num_cpus=1, num_gpus=workers.gpus, max_retries=workers.retries, name="xmil"
         )
         pickled: bytes = cloudpickle.dumps(make_worker)  # type: ignore[no-untyped-call, unused-ignore]
-        driver = this_process()
-        tasks = _Tasks(ray, workers, lambda item: task.remote(pickled, item, driver))
+        driver, folder = this_process(), os.getcwd()
+        tasks = _Tasks(ray, workers, lambda item: task.remote(pickled, item, driver, folder))
         try:
             for item in items:
                 while len(tasks.running) >= _places(ray, workers):
@@ -132,13 +134,16 @@ def _connected(ray: Any, workers: Workers) -> Iterator[None]:
         yield
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not set(sys.path) & {"", os.getcwd()}:
+        options |= {"job_config": _without_current_folder()}
     if workers.address is None:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES}
         options |= {"num_cpus": workers.workers} if workers.workers else {}
     else:
         options |= {"address": workers.address}
     try:
-        ray.init(**options)
+        with safe_path(), nullcontext() if workers.address else _on_loopback():
+            ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         address = workers.address or "a local Ray"
         token = "; if the cluster asks for a token, set RAY_AUTH_MODE=token" if workers.address else ""
@@ -150,11 +155,40 @@ def _connected(ray: Any, workers: Workers) -> Iterator[None]:
         ray.shutdown()
 
 
-def _run(pickled: bytes, item: Any, driver: Driver) -> Reply:
+def _without_current_folder() -> Any:
+    """Settings of a Ray job whose workers do not import from the driver's current folder.
+
+    Ray puts that folder first on their path, even before numpy is imported, except for jobs of its client.
+    """
+    from ray.job_config import JobConfig
+
+    return JobConfig(_client_job=True)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a Ray that starts within the block listen on this machine only, as on Windows and macOS.
+
+    Ray has no option for this: it replaces an address of 127.0.0.1 by the one that others can reach.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with variable(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0"):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _run(pickled: bytes, item: Any, driver: Driver, folder: str) -> Reply:
     """Work on one item in a worker process, with the worker of earlier items."""
     from ray import cloudpickle
 
     leave_with(driver)
+    with suppress(OSError):  # another machine may not have the driver's folder
+        os.chdir(folder)
     try:
         if pickled not in _lines:
             _lines.clear()  # frees the model of another run

@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from xmil.core.durable import OPEN_FILES
 from xmil.core.errors import InputError, StopError, WriteError, XmilError, bad_parameter, check_names, refused
+from xmil.core.interpreter import safe_path
 
 KINDS = ("local", "ray")
 WRITING = 4  # items whose results are written at the same time: each waits for the disk
@@ -327,8 +328,9 @@ class _Desk:
             watched, self.stop = context.Pipe(duplex=False)
             threads = max(1, (os.cpu_count() or 1) // self.workers.workers)
             settings = (self.make_worker, threads, visible_gpus(self.number, self.workers.gpus), watched)
-            self.pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=settings)
-            self.future = self.pool.submit(_run, self.item, self.upcoming)
+            with safe_path():  # both lines start processes
+                self.pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=settings)
+                self.future = self.pool.submit(_run, self.item, self.upcoming)
             watched.close()
         else:
             self.future = self.pool.submit(_run, self.item, self.upcoming)

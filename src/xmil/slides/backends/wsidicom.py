@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from xmil.core.budget import check_budget, check_regular
+from xmil.core.errors import FileError
 from xmil.slides.backends import UnreadableSlideError, square_mpp
 from xmil.slides.slide import Pixels, Size, Slide
 
@@ -17,6 +20,8 @@ class WsiDicomSlide(Slide):
 
     def __init__(self, path: Path, handle: Any) -> None:
         levels = sorted(handle.levels, key=lambda level: level.level)
+        for level in levels:
+            check_budget(3 * level.tile_size.width * level.tile_size.height, "a tile", path)
         spacing = levels[0].mpp
         mpp, source = square_mpp(float(spacing.width), float(spacing.height), "DICOM PixelSpacing")
         super().__init__(
@@ -56,26 +61,33 @@ def open_(path: Path) -> Slide:
         ) from None
     try:
         return WsiDicomSlide(path, handle)
+    except FileError:
+        handle.close()
+        raise
     except Exception as error:
         handle.close()
         raise UnreadableSlideError(f"wsidicom: {' '.join(str(error).split())}") from None
 
 
 def _of_series(path: Path, files: list[str]) -> list[str]:
-    """Find the files of the same series."""
-    import pydicom
-
-    def series(name: str) -> Any:
-        return pydicom.dcmread(name, stop_before_pixels=True, force=False).get("SeriesInstanceUID")
-
-    own = series(str(path)) if path.is_file() else None
-    if own is None:
-        return files
+    """Find the files of the same series, and among them none that would be inflated."""
+    own = _series(str(path)) if path.is_file() else None
     members = []
     for name in files:
-        try:
-            if series(name) == own:
-                members.append(name)
-        except (pydicom.errors.InvalidDicomError, OSError):
-            continue
+        with suppress(Exception):  # foreign and damaged files raise almost any type
+            members += [name] if _series(name) == own else []
     return members
+
+
+def _series(name: str) -> Any:
+    """Read which series a file belongs to; refuse a deflated one, which pydicom inflates whole in memory.
+
+    Slides store compressed tiles, so a second compression of the whole file is of no use to them.
+    """
+    import pydicom
+
+    check_regular(name)
+    header = pydicom.filereader.read_file_meta_info(name)
+    if header.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian:
+        raise UnreadableSlideError("the file is deflated, which slides never are")
+    return pydicom.dcmread(name, stop_before_pixels=True, force=False).get("SeriesInstanceUID")

@@ -1,21 +1,14 @@
-"""Snapshots for review: the signatures of the public names, and what `--help` says of every command."""
+"""A snapshot for review: the signatures of the public names."""
 
 from __future__ import annotations
 
 import inspect
-import io
-import os
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
-from unittest.mock import patch
 
 import xmil
-
-WIDTH = "400"  # no description is broken in two
-SNAPSHOTS = {"signatures": lambda: signatures(), "help": lambda: commands_help()}
 
 
 def signatures() -> str:
@@ -103,30 +96,3 @@ def _default(field: Any) -> str:
     if field.default_factory not in (MISSING, None):
         return f" = {_value(field.default_factory)}()"
     return ""
-
-
-def commands_help() -> str:
-    """The help of every command: names, types, defaults and descriptions of its options, a line each."""
-    first = _help()
-    names = re.findall(r"^ ?([a-z][\w-]*)  +\S", first, flags=re.MULTILINE)
-    commands = [(name,) for name in names] + [("study", "init"), ("study", "report")]
-    return "\n".join([_squeezed(first), *(_squeezed(_help(*command)) for command in commands)])
-
-
-def _help(*command: str) -> str:
-    from xmil.cli import main
-
-    out, left = io.StringIO(), 0
-    wide = {"COLUMNS": WIDTH, "TERM": "dumb", "NO_COLOR": "1"}
-    with patch.dict(os.environ, wide), redirect_stdout(out):
-        try:
-            main([*command, "--help"])
-        except SystemExit as leaving:
-            left = leaving.code
-    assert not left, f"xmil {' '.join(command)} --help left with {left}"
-    return re.sub(r"[│┃|]", "", re.sub(r"[╭╰├][─ ]*(.*?)[─ ]*[╮╯┤]", r"\1:", out.getvalue()))
-
-
-def _squeezed(text: str) -> str:
-    lines = (re.sub(r" {2,}", "  ", line.strip()) for line in text.splitlines())
-    return "\n".join(line for line in lines if line and line != ":") + "\n"
