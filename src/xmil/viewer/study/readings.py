@@ -10,6 +10,7 @@ run.json, manifest.jsonl          for `xmil verify`
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,6 +53,7 @@ LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # of codes, without letters that lo
 CODE = 10
 PRACTICE, CASE, REPEAT = "practice", "case", "repeat"
 MOST = 10_000  # regions of a reading
+IDENTIFIER = re.compile(r"[0-9a-zA-Z-]{1,40}")  # of what the page sends
 AGAINST = "-vs-"  # between the classes of a contrast
 Stored = dict[str, Any]
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # raised by wrong values
@@ -284,6 +286,7 @@ class Study:
             is_final = body.get("commit") is True
             entry = self._check(reading, stage, body, is_final=is_final)
             stored["revision"] += 1
+            stored["entry"] = _identifier(body.get("id"))
             stored["draft"] = None if is_final else {"number": reading.number, "stage": stage, **entry}
             if is_final and stage == BEFORE:
                 stored["readings"].append({})
@@ -321,6 +324,13 @@ class Study:
         """Lock out other servers of the study, and remove partial files of killed ones."""
         make_folder(self.folder / READERS)
         return alone(self.folder / READERS, "Answers cannot be stored in the study's folder")
+
+
+def _identifier(value: Any) -> str | None:
+    """Check the page's name of an entry, by which it knows its own after a lost reply."""
+    if value is None or (isinstance(value, str) and IDENTIFIER.fullmatch(value)):
+        return value
+    raise InputError("id must be 1 to 40 letters or digits.")
 
 
 def _region(feature: Any) -> Stored:

@@ -163,7 +163,9 @@ class StudySite(PageSite):
         ]
         return {
             **about,
+            "made": study.made,
             "revision": stored["revision"],
+            "entry": stored.get("entry"),
             "worklist": lines,
             "parts": study.plan.periods,
             "opens": None if opens is None else opens.isoformat(),
