@@ -479,6 +479,43 @@ def test_the_command_line_makes_and_reports_a_study(
     assert main(["study", "report", str(out)]) == 0  # its own, again
 
 
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_a_killed_study_leaves_no_labels_and_codes(tmp_path: Path, how: str) -> None:
+    """Ended as all is written, before the folder has its name: nothing stays, at the latest after a retry."""
+    run, slides = write_cases(tmp_path, 4)
+    plan = tmp_path / "plan.toml"
+    plan.write_text('readers = ["anna"]\npractice = 0\n', encoding="utf-8")
+    out = tmp_path / "out" / "study"
+    words = ["study", "init", str(run), "--slides", str(slides), "--plan", str(plan), "--out", str(out)]
+    code = (
+        "import os, signal, sys, xmil.viewer.study.readings as readings; from xmil.cli._app import run\n"
+        f"readings.seal_folder = lambda _: os.kill(os.getpid(), signal.{how})\n"
+        "sys.exit(run(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False, capture_output=True)
+    assert done.returncode in (130, -9)
+    if how == "SIGKILL":
+        assert list(out.parent.rglob("study.json"))
+        assert main(words) == 0
+    assert [path.name for path in out.parent.iterdir()] == (["study"] if how == "SIGKILL" else [])
+
+
+def test_a_study_that_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / ".study.abcd_123.part"
+    (other / "new").mkdir(parents=True)
+    code = (
+        "import fcntl, os, sys; handle = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "fcntl.flock(handle, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", code, str(other)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        study_of(tmp_path, n=4)
+        assert other.is_dir()
+        writer.communicate()
+
+
 def test_a_study_is_verified_with_its_answers_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

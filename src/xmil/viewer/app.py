@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil._version import __version__
-from xmil.core.errors import InputError, XmilError
+from xmil.core.errors import InputError, XmilError, refused
 from xmil.core.text import parse_json
 from xmil.viewer.annotations import READER, AnnotationFiles, ConflictError
 from xmil.viewer.cache import to_json
@@ -343,7 +343,8 @@ async def _json_body(request: Request, most: int = MAX_BODY) -> bytes:
 async def _fail(status: int, _: Request, error: Exception) -> Response:
     sentence = str(error) or "The request was interrupted."
     if status == 500:
-        logger.error("unexpected %s: %s", type(error).__name__, error)
+        cause = refused(error) if isinstance(error, OSError) else None
+        logger.error("%s", cause or f"unexpected {type(error).__name__}: {error}")
         sentence = "The server failed on this request; see its log."
     return error_response(status, sentence, **getattr(error, "stored", {}))
 

@@ -10,11 +10,12 @@ run.json, manifest.jsonl          for `xmil verify`
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -29,6 +30,7 @@ import numpy as np
 from xmil._version import __version__
 from xmil.core.durable import write_folder, write_text
 from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
+from xmil.core.journal import opened
 from xmil.core.text import counted, csv_text, is_plain, name_class, shorten
 from xmil.evaluate.marks import parse_polygons
 from xmil.storage import (
@@ -452,7 +454,10 @@ def make_study(
         "cases": [asdict(case) for case in cases],
     }
 
+    locks = ExitStack()
+
     def fill(aside: Path) -> None:
+        locks.enter_context(_locked(aside.parent))
         for name, run in explained.items():
             (aside / EVIDENCE / name).mkdir(parents=True)
             for case in (*practice, *cases):
@@ -467,8 +472,30 @@ def make_study(
         aside.chmod(0o700)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    write_folder(folder, fill)
+    _remove_unfinished(folder)
+    with locks:
+        write_folder(folder, fill)
     return Study(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Mark a folder as being written; raise BlockingIOError if another process is writing it."""
+    with opened(folder, os.O_RDONLY) as handle:
+        with suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a killed `make_study` has left beside the folder: it holds labels and codes."""
+    unfinished = re.compile(rf"\.{re.escape(folder.name)}\.[a-z0-9_]{{8}}\.part")
+    for path in folder.parent.iterdir():
+        if unfinished.fullmatch(path.name) and (path / "new").is_dir():
+            with suppress(OSError), _locked(path):
+                shutil.rmtree(path)
 
 
 def _readable_cases(
