@@ -80,9 +80,8 @@ def test_a_worker_that_cannot_be_made_ends_the_run(engine: Workers) -> None:
         list(process(["a", "b"], make_broken, engine))
 
 
-@pytest.mark.parametrize("engine", [TWO, RAY], ids=["processes", "ray"])
 @pytest.mark.parametrize(
-    ("number", "cause"), [(errno.ENOSPC, "/dev/shm"), (errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "workers=")]
+    ("number", "cause"), [(errno.ENOSPC, "shm"), (errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "workers=")]
 )
 def test_workers_that_cannot_start_name_the_cause(
     number: int, cause: str, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +96,7 @@ def test_workers_that_cannot_start_name_the_cause(
         list(process(range(3), make, TWO))
 
 
+@pytest.mark.parametrize("engine", [TWO, RAY], ids=["processes", "ray"])
 def test_a_dead_worker_loses_no_item(engine: Workers, tmp_path: Path) -> None:
     items = [*"abcd", "die once", *"efgh"]
     outcomes = list(process(items, partial(make, str(tmp_path)), engine))
