@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -91,6 +92,20 @@ def test_what_the_system_refuses_is_told_in_one_line(
     assert said[0].startswith(f"xmil: error: {long}: cannot be ")
     assert "File name too long" in said[0]
     assert "; check its " in said[0]
+
+
+@pytest.mark.parametrize(("number", "way"), [(errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "make room")])
+def test_an_error_of_the_system_without_a_file_names_the_way_out(
+    number: int, way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("xmil.cli._app.build", refuse)
+    assert run(["doctor"]) == 2
+    told = capsys.readouterr().err
+    assert way in told
+    assert "unexpected" not in told
 
 
 def test_a_place_for_results_that_is_no_folder_is_named(tmp_path: Path) -> None:

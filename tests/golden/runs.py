@@ -487,18 +487,18 @@ def bench(workspace: Workspace) -> Record:
 
 @golden_run("toy", relative=TRAINED)
 def toy(workspace: Workspace) -> Record:
-    """`xmil toy`, small: the methods of Table 1 on a model that learns, and on three that have just begun."""
+    """`xmil bench --suite paper`, small: the methods of Table 1 on a model that learns, and on three that have just begun."""
     w, record = workspace, {}
     methods = "random,attention,single,logits,gxi,ig,lrp,attention:unfolded,lrp:paper"
     runs = {
-        "learned": ("--quick", "--task", "standard", "--model", "attnmil", "--bags", "160,40,20"),
-        "begun": ("--task", "four_bags", "--model", "addmil,mambamil,transmil", "--bags", "32,16,12"),
+        "learned": ("--quick", "--task", "standard", "--model", "attnmil", "--config", "bags=160,40,20"),
+        "begun": ("--task", "four_bags", "--model", "addmil,mambamil,transmil", "--config", "bags=32,16,12"),
     }
     for name, options in runs.items():
         epochs = "15" if name == "learned" else "2"
         w.command(
-            "toy", *options, "--data", "onehot", "--epochs", epochs, "--repetitions", "2",
-            "--methods", methods, "--no-plots", "--out", f"toy_{name}",
+            "bench", "--suite", "paper", *options, "--data", "onehot", "--config", f"epochs={epochs}",
+            "--repetitions", "2", "--methods", methods, "--config", "plots=false", "--out", f"toy_{name}",
         )  # fmt: skip
         record |= within(w.folder(f"toy_{name}", skip=("units",)), name)
     return record

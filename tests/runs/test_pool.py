@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -77,6 +78,22 @@ def test_a_stop_ends_the_run_with_its_words(engine: Workers) -> None:
 def test_a_worker_that_cannot_be_made_ends_the_run(engine: Workers) -> None:
     with pytest.raises((StopError, InputError), match="model is missing"):
         list(process(["a", "b"], make_broken, engine))
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"), [(errno.ENOSPC, "shm"), (errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "workers=")]
+)
+def test_workers_that_cannot_start_name_the_cause(
+    number: int, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's own error names no file: /dev/shm is full, or too few file handles are left."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("xmil.runs.workers.pool.ProcessPoolExecutor", refuse)
+    with pytest.raises(StopError, match=cause):
+        list(process(range(3), make, TWO))
 
 
 @pytest.mark.parametrize("engine", [TWO, RAY], ids=["processes", "ray"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.viewer.browser import expect_text, open_slide, opened, place_of, wait_until_quiet
+from tests.viewer.browser import expect_text, open_slide, opened, place_of, wait_until, wait_until_quiet
 from tests.viewer.make_run import Made
 from xmil.storage import read_explanation
 
@@ -131,3 +131,27 @@ def test_a_note_changed_in_two_windows_keeps_both_versions(browser: Any, url: st
             two.wait_for_function("() => window.xmil.view.marks.annotations.length === 2")
             names = {n["name"] for n in notes(two)}
             assert names == {"theirs", "mine (other window)"}
+
+
+def test_annotations_drawn_while_the_server_is_away_stay_and_reach_it(
+    browser: Any, url: str, made: Made
+) -> None:
+    with opened(browser, url, expect_errors=True) as page:
+        page.route("**/annotations-*.json", lambda route: route.abort())
+        open_slide(page, url, 0)
+        for corner in (0, 500):
+            ring = [[corner, 0], [corner + 300, 0], [corner + 300, 300], [corner, 0]]
+            page.evaluate("ring => window.xmil.view.region([[ring]], null)", ring)
+            page.evaluate("() => { const v = window.xmil.view; v.show('notes'); v.notes.add(); }")
+            if not corner:
+                page.reload()
+                page.wait_for_function("() => window.xmil.view?.firstPaint")
+                assert len(notes(page)) == 1
+        page.unroute("**/annotations-*.json")
+        stored = made.runs[0] / "annotations" / made.names[0] / "reader.geojson"
+        wait_until(page, stored.is_file)
+        wait_until(page, lambda: len(json.loads(stored.read_text())["features"]) == 2)
+        assert len(notes(page)) == 2
+        page.reload()
+        page.wait_for_function("() => window.xmil.view?.firstPaint")
+        assert len(notes(page)) == 2

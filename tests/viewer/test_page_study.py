@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.viewer.browser import expect_text, opened
+from tests.viewer.browser import expect_count, expect_text, opened, wait_until
 from tests.viewer.given_scores import grid, write_run
 from tests.viewer.make_run import Made
 from tests.viewer.reading_room import CLASSES, COLUMNS, ROWS, TISSUE, Simulated, write_cases
@@ -131,6 +131,101 @@ def test_readers_see_no_weak_scatter_in_full_colour(browser: Any, tmp_path: Path
         desk.page.wait_for_function(LOADED)
         assert desk.page.evaluate("() => window.study.reading.display.clip") == "max"
         assert desk.page.locator(".bar-warning").count() == 0
+        desk.close()
+
+
+def refuse_answers(page: Any) -> list[str]:
+    """Let no answer reach the server, as if it were away; list what was sent."""
+    sent: list[str] = []
+    page.route("**/api/answer", lambda route: (sent.append(route.request.post_data), route.abort()))
+    return sent
+
+
+def test_a_draft_waits_in_the_browser_until_the_server_is_back(browser: Any, study: Study) -> None:
+    with serving(study) as (url, _):
+        desk = AtThePage(browser, study, READERS[0])
+        page, dialogs = desk.page, list[str]()
+        page.on("dialog", lambda dialog: (dialogs.append(dialog.type), dialog.accept()))
+        desk.enter(url)
+        page.wait_for_function(LOADED)
+        sent = refuse_answers(page)
+        page.keyboard.press("1")
+        wait_until(page, lambda: len(sent) > 1)  # and again
+        page.keyboard.press("4")
+        wait_until(page, lambda: '"confidence":4' in sent[-1])
+        assert study.stored("anna")["revision"] == 0
+        page.reload()
+        assert dialogs == ["beforeunload"]
+        page.wait_for_function(READY)
+        form = "() => window.study.reading.form.answers"
+        assert page.evaluate(form) == {"diagnosis": "benign", "confidence": 4}
+        page.unroute("**/api/answer")
+        page.wait_for_function("() => window.study.isSaved")
+        assert study.stored("anna")["draft"]["answers"] == page.evaluate(form)
+        page.reload()
+        page.wait_for_function(READY)
+        assert page.evaluate(form) == study.stored("anna")["draft"]["answers"]
+        assert study.stored("anna")["revision"] == 1  # nothing was sent again
+        desk.faults.clear()  # of requests that failed
+        desk.close()
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_commit_is_sent_again_until_its_reply_has_come(
+    browser: Any, study: Study, *, is_stored: bool
+) -> None:
+    """The server goes before, or after, it has stored the answers."""
+    with serving(study) as (url, _):
+        desk = AtThePage(browser, study, READERS[0])
+        page, sent = desk.page, list[str]()
+
+        def lose(route: Any) -> None:
+            sent.append(route.request.post_data)
+            if is_stored:
+                route.fetch()
+            route.abort()
+
+        desk.enter(url)
+        page.wait_for_function(LOADED)
+        page.route("**/api/answer", lose, times=1)
+        page.keyboard.press("1")  # a draft, whose reply is lost
+        wait_until(page, lambda: len(sent) == 1)
+        page.keyboard.press("4")
+        page.wait_for_function("() => window.study.isSaved")
+        assert study.stored("anna")["draft"]["answers"] == {"diagnosis": "benign", "confidence": 4}
+        page.route("**/api/answer", lose, times=1)
+        page.keyboard.press("Enter")
+        wait_until(page, lambda: len(sent) == 2)
+        page.keyboard.press("2")  # too late to change it
+        page.wait_for_function("() => window.study.isSaved")
+        (reading,) = study.stored("anna")["readings"]
+        assert reading["before"]["answers"] == {"diagnosis": "benign", "confidence": 4}
+        expect_count(page.locator(".message", has_text="another window"), 0)
+        desk.faults.clear()  # of requests that failed
+        desk.close()
+
+
+def test_what_the_server_refuses_stays_on_the_screen_and_can_be_sent_again(
+    browser: Any, study: Study
+) -> None:
+    with serving(study) as (url, _):
+        desk = AtThePage(browser, study, READERS[0])
+        page = desk.page
+        desk.enter(url)
+        page.wait_for_function(LOADED)
+        for key in ("1", "4"):
+            page.keyboard.press(key)
+        page.wait_for_function("() => window.study.isSaved")
+        full = {"error": "Answers cannot be stored (No space left on device)."}
+        page.route("**/api/answer", lambda route: route.fulfill(status=422, json=full), times=1)
+        page.keyboard.press("Enter")
+        expect_text(page.locator(".messages"), full["error"])
+        assert page.evaluate("() => window.study.reading.open.stage") == "before"
+        assert not page.evaluate("() => window.study.isSaved")
+        page.keyboard.press("Enter")
+        page.wait_for_function(ANSWERED)
+        assert study.stored("anna")["readings"][0]["before"]["answers"]["diagnosis"] == "benign"
+        desk.faults.clear()  # of the refusal
         desk.close()
 
 

@@ -324,6 +324,8 @@ def test_other_addresses_need_a_token() -> None:
         assert Rules(host, TOKEN).token == TOKEN
     with pytest.raises(InputError, match="8 characters"):
         Rules("127.0.0.1", "short")
+    with pytest.raises(InputError, match="UTF-8"):
+        Rules("127.0.0.1", "from-the-environment-\udcff")
     assert [is_loopback(host) for host in ("::1", "127.9.9.9", "localhost", "10.0.0.1")] == [True] * 3 + [
         False
     ]

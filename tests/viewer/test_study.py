@@ -16,8 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.viewer.given_scores import grid, write_run
 from tests.viewer.reading_room import (
     CLASSES,
+    COLUMNS,
+    EDGE,
+    ROWS,
     Simulated,
     answers_to,
     commit,
@@ -104,6 +108,58 @@ def test_a_plan_that_the_run_cannot_serve_is_refused(
     with pytest.raises(XmilError, match=fault):
         study_of(tmp_path, n=12, **plan)
     assert not (tmp_path / "study").exists()
+
+
+def explained_for(folder: Path, targets: dict[str, str], **facts: Any) -> Study:
+    """A study of a run with right predictions that explains each case for the one target of its label."""
+    run, slides = write_cases(folder, 6)
+    for i in range(6):
+        columns = {("lrp", targets[CLASSES[i % 2]]): np.ones(COLUMNS * ROWS, np.float32)}
+        write_run(run, f"case-{i:03d}", columns, coords=grid(COLUMNS, ROWS, EDGE), edge=EDGE)
+    about = {"class_names": CLASSES} if not all(map(str.isdigit, targets.values())) else {}
+    (run / "run.json").write_text(json.dumps({"kind": "explain", **about}))
+    table = run / "slides.csv"
+    wrong = {",benign,tumour,False": ",benign,benign,True", ",tumour,benign,False": ",tumour,tumour,True"}
+    for before, after in wrong.items():
+        table.write_text(table.read_text().replace(before, after))
+    arms = [{"name": "shown", "method": "lrp", **facts}]
+    plan = {"readers": ["anna"], "practice": 0, "washout_days": 0.0, "arms": arms}
+    return make_study([run], slides=slides, plan=make_plan(plan), out=folder / "study")
+
+
+@pytest.mark.parametrize("prediction", [False, True])
+def test_scores_for_another_class_are_not_shown_for_the_predicted_one(
+    tmp_path: Path, *, prediction: bool
+) -> None:
+    for_tumour = dict.fromkeys(CLASSES, "tumour")
+    with pytest.raises(InputError, match="explains tumour, not benign"):
+        explained_for(tmp_path, for_tumour, prediction=prediction)
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize("asked", ["tumour", "tumour-vs-benign"])
+def test_an_arm_may_name_the_target_that_the_run_explains(tmp_path: Path, asked: str) -> None:
+    study = explained_for(tmp_path, dict.fromkeys(CLASSES, asked), target=asked)
+    for case in study.cases:
+        evidence, column = study.shown(case, study.plan.arms[0])
+        assert evidence.columns[column]["target"] == asked
+
+
+def test_numbers_of_a_model_without_class_names_are_the_classes(tmp_path: Path) -> None:
+    study = explained_for(tmp_path, {name: str(i) for i, name in enumerate(CLASSES)})
+    for case in study.cases:
+        evidence, column = study.shown(case, study.plan.arms[0])
+        assert CLASSES[int(evidence.columns[column]["target"])] == case.answers["run"].predicted == case.label
+
+
+def test_regions_are_measured_against_the_class_that_a_contrast_supports(tmp_path: Path) -> None:
+    contrast = dict.fromkeys(CLASSES, "tumour-vs-benign")
+    study = explained_for(tmp_path, contrast, target="tumour-vs-benign")
+    read_all(study, Simulated("anna", 1.0))
+    folder = write_report(study)
+    with (folder / "regions.csv").open(encoding="utf-8") as stream:
+        counted = {(row["diagnosis"], row["counted"]) for row in csv.DictReader(stream)}
+    assert counted == {("benign", "0"), ("tumour", "1")}
 
 
 def test_a_run_without_labels_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -421,6 +477,43 @@ def test_the_command_line_makes_and_reports_a_study(
     assert [path.name for path in mine.parent.iterdir()] == ["tests.csv"]
     assert mine.read_text() == "mine"
     assert main(["study", "report", str(out)]) == 0  # its own, again
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_a_killed_study_leaves_no_labels_and_codes(tmp_path: Path, how: str) -> None:
+    """Ended as all is written, before the folder has its name: nothing stays, at the latest after a retry."""
+    run, slides = write_cases(tmp_path, 4)
+    plan = tmp_path / "plan.toml"
+    plan.write_text('readers = ["anna"]\npractice = 0\n', encoding="utf-8")
+    out = tmp_path / "out" / "study"
+    words = ["study", "init", str(run), "--slides", str(slides), "--plan", str(plan), "--out", str(out)]
+    code = (
+        "import os, signal, sys, xmil.viewer.study.readings as readings; from xmil.cli._app import run\n"
+        f"readings.seal_folder = lambda _: os.kill(os.getpid(), signal.{how})\n"
+        "sys.exit(run(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False, capture_output=True)
+    assert done.returncode in (130, -9)
+    if how == "SIGKILL":
+        assert list(out.parent.rglob("study.json"))
+        assert main(words) == 0
+    assert [path.name for path in out.parent.iterdir()] == (["study"] if how == "SIGKILL" else [])
+
+
+def test_a_study_that_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / ".study.abcd_123.part"
+    (other / "new").mkdir(parents=True)
+    code = (
+        "import fcntl, os, sys; handle = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "fcntl.flock(handle, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", code, str(other)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        study_of(tmp_path, n=4)
+        assert other.is_dir()
+        writer.communicate()
 
 
 def test_a_study_is_verified_with_its_answers_and_report(

@@ -251,6 +251,9 @@ def test_drafts_and_commits_are_refused_out_of_turn(study: Study) -> None:
         assert post(app, study, {**body, "regions": [region]}).status == 400
     assert post(app, study, {**body, "regions": [{"type": "Point"}]}).status == 400
     assert post(app, study, {**body, "answers": {"comment": "\ud800"}}).status == 400
+    ring = [["0", "0"], ["9", "0"], ["9", "\ud800"]]
+    region = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [ring]}}
+    assert post(app, study, {**body, "regions": [region]}).status == 400
     headers = {"content-type": "application/json"}
     assert ask(app, "/api/answer", method="POST", headers=headers, body=b"{}").status == 403
     assert ask(app, "/api/state.json").json == {
@@ -270,7 +273,34 @@ def test_a_code_opens_one_readers_list(study: Study) -> None:
     assert entered.json["reader"] == "ben"
     assert "HttpOnly" in entered.headers["set-cookie"]
     assert post(app, study, {"code": "guess"}, target="/api/enter").status == 403
-    assert post(app, study, {"code": 3}, target="/api/enter").status == 400
+    for code in (3, "\ud800"):
+        assert post(app, study, {"code": code}, target="/api/enter").status == 400
+
+
+def test_a_region_is_stored_as_numbers(study: Study) -> None:
+    app = create_study_app(study)
+    body = {**committed(study, get(app, study, "/api/state.json").json), "commit": False}
+    ring = [["0", 0, "x" * 9], [4, 0, "y"], [4, 4, None]]
+    for points, status in ((ring, 400), ([point[:2] for point in ring], 200)):
+        region = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [points]}}
+        assert post(app, study, {**body, "regions": [region]}).status == status
+    (stored,) = study.stored("anna")["draft"]["regions"]
+    assert stored["geometry"]["coordinates"] == [[[0.0, 0.0], [4.0, 0.0], [4.0, 4.0]]]
+
+
+def test_what_strangers_send_is_not_parsed(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody is known, only the few bytes of a code are read; a reader's answers are bounded."""
+    parsed: list[int] = []
+    monkeypatch.setattr(
+        "xmil.viewer.app.parse_json", lambda text: parsed.append(len(text)) or json.loads(text)
+    )
+    app, headers = create_study_app(study), {"content-type": "application/json"}
+    known = {**headers, "cookie": f"{COOKIE}={study.codes['anna']}"}
+    parts = [b"[" + b"[]," * 20_000] * 100  # 6 MB that come bit by bit
+    requests = [("/api/enter", headers, 413), ("/api/answer", headers, 403), ("/api/answer", known, 413)]
+    for target, about, status in requests:
+        assert ask(app, target, method="POST", headers=about, body=list(parts)).status == status
+    assert parsed == []
 
 
 def test_a_server_that_is_killed_loses_no_answer(study: Study) -> None:

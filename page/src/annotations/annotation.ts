@@ -37,7 +37,7 @@ export function contentOf({ name, kind, shape, comment, polygons, rest }: Annota
   return JSON.stringify([...(rest?.isLocked ? ["locked"] : []), name, kind, shape ?? "area", comment ?? "", polygons.map((rings) => rings.map((ring) => ring.map((point) => point.map(Math.round))))]);
 }
 
-function identifier(): string {
+export function identifier(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   bytes[6] = (bytes[6] & 15) | 64;
   bytes[8] = (bytes[8] & 63) | 128;

@@ -2,8 +2,8 @@
 
 import { annotation, asFeature, contentOf, fromFeature, originOf, type Annotation } from "./annotation";
 import { translated } from "./geometry";
-import { getNotes, postNotes, type StoredNotes, type SlideInfo } from "../server/api";
-import { store, stored } from "../state/settings";
+import { getNotes, postNotes, UnreachableError, type StoredNotes, type SlideInfo } from "../server/api";
+import { forget, store, stored } from "../state/settings";
 
 const PAUSE = 400; // milliseconds after the last change
 const RETRY = 2000; // milliseconds until what could not be written is tried again
@@ -44,6 +44,8 @@ export class AnnotationStorage {
   private revision = 0;
   private known: Contents = new Map(); // what the server had when it was last read
   private timer = 0;
+  private asking = 0; // timer until the server is asked again for what it has
+  private isClosed = false;
   private writing: Promise<void> | null = null;
   private readonly unsent = new UnsentNotes(() => `xmil:waiting:${location.origin}:${this.run}:${this.info.id}:${this.reader}`);
   private resent: string[] = []; // what waited, and is written with the next write
@@ -83,22 +85,45 @@ export class AnnotationStorage {
     return `xmil:notes:${location.pathname}:${this.run}:${this.info.id}`;
   }
 
-  /** Reads what is kept; `asked` where that is under way already. */
+  /** Reads what is kept; `pending` where that is under way already. */
   async load(pending: Promise<StoredNotes> | null = null): Promise<void> {
     try {
       if (!this.live) throw new Error("an exported copy");
-      const answer = await (pending ?? getNotes(this.info.key, this.reader));
-      this.shared = answer.writable;
-      this.take(answer);
-      this.notes = this.parsed(answer);
-      this.takeUnsent();
-    } catch {
+      this.adopt(await (pending ?? getNotes(this.info.key, this.reader)), this.local());
+    } catch (error) {
       this.shared = false;
+      this.notes = this.local();
+      if (error instanceof UnreachableError) this.waitForServer();
     }
-    if (!this.shared) {
-      const saved = stored<Annotation[]>(this.localKey);
-      this.notes = [...this.notes, ...(Array.isArray(saved) ? saved.filter((note) => note && Array.isArray(note.polygons)) : [])];
-    }
+  }
+
+  /** Shows what the server has, with what was drawn here while it could not be reached or written to. */
+  private adopt(answer: StoredNotes, drawn: readonly Annotation[]): void {
+    this.shared = answer.writable;
+    this.take(answer);
+    this.notes = this.parsed(answer);
+    if (this.shared) this.takeUnsent(drawn);
+    else this.notes = mergeNotes(new Map(), drawn, this.notes).notes;
+  }
+
+  /** What is drawn until the server answers stays in this browser, and joins what the server has. */
+  private waitForServer(): void {
+    this.asking = window.setTimeout(() => {
+      void getNotes(this.info.key, this.reader).then(
+        (answer) => {
+          if (this.isClosed) return;
+          this.adopt(answer, this.notes);
+          this.changed();
+        },
+        (error) => error instanceof UnreachableError && !this.isClosed && this.waitForServer(),
+      );
+    }, RETRY);
+  }
+
+  /** What this browser keeps because the server does not. */
+  private local(): Annotation[] {
+    const saved = stored<Annotation[]>(this.localKey);
+    return Array.isArray(saved) ? saved.filter((note) => note && Array.isArray(note.polygons)) : [];
   }
 
   /** Goes on as another reader, whose annotations on this slide come in place of those here. */
@@ -110,7 +135,7 @@ export class AnnotationStorage {
     this.reader = reader;
     this.take(answer);
     this.notes = this.parsed(answer);
-    this.takeUnsent();
+    this.takeUnsent(this.local());
     this.changed();
   }
 
@@ -119,12 +144,14 @@ export class AnnotationStorage {
     return this.parsed(await getNotes(this.info.key, reader));
   }
 
-  /** What could not be written before a page was left joins what is there. */
-  private takeUnsent(): void {
-    const waiting = this.shared ? this.unsent.all() : new Map();
-    if (!waiting.size) return;
+  /** What could not be written before a page was left, or was drawn without the server, joins what is there. */
+  private takeUnsent(drawn: readonly Annotation[]): void {
+    const waiting = this.unsent.all();
+    if (!waiting.size && !drawn.length) return;
     for (const { base, notes } of waiting.values()) this.notes = mergeNotes(base, notes, this.notes).notes;
-    this.resent = [...waiting.keys()];
+    this.notes = mergeNotes(new Map(), drawn, this.notes).notes;
+    if (!waiting.size && givenReader() === null) return; // saved once the reader has given a name
+    this.resent = [...waiting.keys(), this.localKey];
     if (same(contents(this.notes), this.known)) this.clearUnsent();
     else this.keep(this.notes);
   }
@@ -206,6 +233,8 @@ export class AnnotationStorage {
 
   /** The slide is left: what is not written is written now; until then the page's end is listened for. */
   destroy(): void {
+    this.isClosed = true;
+    clearTimeout(this.asking);
     if (this.timer) this.keep(this.notes, true);
     void this.settled().then(() => {
       removeEventListener("beforeunload", this.ask);
@@ -300,6 +329,6 @@ export class UnsentNotes {
   }
 
   clear(names: Iterable<string> = []): void {
-    for (const name of [this.key, ...names]) localStorage.removeItem(name);
+    for (const name of [this.key, ...names]) forget(name);
   }
 }

@@ -96,3 +96,12 @@ export function store(name: string, value: unknown): boolean {
     return false;
   }
 }
+
+/** Removes what the browser keeps under a name, where it keeps anything. */
+export function forget(name: string): void {
+  try {
+    localStorage.removeItem(name);
+  } catch {
+    // it keeps nothing
+  }
+}

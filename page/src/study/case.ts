@@ -1,7 +1,7 @@
 /** One case of a study: the slide, what may be seen of it now, the regions drawn on it, and the form. */
 
 import { button, el, put } from "../dom";
-import { annotation, asFeature, fromFeature, type Annotation, type Shape } from "../annotations/annotation";
+import { annotation, asFeature, fromFeature, identifier, type Annotation, type Shape } from "../annotations/annotation";
 import type { Tool } from "../annotations/drawing";
 import type { Point, Polygon } from "../annotations/geometry";
 import type { Marks } from "../annotations/marks";
@@ -46,6 +46,7 @@ export class CaseView implements PaneHost {
   private readonly clock: Clock;
   private timer = 0;
   private goOn: (() => void) | null = null; // to the next case, once the label of this one is shown
+  private committing = false; // until the server has the answers, or refuses them
   private closed = false;
 
   constructor(
@@ -129,7 +130,7 @@ export class CaseView implements PaneHost {
     const { tool, annotations } = this.store.state;
     const chosen = TOOLS.map(([name, text, key]) => button(text, () => this.store.set({ tool: name }), { ariaPressed: String(tool === name), title: `${text} (${key})`, data: { tool: name } }));
     const hide = button(this.display.shown ? "Hide colours" : "Show colours", () => this.toggle(), { title: "Hide or show the colours (H)", data: { action: "colours" } });
-    const fixed = this.open.regions === "off" || this.answered;
+    const fixed = this.open.regions === "off" || this.isFixed;
     put(
       this.tools,
       ...(fixed ? [] : chosen),
@@ -149,7 +150,7 @@ export class CaseView implements PaneHost {
   }
 
   private onChange(): void {
-    if (this.goOn) return;
+    if (this.isFixed) return;
     clearTimeout(this.timer);
     this.timer = window.setTimeout(() => {
       this.timer = 0;
@@ -161,7 +162,7 @@ export class CaseView implements PaneHost {
   private refresh(): void {
     const { missing } = this.form;
     const unmarked = this.open.regions === "required" && this.open.stage === "before" && !this.store.state.annotations.length;
-    this.commitButton.disabled = Boolean(missing) || unmarked;
+    this.commitButton.disabled = Boolean(missing) || unmarked || this.committing;
     this.commitButton.title = missing ? `Answer first: ${missing.text}` : unmarked ? "Mark the deciding region first" : "";
     this.hint.textContent = this.commitButton.title;
   }
@@ -169,7 +170,7 @@ export class CaseView implements PaneHost {
   entry(commit: boolean): Entry {
     const { number, stage } = this.open;
     const regions = this.store.state.annotations.map((note) => asFeature(note, [0, 0]));
-    return { number, stage, answers: this.form.answers, regions, seconds: this.clock.seconds(), commit };
+    return { id: identifier(), number, stage, answers: { ...this.form.answers }, regions, seconds: this.clock.seconds(), commit };
   }
 
   commit(): void {
@@ -177,8 +178,21 @@ export class CaseView implements PaneHost {
     if (this.commitButton.disabled) return this.say(this.commitButton.title);
     clearTimeout(this.timer);
     this.timer = 0;
-    this.commitButton.disabled = true;
+    this.store.set({ tool: "move" });
+    this.fix(true);
     this.owner.keep(this.entry(true));
+  }
+
+  /** Answers that are on their way cannot be changed. */
+  private fix(committing: boolean): void {
+    this.committing = committing;
+    this.form.element.inert = committing;
+    this.drawTools();
+    this.refresh();
+  }
+
+  private get isFixed(): boolean {
+    return this.committing || this.answered;
   }
 
   /** Whether all is answered, and the label is shown until the reader goes on. */
@@ -202,7 +216,7 @@ export class CaseView implements PaneHost {
 
   /** The server refused: the reader can change and commit again. */
   reopen(): void {
-    this.refresh();
+    this.fix(false);
   }
 
   /** What is not kept yet, where the page is left; null where all is. */
@@ -217,7 +231,7 @@ export class CaseView implements PaneHost {
       if (!repeat) this.goOn(); // a key held down since the commit does not skip the label
       return true;
     }
-    if (this.goOn && !LOOKING.has(key)) return false;
+    if (this.isFixed && !LOOKING.has(key)) return false;
     if (key >= "1" && key <= "9") return this.form.press(Number(key));
     const tool = TOOLS.find(([, , name]) => name.toLowerCase() === key);
     if (tool && this.open.regions !== "off") this.store.set({ tool: tool[0] });
@@ -252,6 +266,7 @@ export class CaseView implements PaneHost {
   // what the pane tells
 
   region(polygons: Polygon[]): void {
+    if (this.isFixed) return;
     this.store.set({ annotations: [...this.store.state.annotations, annotation("", REGION, polygons)] });
   }
 

@@ -4,7 +4,9 @@ import { button, el, openDialog, put } from "../dom";
 import { messages, say } from "../messages";
 import { applyTheme, isDark, setTheme } from "../state/settings";
 import { CaseView } from "./case";
+import { UnreachableError } from "../server/api";
 import { enter, getState, postEntry, StaleError, type Entry, type StudyState } from "./server";
+import { UnsavedEntry } from "./unsaved";
 
 const RETRY = 2000; // milliseconds until what could not be written is tried again
 const KEYS: [string, string][] = [
@@ -20,7 +22,9 @@ const content = el("div", { class: "content" });
 let state: StudyState | null = null;
 let view: CaseView | null = null;
 let waiting: Entry | null = null; // the newest that the server has not got
+let refused: Entry | null = null; // what it did not take; the reader can change it
 let writing: Promise<void> | null = null;
+const unsaved = new UnsavedEntry();
 
 /** What tests and the console may look at. */
 const handle = {
@@ -31,7 +35,7 @@ const handle = {
     return view;
   },
   get isSaved(): boolean {
-    return !waiting && !writing && !view?.unsent();
+    return !waiting && !refused && !writing && !view?.unsent();
   },
 };
 declare global {
@@ -101,6 +105,9 @@ async function show(now: StudyState): Promise<void> {
   view = null;
   if (!now.reader) return showPage(door());
   if (!now.case) return showPage(now.opens ? pause(now.opens) : finished());
+  const left = unsaved.take(now);
+  if (left) Object.assign(now.case, { answers: left.answers, drawn: left.regions, seconds: left.seconds });
+  else unsaved.clear(now);
   const opened = (view = new CaseView(now.case, { version: now.version, keep, say }));
   put(content, opened.element);
   try {
@@ -108,6 +115,9 @@ async function show(now: StudyState): Promise<void> {
   } catch (error) {
     say((error as Error).message, true);
   }
+  if (!left || view !== opened) return;
+  if (left.commit) opened.commit();
+  else keep(left);
 }
 
 /** Keeps the answered case on the screen with its label; the next one is opened when the reader goes on. */
@@ -146,41 +156,77 @@ function finished(): HTMLElement {
 
 async function leave(): Promise<void> {
   await settled();
-  await show(await enter(""));
+  try {
+    await show(await enter(""));
+  } catch (error) {
+    say((error as Error).message, true);
+  }
 }
 
-/** Keeps the newest entry; one at a time, and a commit is never overtaken. */
+/** Keeps the newest entry, here until the server has it; one at a time, and a commit is never overtaken. */
 function keep(entry: Entry): void {
   if (waiting?.commit) return;
   waiting = entry;
+  refused = null;
+  unsaved.put(state!, entry);
   writing ??= write().finally(() => (writing = null));
 }
 
 async function write(): Promise<void> {
   while (waiting) {
-    const entry: Entry = waiting;
     try {
-      const now = await postEntry(entry, state!.revision);
-      if (waiting === entry) waiting = null;
-      if (entry.commit && now.label && view) showLabel(view, now.label, now);
-      else await show(now);
+      await send(waiting);
     } catch (error) {
-      if (error instanceof StaleError) {
-        waiting = null;
-        say("You continued in another window; this one follows.");
-        view?.destroy();
-        view = null;
-        await show(await getState());
-      } else if ((error as Error).name === "Error") {
-        waiting = null;
-        say((error as Error).message, true);
-        view?.reopen();
-      } else {
-        say("Not saved yet: the server cannot be reached. Trying again.", true);
+      if (error instanceof UnreachableError) {
+        const safe = waiting && unsaved.put(state!, waiting) ? "Your answers stay in this browser; trying" : "Trying";
+        say(`Not saved yet: ${error.message} ${safe} again.`, true);
         await new Promise((done) => setTimeout(done, RETRY));
+        continue;
       }
+      [refused, waiting] = [waiting, null];
+      say((error as Error).message, true);
+      view?.reopen();
     }
   }
+}
+
+/** Sends an entry and shows what the server then says. */
+async function send(entry: Entry): Promise<void> {
+  unsaved.note(entry);
+  let now: StudyState;
+  try {
+    now = await postEntry(entry, state!.revision);
+  } catch (error) {
+    if (!(error instanceof StaleError)) throw error;
+    return compare(await getState());
+  }
+  taken(entry, now);
+  if (entry.commit && now.label && view) showLabel(view, now.label, now);
+  else await show(now);
+}
+
+/** The server is ahead: a reply of its own was lost, or another window of this reader went on. */
+async function compare(now: StudyState): Promise<void> {
+  const isOpen = now.case && now.case.number === waiting?.number && now.case.stage === waiting.stage;
+  const isOwn = unsaved.isOwn(now);
+  if (isOwn && isOpen && waiting!.id !== now.entry) {
+    state = now; // and the newest entry is sent after it
+    return;
+  }
+  taken(waiting!, now);
+  if (!isOwn) {
+    say("You continued in another window; this one follows.");
+    view?.destroy();
+    view = null;
+  }
+  await show(now);
+}
+
+/** The server has an entry; what was entered meanwhile still waits. */
+function taken(entry: Entry, now: StudyState): void {
+  if (waiting !== entry) return void unsaved.put(now, waiting!);
+  waiting = null;
+  unsaved.clear(now);
 }
 
 async function settled(): Promise<void> {
@@ -216,11 +262,14 @@ async function start(): Promise<void> {
   addEventListener("keydown", onKey);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawBar);
   addEventListener("pagehide", () => {
-    const entry = waiting ?? view?.unsent();
-    if (entry && !writing) void postEntry(entry, state!.revision, true).catch(() => undefined);
+    const entry = waiting?.commit ? waiting : (view?.unsent() ?? waiting);
+    if (!entry) return;
+    if (!writing) unsaved.note(entry);
+    unsaved.put(state!, entry);
+    if (!writing) void postEntry(entry, state!.revision, true).catch(() => undefined);
   });
   addEventListener("beforeunload", (event) => {
-    if (waiting) event.preventDefault();
+    if (waiting || refused) event.preventDefault();
   });
   try {
     await show(await getState());

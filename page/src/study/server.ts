@@ -41,7 +41,11 @@ export interface StudyState {
   title: string;
   version: string;
   reader: string | null;
+  /** When the study was made: its name in this browser. */
+  made: string;
   revision: number;
+  /** The id of the last entry that the server has stored. */
+  entry: string | null;
   worklist: Line[];
   parts: number;
   opens: string | null;
@@ -51,6 +55,7 @@ export interface StudyState {
 }
 
 export interface Entry {
+  id: string;
   number: number;
   stage: string;
   answers: Answers;
@@ -61,6 +66,9 @@ export interface Entry {
 
 /** Another window of this reader went on. */
 export class StaleError extends Error {}
+
+/** The server has read the request and refuses it: asking again would not help. */
+export class RefusedError extends Error {}
 
 export const getState = (): Promise<StudyState> => ask("api/state.json");
 export const enter = (code: string): Promise<StudyState> => ask("api/enter", { code });
@@ -73,8 +81,9 @@ async function ask(url: string, body?: unknown, keepalive = false): Promise<Stud
   } catch {
     throw new UnreachableError("The server cannot be reached.");
   }
-  const content = (await response.json().catch(() => ({}))) as StudyState & { error?: string };
-  if (response.ok) return content;
-  const Kind = response.status === 409 ? StaleError : Error;
-  throw new Kind(content.error ?? `The server answered ${response.status}.`);
+  const content = (await response.json().catch(() => null)) as (StudyState & { error?: string }) | null; // null where the server ended while it answered
+  if (response.ok && content) return content;
+  const message = content?.error ?? `The server answered ${response.status}.`;
+  if (response.ok || response.status >= 500) throw new UnreachableError(message);
+  throw response.status === 409 ? new StaleError(message) : new RefusedError(message);
 }

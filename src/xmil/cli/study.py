@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from contextlib import suppress
 
 import typer
 
@@ -33,6 +35,8 @@ def init(request: StudyRequest, screen: Screen) -> int:
     from xmil.viewer.study import make_study, read_plan, sample_size
 
     plan = read_plan(request.plan)
+    with suppress(ValueError):  # signals belong to the main thread
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no labels and codes are left
     made = make_study(request.runs, slides=request.slides, plan=plan, out=request.out, say=screen.say)
     for reader, code in made.codes.items():
         screen.say(f"{reader}: code {code}")

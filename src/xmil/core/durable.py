@@ -19,7 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from xmil.core.errors import FileError, StrPath, WriteError, absent, unreadable
+from xmil.core.errors import OPEN_FILES, FileError, StrPath, WriteError, absent, unreadable
 from xmil.core.journal import (
     UNABLE,
     note_done,
@@ -31,7 +31,6 @@ from xmil.core.journal import (
     syncs,
 )
 
-OPEN_FILES = (errno.EMFILE, errno.ENFILE)  # too many open files
 # Errors of a disk that accepts no more data.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 UNSYNCED = 64 << 20  # bytes after which to sync a large file

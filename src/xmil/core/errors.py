@@ -22,6 +22,7 @@ from pathlib import Path
 StrPath = str | PathLike[str]
 LISTED = 10_000  # names of a folder to search for a similar one
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+OPEN_FILES = (errno.EMFILE, errno.ENFILE)  # too many open files
 SPECIAL = "cannot be read (a pipe, socket or device, not a file)."
 _CHECK = "check its name, its rights and those of its folders."
 
@@ -205,14 +206,22 @@ def refuse_damage(fault: str, *, way: str = "", kinds: tuple[type[Exception], ..
 
 
 def refused(error: OSError) -> str | None:
-    """Describe an error of the system with the file that it names; None if it names none.
+    """Describe an error of the system with its cause and the way out; None if it names no cause.
 
     >>> refused(PermissionError(13, "Permission denied", "models/m.pt"))
     'models/m.pt: cannot be used (Permission denied); check its name, its rights and those of its folders.'
+    >>> refused(OSError(24, "Too many open files"))
+    'Too many open files; raise the limit (`ulimit -n`), or use fewer workers=.'
+    >>> refused(OSError(28, "No space left on device"))
+    'The output cannot be written (No space left on device); make room, or choose another place.'
     """
-    if not isinstance(error.filename, str | bytes) or not error.strerror:
-        return None
-    return f"{os.fsdecode(error.filename)}: cannot be used ({error.strerror}); {_CHECK}"
+    if error.errno in OPEN_FILES:
+        return f"{os.strerror(error.errno)}; raise the limit (`ulimit -n`), or use fewer `workers=`."
+    if isinstance(error.filename, str | bytes) and error.strerror:
+        return f"{os.fsdecode(error.filename)}: cannot be used ({error.strerror}); {_CHECK}"
+    if error.errno == errno.ENOSPC:
+        return f"The output cannot be written ({error.strerror}); make room, or choose another place."
+    return None
 
 
 def not_made(folder: StrPath, error: OSError, option: str = "`out=`") -> str:

@@ -21,14 +21,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil._version import __version__
-from xmil.core.errors import InputError, XmilError
+from xmil.core.errors import InputError, XmilError, refused
 from xmil.core.text import parse_json
 from xmil.viewer.annotations import READER, AnnotationFiles, ConflictError
 from xmil.viewer.cache import to_json
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
 from xmil.viewer.features import CaseBags, CohortIndex
-from xmil.viewer.server import Guard, Rules, TooLargeError, error_response
+from xmil.viewer.server import MAX_BODY, Guard, Rules, TooLargeError, bounded, error_response
 from xmil.viewer.static_copy import NOT_BUILT, content_type, page_files
 from xmil.viewer.wall import CohortWall
 from xmil.viewer.whatif import AbandonedError, WhatIf
@@ -36,6 +36,7 @@ from xmil.viewer.whatif import AbandonedError, WhatIf
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
+MAX_NAMES = 1 << 20  # bytes of a request that names concepts and classes
 WATCH = 0.2  # seconds between checks whether the client is still connected
 NUMBER = {"type": "integer", "minimum": 0}
 PATCHES = {"type": "array", "items": {"oneOf": [NUMBER, {"type": "array"}]}}
@@ -90,10 +91,20 @@ class PageSite:
         return _tagged(request, content, content_type(name))
 
     async def answer(
-        self, request: Request, make: Callable[..., Any], limiter: anyio.CapacityLimiter
+        self,
+        request: Request,
+        make: Callable[..., Any],
+        limiter: anyio.CapacityLimiter,
+        *,
+        most: int = MAX_BODY,
     ) -> Response:
-        """Answer a POST with the result of `make` for the arguments and the body."""
-        body = await _json_body(request)
+        """Answer a POST with the result of `make` for the arguments and the body, of `most` bytes."""
+        return await self.answer_body(request, await _json_body(request, most), make, limiter)
+
+    async def answer_body(
+        self, request: Request, body: bytes, make: Callable[..., Any], limiter: anyio.CapacityLimiter
+    ) -> Response:
+        """Answer a POST whose body has been read."""
 
         def work() -> bytes:
             try:
@@ -189,7 +200,10 @@ class Site(PageSite):
     async def name(self, request: Request) -> Response:
         """Name concepts, or add classes of annotations, for all readers of a run."""
         return await self.answer(
-            request, lambda run, body: self.collection.run(run).names.write(body), self._reading
+            request,
+            lambda run, body: self.collection.run(run).names.write(body),
+            self._reading,
+            most=MAX_NAMES,
         )
 
     async def ask(self, request: Request) -> Response:
@@ -198,7 +212,7 @@ class Site(PageSite):
 
     async def explain(self, request: Request) -> Response:
         """Explain the remaining patches of a slide; stop if the client leaves."""
-        await _json_body(request)  # before the watch, which would consume it
+        body = await _json_body(request)  # before the watch, which would consume it
         abandoned = Event()
 
         async def watch() -> None:
@@ -213,7 +227,7 @@ class Site(PageSite):
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
             try:
-                outcome = await self.answer(request, explain, self._thinking)
+                outcome = await self.answer_body(request, body, explain, self._thinking)
             except Exception as error:  # raised later, since the task group would wrap it
                 outcome = error
             group.cancel_scope.cancel()
@@ -321,16 +335,18 @@ def guard(
     return Guard(app, rules or Rules())
 
 
-async def _json_body(request: Request) -> bytes:
+async def _json_body(request: Request, most: int = MAX_BODY) -> bytes:
+    """Read the body of a request; stop beyond `most` bytes, because parsing a long text delays all others."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise HTTPException(415, "The request body must be application/json.")
-    return await request.body()
+    return await Request(request.scope, bounded(request.receive, most)).body()
 
 
 async def _fail(status: int, _: Request, error: Exception) -> Response:
     sentence = str(error) or "The request was interrupted."
     if status == 500:
-        logger.error("unexpected %s: %s", type(error).__name__, error)
+        cause = refused(error) if isinstance(error, OSError) else None
+        logger.error("%s", cause or f"unexpected {type(error).__name__}: {error}")
         sentence = "The server failed on this request; see its log."
     return error_response(status, sentence, **getattr(error, "stored", {}))
 

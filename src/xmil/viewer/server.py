@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from xmil.core.errors import InputError
+from xmil.core.text import is_utf8
 from xmil.viewer.cache import to_json
 
 PORT = 8787
@@ -142,6 +143,8 @@ class Rules:
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < MIN_TOKEN:
             raise InputError(f"A token must have at least {MIN_TOKEN} characters.")
+        if self.token is not None and not is_utf8(self.token):
+            raise InputError("A token must be text in UTF-8; use letters and digits.")
         if self.token is None and not is_loopback(self.host):
             raise InputError(f"Serving on {self.host} requires a token; pass one, or use 127.0.0.1.")
 
@@ -195,7 +198,7 @@ class Guard:
             redirect = Response(status_code=303, headers={"location": location, "set-cookie": cookie})
             await redirect(scope, receive, guarded)
         else:
-            await self.app(scope, _bounded(receive), guarded)
+            await self.app(scope, bounded(receive, MAX_BODY), guarded)
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         """Return the status and sentence for a request to refuse, else None."""
@@ -263,18 +266,19 @@ class TooLargeError(Exception):
     """A request body beyond the limit."""
 
 
-def _bounded(receive: Receive) -> Receive:
+def bounded(receive: Receive, most: int) -> Receive:
+    """Receive a body of at most `most` bytes."""
     received = 0
 
-    async def bounded() -> Message:
+    async def receive_within() -> Message:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > MAX_BODY:
+        if received > most:
             raise TooLargeError("The body is too large.")
         return message
 
-    return bounded
+    return receive_within
 
 
 def _refuse(scope: Scope, status: int, sentence: str) -> Response:

@@ -6,6 +6,7 @@ the text of its outcome. A worker that dies is replaced and its item tried again
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -23,11 +24,25 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from typing import Any, Generic, TypeVar
 
-from xmil.core.durable import OPEN_FILES
-from xmil.core.errors import InputError, StopError, WriteError, XmilError, bad_parameter, check_names, refused
+from xmil.core.errors import (
+    OPEN_FILES,
+    InputError,
+    StopError,
+    WriteError,
+    XmilError,
+    bad_parameter,
+    check_names,
+    refused,
+)
 from xmil.core.interpreter import safe_path
 
 KINDS = ("local", "ray")
+TOO_MANY_FILES = (
+    "Too many files are open at once; raise the limit (`ulimit -n`) or use fewer `workers=`, and repeat the "
+    "command to continue."
+)
+# Errors of a system that cannot make the semaphores of a process pool in /dev/shm.
+NO_SHARED_MEMORY = (errno.ENOSPC, errno.ENOENT, errno.EACCES, errno.EROFS, errno.ENOSYS)
 WRITING = 4  # items whose results are written at the same time: each waits for the disk
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -223,8 +238,7 @@ def stop_of(error: Exception) -> StopError | None:
     sentence = error_line(error)
     if not any(os.strerror(number) in sentence for number in OPEN_FILES):
         return None
-    advice = "raise the limit (`ulimit -n`) or use fewer `workers=`, and repeat the command to continue"
-    return StopError(f"Too many files are open at once; {advice}.")
+    return StopError(TOO_MANY_FILES)
 
 
 def error_line(error: BaseException) -> str:
@@ -323,17 +337,40 @@ class _Desk:
         self.close()
 
     def _submit(self) -> None:
-        if self.pool is None:
-            context = get_context("spawn")
-            watched, self.stop = context.Pipe(duplex=False)
-            threads = max(1, (os.cpu_count() or 1) // self.workers.workers)
-            settings = (self.make_worker, threads, visible_gpus(self.number, self.workers.gpus), watched)
-            with safe_path():  # both lines start processes
-                self.pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=settings)
+        try:
+            if self.pool is None:
+                self._start()
+            else:
                 self.future = self.pool.submit(_run, self.item, self.upcoming)
-            watched.close()
-        else:
+        except OSError as error:
+            raise StopError(why_no_workers(error)) from error
+
+    def _start(self) -> None:
+        """Start the worker process with its first item; it ends once `stop` is closed."""
+        context = get_context("spawn")
+        watched, self.stop = context.Pipe(duplex=False)
+        threads = max(1, (os.cpu_count() or 1) // self.workers.workers)
+        settings = (self.make_worker, threads, visible_gpus(self.number, self.workers.gpus), watched)
+        with safe_path():  # both lines start processes
+            self.pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=settings)
             self.future = self.pool.submit(_run, self.item, self.upcoming)
+        watched.close()
+
+
+def why_no_workers(error: OSError) -> str:
+    """Say why worker processes cannot start, and the way out.
+
+    >>> why_no_workers(OSError(11, "Resource temporarily unavailable"))
+    'Worker processes cannot start (Resource temporarily unavailable); use fewer workers=.'
+    """
+    if error.errno in OPEN_FILES:
+        return TOO_MANY_FILES
+    if error.errno in NO_SHARED_MEMORY:
+        return (
+            f"Worker processes cannot start: no room in /dev/shm ({error.strerror}); make room, or use "
+            "workers=1."
+        )
+    return f"Worker processes cannot start ({error.strerror}); use fewer `workers=`."
 
 
 def died(times: int) -> str:

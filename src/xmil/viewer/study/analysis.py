@@ -7,6 +7,7 @@ repeats count only for the agreement of readers with themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xmil.core.errors import refuse_damage
+from xmil.core.errors import InputError, refuse_damage
 from xmil.evaluate.marks import covered_by_polygons, parse_polygons, score_regions
 from xmil.evaluate.statistics import (
     FEWEST,
@@ -38,7 +39,7 @@ from xmil.evaluate.statistics import (
 )
 from xmil.viewer.layers import Evidence
 from xmil.viewer.study.plan import AFTER, BEFORE, DIAGNOSIS, Arm
-from xmil.viewer.study.readings import CASE, PRACTICE, REPEAT, Case, Study, find_column
+from xmil.viewer.study.readings import CASE, PRACTICE, REPEAT, Case, Study, name_target, supported_class
 
 DRAWS, DRAWS_OF_CHANCE, SEED = 2000, 5000, 0
 ALL = "all readers"
@@ -325,8 +326,8 @@ def _measure_region(
     about = {key: row[key] for key in ("reader", "slide", "patient", "label", "arm", DIAGNOSIS, "right")}
     answer = case.answers[run]
     for method, column in columns.items():
-        target = evidence.columns[column]["target"]
-        explained = target if target in study.classes else answer.predicted
+        target = name_target(evidence.columns[column]["target"], study.classes)
+        explained = supported_class(target, study.classes)
         yield {
             **about,
             "model_right": int(answer.is_right(case.label)),
@@ -345,19 +346,25 @@ def _evidence(study: Study, case: Case) -> Iterator[tuple[str, Evidence, dict[st
     for run in dict.fromkeys(study.run_of(arm) for arm in study.plan.arms if arm.method is not None):
         evidence = study.evidence(case, run)
         arms = [arm for arm in study.plan.arms if arm.method is not None and study.run_of(arm) == run]
-        predicted = case.answers[run].predicted
         methods = [str(arm.method) for arm in arms]
         columns = {
-            arm.name if methods.count(method) > 1 else method: find_column(
-                evidence, arm, predicted, case.slide
-            )
+            arm.name if methods.count(method) > 1 else method: study.column(evidence, case, arm)
             for arm, method in zip(arms, methods, strict=True)
         }
-        if ATTENTION not in columns:
-            other = arms[0].model_copy(update={"method": ATTENTION, "target": "predicted"})
-            if any(column["method"] == ATTENTION for column in evidence.columns):
-                columns[ATTENTION] = find_column(evidence, other, predicted, case.slide)
+        attention = _attention(study, evidence, case, arms[0])
+        if ATTENTION not in columns and attention is not None:
+            columns[ATTENTION] = attention
         yield run, evidence, columns
+
+
+def _attention(study: Study, evidence: Evidence, case: Case, arm: Arm) -> int | None:
+    """Find attention for the predicted class, else for the arm's target; None if the run has neither."""
+    for target in ("predicted", arm.target):
+        with suppress(InputError):
+            return study.column(
+                evidence, case, arm.model_copy(update={"method": ATTENTION, "target": target})
+            )
+    return None
 
 
 def _by_method(regions: Sequence[Row]) -> dict[str, list[Row]]:

@@ -10,10 +10,12 @@ run.json, manifest.jsonl          for `xmil verify`
 from __future__ import annotations
 
 import json
+import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -28,6 +30,7 @@ import numpy as np
 from xmil._version import __version__
 from xmil.core.durable import write_folder, write_text
 from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
+from xmil.core.journal import opened
 from xmil.core.text import counted, csv_text, is_plain, name_class, shorten
 from xmil.evaluate.marks import parse_polygons
 from xmil.storage import (
@@ -52,6 +55,8 @@ LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # of codes, without letters that lo
 CODE = 10
 PRACTICE, CASE, REPEAT = "practice", "case", "repeat"
 MOST = 10_000  # regions of a reading
+IDENTIFIER = re.compile(r"[0-9a-zA-Z-]{1,40}")  # of what the page sends
+AGAINST = "-vs-"  # between the classes of a contrast
 Stored = dict[str, Any]
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # raised by wrong values
 
@@ -161,7 +166,12 @@ class Study:
         """Read the evidence that an arm shows for a case, and the number of its column of scores."""
         run = self.run_of(arm)
         evidence = self.evidence(case, run)
-        return evidence, find_column(evidence, arm, case.answers[run].predicted, case.slide)
+        return evidence, self.column(evidence, case, arm)
+
+    def column(self, evidence: Evidence, case: Case, arm: Arm) -> int:
+        """Find the column of a case's evidence for an arm's method and target."""
+        predicted = case.answers[self.run_of(arm)].predicted
+        return find_column(evidence, arm, predicted=predicted, slide=case.slide, classes=self.classes)
 
     def stratum(self, case: Case) -> tuple[str, bool]:
         """The stratum of a case, by label and correctness, within which arms are dealt evenly."""
@@ -278,6 +288,7 @@ class Study:
             is_final = body.get("commit") is True
             entry = self._check(reading, stage, body, is_final=is_final)
             stored["revision"] += 1
+            stored["entry"] = _identifier(body.get("id"))
             stored["draft"] = None if is_final else {"number": reading.number, "stage": stage, **entry}
             if is_final and stage == BEFORE:
                 stored["readings"].append({})
@@ -317,21 +328,35 @@ class Study:
         return alone(self.folder / READERS, "Answers cannot be stored in the study's folder")
 
 
+def _identifier(value: Any) -> str | None:
+    """Check the page's name of an entry, by which it knows its own after a lost reply."""
+    if value is None or (isinstance(value, str) and IDENTIFIER.fullmatch(value)):
+        return value
+    raise InputError("id must be 1 to 40 letters or digits.")
+
+
 def _region(feature: Any) -> Stored:
-    """Convert a region to the stored value: only its outline in level-0 pixels."""
+    """Convert a region to the stored value: only its outline in level-0 pixels, as numbers."""
     try:
         geometry = feature["geometry"]
-        if geometry["type"] not in ("Polygon", "MultiPolygon") or not parse_polygons([geometry]):
+        kind = geometry["type"]
+        if kind not in ("Polygon", "MultiPolygon"):
             raise ValueError("not a polygon")
-        outline = {"type": geometry["type"], "coordinates": geometry["coordinates"]}
+        polygons = [[ring.tolist() for ring in rings] for rings in parse_polygons([geometry])]
+        if not polygons:
+            raise ValueError("no polygon")
+        outline = {"type": kind, "coordinates": polygons[0] if kind == "Polygon" else polygons}
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
         raise InputError("regions must be GeoJSON polygons of finite numbers.") from None
     about = {"objectType": "annotation", "classification": {"name": "Region"}}
     return {"type": "Feature", "geometry": outline, "properties": about}
 
 
-def find_column(evidence: Evidence, arm: Arm, predicted: str, slide: str) -> int:
-    """Find the column of an arm's method: the one for its target, or the only one."""
+def find_column(evidence: Evidence, arm: Arm, *, predicted: str, slide: str, classes: Sequence[str]) -> int:
+    """Find the column of an arm's method with the scores for the arm's target.
+
+    Scores for another class are never used instead: they would say the opposite of their title.
+    """
     columns = [
         i for i, c in enumerate(evidence.columns) if c["method"] == arm.method and c["kind"] == "scores"
     ]
@@ -340,15 +365,35 @@ def find_column(evidence: Evidence, arm: Arm, predicted: str, slide: str) -> int
         raise InputError(
             f"arm {arm.name!r}: the run has no {arm.method!r} of {slide!r}; it has {', '.join(methods)}."
         )
+    targets = [name_target(evidence.columns[i]["target"], classes) for i in columns]
     target = predicted if arm.target == "predicted" else arm.target
-    matching = [i for i in columns if evidence.columns[i]["target"] == target]
-    if not matching and not (arm.target == "predicted" and len(columns) == 1):
-        targets = ", ".join(evidence.columns[i]["target"] for i in columns)
+    if target not in targets:
         raise InputError(
-            f"arm {arm.name!r}: {arm.method!r} of {slide!r} explains {targets}, not {target}; "
+            f"arm {arm.name!r}: {arm.method!r} of {slide!r} explains {', '.join(targets)}, not {target}; "
             "explain it with `target='all'`, or name another target in the plan."
         )
-    return (matching or columns)[0]
+    return columns[targets.index(target)]
+
+
+def name_target(target: str, classes: Sequence[str]) -> str:
+    """Name the classes of a target; a model without class names has their numbers.
+
+    >>> [name_target(target, ("benign", "tumour")) for target in ("1", "tumour", "1-vs-0")]
+    ['tumour', 'tumour', 'tumour-vs-benign']
+    """
+    if target in classes:
+        return target
+    return AGAINST.join(name_class(part, classes) or part for part in target.split(AGAINST))
+
+
+def supported_class(target: str, classes: Sequence[str]) -> str:
+    """Name the class that positive scores for a target support: of a contrast, the first.
+
+    >>> [supported_class(target, ("benign", "tumour")) for target in ("0", "tumour", "tumour-vs-benign")]
+    ['benign', 'tumour', 'tumour']
+    """
+    name = name_target(target, classes)
+    return name if name in classes else name.split(AGAINST)[0]
 
 
 def open_study(folder: str | PathLike[str]) -> Study:
@@ -397,7 +442,7 @@ def make_study(
     practice, cases = _choose(plan, readable)
     if plan.repeats > len(cases) // 2:
         raise InputError(f"repeats = {plan.repeats}: at most half of the {len(cases)} cases can be repeated.")
-    _check_arms(plan, explained, [*practice, *cases])
+    _check_arms(plan, explained, [*practice, *cases], classes)
     codes = {reader: "".join(secrets.choice(LETTERS) for _ in range(CODE)) for reader in plan.readers}
     content = {
         "layout": LAYOUT,
@@ -411,7 +456,10 @@ def make_study(
         "cases": [asdict(case) for case in cases],
     }
 
+    locks = ExitStack()
+
     def fill(aside: Path) -> None:
+        locks.enter_context(_locked(aside.parent))
         for name, run in explained.items():
             (aside / EVIDENCE / name).mkdir(parents=True)
             for case in (*practice, *cases):
@@ -426,8 +474,30 @@ def make_study(
         aside.chmod(0o700)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    write_folder(folder, fill)
+    _remove_unfinished(folder)
+    with locks:
+        write_folder(folder, fill)
     return Study(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Mark a folder as being written; raise BlockingIOError if another process is writing it."""
+    with opened(folder, os.O_RDONLY) as handle:
+        with suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a killed `make_study` has left beside the folder: it holds labels and codes."""
+    unfinished = re.compile(rf"\.{re.escape(folder.name)}\.[a-z0-9_]{{8}}\.part")
+    for path in folder.parent.iterdir():
+        if unfinished.fullmatch(path.name) and (path / "new").is_dir():
+            with suppress(OSError), _locked(path):
+                shutil.rmtree(path)
 
 
 def _readable_cases(
@@ -503,12 +573,13 @@ def _draw(rng: np.random.Generator, cases: Iterable[Case]) -> Iterator[Case]:
                 yield stack.pop()
 
 
-def _check_arms(plan: Plan, runs: Mapping[str, Run], cases: Sequence[Case]) -> None:
+def _check_arms(plan: Plan, runs: Mapping[str, Run], cases: Sequence[Case], classes: Sequence[str]) -> None:
     """Refuse an arm if a case lacks its scores."""
     for arm in plan.arms:
-        if arm.target not in ("predicted", *plan.diagnoses):
-            raise InputError(f"arm {arm.name!r}: the target {arm.target!r} is not a class of the run.")
         run = arm.run or next(iter(runs))
+        if arm.method is None and arm.target not in ("predicted", *plan.diagnoses):
+            raise InputError(f"arm {arm.name!r}: the target {arm.target!r} is not a class of the run.")
         for case in cases if arm.method is not None else ():
             evidence = read_evidence(runs[run].file(case.slide))
-            find_column(evidence, arm, case.answers[run].predicted, case.slide)
+            predicted = case.answers[run].predicted
+            find_column(evidence, arm, predicted=predicted, slide=case.slide, classes=classes)

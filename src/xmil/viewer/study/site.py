@@ -23,16 +23,27 @@ from starlette.types import ASGIApp
 from xmil._version import __version__
 from xmil.core.errors import InputError, WriteError, XmilError
 from xmil.core.task import TASKS
+from xmil.core.text import is_utf8
 from xmil.viewer.app import PageSite, guard
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.server import Rules
 from xmil.viewer.study.plan import AFTER, BEFORE
-from xmil.viewer.study.readings import PRACTICE, BlindedError, Reading, StaleError, Stored, Study
+from xmil.viewer.study.readings import (
+    PRACTICE,
+    BlindedError,
+    Reading,
+    StaleError,
+    Stored,
+    Study,
+    name_target,
+)
 
 COOKIE = "xmil-study"
 METHOD = "evidence"  # the name of every method on the page
 HIDDEN = "the model's answer"  # target name of evidence for a prediction that the arm does not show
 FIELDS = {"id", "text", "kind", "options", "steps", "required"}  # of a question, for the page
+MAX_CODE = 1 << 10  # bytes of a request with a reader's code
+MAX_ANSWER = 4 << 20  # bytes of a reader's answers: regions with 100,000 corners
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,12 +102,12 @@ class StudySite(PageSite):
 
         def check(_: str | None, body: Any) -> dict[str, Any]:
             code = body.get("code") if isinstance(body, dict) else None
-            if not isinstance(code, str):
+            if not isinstance(code, str) or not is_utf8(code):
                 raise InputError('The body must be {"code": "..."}.')
             codes.append(code.strip().lower())
             return self.state(self.study.reader(codes[0]) if codes[0] else None)
 
-        response = await self.answer(request, check, self._reading)
+        response = await self.answer(request, check, self._reading, most=MAX_CODE)
         if codes[0]:
             secure = request.url.scheme == "https"
             about: dict[str, Any] = {"httponly": True, "samesite": "strict", "secure": secure}
@@ -107,7 +118,8 @@ class StudySite(PageSite):
 
     async def store(self, request: Request) -> Response:
         """Store a reader's answers, as a draft or final; return the reader's new state."""
-        return await self.answer(request, self._store, self._reading)
+        _known(self.arguments(request)[0])  # what strangers send is not read
+        return await self.answer(request, self._store, self._reading, most=MAX_ANSWER)
 
     def _store(self, reader: str | None, body: Any) -> dict[str, Any]:
         name = _known(reader)
@@ -151,7 +163,9 @@ class StudySite(PageSite):
         ]
         return {
             **about,
+            "made": study.made,
             "revision": stored["revision"],
+            "entry": stored.get("entry"),
             "worklist": lines,
             "parts": study.plan.periods,
             "opens": None if opens is None else opens.isoformat(),
@@ -197,7 +211,8 @@ class StudySite(PageSite):
         arm, task = self.study.arm(reading), TASKS["classification"]
         evidence, number = self.study.shown(self.study.case(reading), arm)
         column = evidence.columns[number]
-        target = column["target"] if arm.prediction or arm.target != "predicted" else HIDDEN
+        is_named = arm.prediction or arm.target != "predicted"
+        target = name_target(column["target"], self.study.classes) if is_named else HIDDEN
         shown = {
             "name": METHOD,
             "beside": None,
