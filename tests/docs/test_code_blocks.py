@@ -29,7 +29,7 @@ from xmil.models import MODELS
 
 @lru_cache(maxsize=1)
 def group() -> Any:
-    return typer.main.get_command(build())
+    return typer.main.get_command(build(every=True))
 
 
 @pytest.fixture(autouse=True)

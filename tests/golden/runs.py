@@ -487,7 +487,7 @@ def bench(workspace: Workspace) -> Record:
 
 @golden_run("toy", relative=TRAINED)
 def toy(workspace: Workspace) -> Record:
-    """`xmil bench --suite paper`, small: the methods of Table 1 on a model that learns, and on three that have just begun."""
+    """`xmil bench --suite paper`, small: on a model that learns, and on three that have just begun."""
     w, record = workspace, {}
     methods = "random,attention,single,logits,gxi,ig,lrp,attention:unfolded,lrp:paper"
     runs = {

@@ -57,8 +57,8 @@ class Group(_PlainFlags, TyperGroup):
     """A group of commands with plain flags."""
 
 
-def build(name: str | None = None) -> typer.Typer:
-    """Make the application; with the name of a command, only that one is imported.
+def build(name: str | None = None, *, every: bool = False) -> typer.Typer:
+    """Make the application; only the named command is imported, or every one.
 
     The others are listed by the first lines of their docstrings, so that `xmil --help` is instant.
     """
@@ -70,7 +70,7 @@ def build(name: str | None = None) -> typer.Typer:
     )
     app.callback()(_options)
     for each, panel in command_panels().items():
-        if each != name:
+        if each != name and not every:
             app.command(each.replace("_", "-"), cls=Command, rich_help_panel=panel)(_listed_only(each))
             continue
         function = getattr(import_module(f"{commands.__name__}.{each}"), each)
