@@ -32,6 +32,7 @@ FEWEST = 5  # patches with enough orders for LEVEL: 5! = 120
 FEWEST_CASES, COHORT_ORDERS = 8, 999  # cases for a verdict on a run, and random orders of all its cases
 ROUNDING = 1e-6  # of the scale: closer orders are equal
 NO_ORDER = "all patches have the same score, so there is no order to try"
+NO_ORDERS = "its SRG is exactly 0 throughout: the scores are all equal, or the output never changes"
 WORDS = {
     BETTER: "better than random",
     NO_BETTER: "no better than random",
@@ -103,12 +104,16 @@ def settle(kinds: Sequence[str], ordered: Sequence[bool]) -> list[str]:
     >>> settle(["cannot tell", "better"], [True, True]), settle(["no better", "better"], [False, True])
     (['no better', 'better'], ['cannot tell', 'better'])
     """
-    own = [kind if has else CANNOT_TELL for kind, has in zip(kinds, ordered, strict=True)]
-    matters = BETTER in own or WORSE in own
-    return [
-        NO_BETTER if matters and has and kind == CANNOT_TELL else kind
-        for kind, has in zip(own, ordered, strict=True)
-    ]
+    judged = [kind for kind, is_ordered in zip(kinds, ordered, strict=True) if is_ordered]
+    settled = []
+    for kind, is_ordered in zip(kinds, ordered, strict=True):
+        if not is_ordered:
+            settled.append(CANNOT_TELL)
+        elif kind == CANNOT_TELL and (BETTER in judged or WORSE in judged):
+            settled.append(NO_BETTER)
+        else:
+            settled.append(kind)
+    return settled
 
 
 class Judge:
@@ -160,10 +165,11 @@ class Judge:
         best = int(srgs.argmax())
         judged = [judge(srg, self.random, scale=self.flips.scale) for srg in srgs.tolist()]
         kinds, every = settle([kind for kind, _ in judged], ordered), []
-        for (name, _), srg, kind, (_, p), has in zip(
-            scores, srgs.tolist(), kinds, judged, ordered, strict=True
-        ):
-            reason = "" if kind != CANNOT_TELL else self._flatness() if has else NO_ORDER
+        for i, (name, _) in enumerate(scores):
+            kind, srg, p = kinds[i], float(srgs[i]), judged[i][1]
+            reason = ""
+            if kind == CANNOT_TELL:
+                reason = self._flatness() if ordered[i] else NO_ORDER
             verdict = Verdict(kind, name, srg, p, len(self.random), n, reason)
             if len(scores) > 1 and srgs[best] >= SMALLEST * self.flips.scale:
                 verdict = replace(verdict, share=srg / float(srgs[best]), best=scores[best][0])
@@ -242,7 +248,7 @@ def _judge_method(name: str, values: Floats, units: Sequence[Any], unit: str, se
     interval = bootstrap_mean(cases, units=range(len(cases)), seed=seed)
     reason = "it hardly matters which patches leave: the output is flat, or the evidence evenly spread"
     if not row["ordered"]:
-        reason = f"in every {unit}, {NO_ORDER}"
+        reason = NO_ORDERS
     return {**row, "low": interval.low, "high": interval.high, "p": p, "kind": kind, "reason": reason}
 
 
