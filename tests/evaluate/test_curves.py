@@ -17,7 +17,6 @@ from xmil.evaluate import (
     ACTIONS,
     ORDERS,
     Flips,
-    flip_order,
     necessity,
     random_band,
     step_counts,
@@ -108,7 +107,7 @@ def test_fast_equals_slow(name, mode, n, seed, order, action, steps, scale):
     curve = xmil.flip(
         model, x, scores, target=1, order=order, action=action, mode=mode, steps=steps, seed=seed
     )
-    ranked = flip_order(scores.astype(np.float64), order=order, seed=seed)
+    ranked = Flips(model, x, target=1).flip_order(scores, order=order, seed=seed)
     expected = slow(model, x, ranked, step_counts(n, steps), action=action, mode=mode, cls=1)
     np.testing.assert_allclose(curve.values, expected, rtol=0, atol=rounding(model, x))
     positive = np.flatnonzero(scores > 0)
@@ -214,7 +213,8 @@ def test_dominant_attention_leaves_no_rounding_behind():
     x = torch.randn(50, D, generator=torch.Generator().manual_seed(3)) * 10
     attention = model.attend(model.embed(x.unsqueeze(0)))[0, :, 0].detach().numpy().astype(np.float64)
     assert np.ptp(attention) > 80  # exp underflows in single precision
-    expected = slow(model, x, flip_order(attention), range(51), action="drop", mode="remove", cls=1)
+    ranked = Flips(model, x, target=1).flip_order(attention)
+    expected = slow(model, x, ranked, range(51), action="drop", mode="remove", cls=1)
     np.testing.assert_allclose(
         xmil.flip(model, x, attention, target=1, steps="each").values, expected, atol=1e-5
     )

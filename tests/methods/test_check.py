@@ -102,3 +102,21 @@ def test_features_and_outputs_that_say_nothing_are_named() -> None:
         e = xmil.explain(Constant(), varied, method=method, target=1)
         assert not e.scores.any()
         assert any("zero" in text for text in e.warnings)
+
+
+def test_the_zero_of_a_unit_does_not_hide_scores_that_contradict_a_value() -> None:
+    """The same scores of the same value in Celsius and in Kelvin."""
+
+    class Value(torch.nn.Module):
+        task = "regression"
+
+        def __init__(self, zero: float) -> None:
+            super().__init__()
+            self.zero = zero
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.zero - torch.relu(1 - 8 * x[..., :1].relu().mean(1)) + 0.05 * x[..., 1:2].mean(1)
+
+    x = bag(planted=True)
+    warned = [xmil.explain(Value(zero), x, method="gxi").warnings for zero in (0.5, 273.5)]
+    assert [any("contradict" in line for line in lines) for lines in warned] == [True, True]

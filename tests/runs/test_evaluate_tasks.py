@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 import xmil
 from xmil.cli._app import run
+from xmil.core.explanation import Audit
 from xmil.evaluate import Certificate, Flips, Judge, random_band
 
 D, N = 5, 20
@@ -70,10 +72,13 @@ def test_a_run_over_a_cohort(task: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("task", "weak", "strong"), [("regression", 0.1, 4.0), ("survival", 0.02, 1.0), ("cox", 0.005, 1.0)]
+    ("task", "weak", "strong"), [("regression", 1e-6, 0.1), ("survival", 0.02, 1.0), ("cox", 0.005, 1.0)]
 )
 def test_what_counts_as_flat_goes_with_the_scale(task: str, weak: float, strong: float) -> None:
-    """Orders that differ by less than 1 % of the output's scale cannot be told apart."""
+    """Orders that differ by less than 1 % of the output's scale cannot be told apart.
+
+    A value has no scale but what patches move it by: 40 plus a little moves, 40 plus rounding does not.
+    """
     found = {}
     for strength in (weak, strong):
         model, x = reading_model(task, strength=strength), features(0)
@@ -105,7 +110,32 @@ def test_scales() -> None:
     assert Flips(reading_model("survival"), x, target=None).scale == 3.0
     assert Flips(reading_model("survival"), x, target=1).scale == 1.0
     assert Flips(reading_model("cox"), x, target=None).scale == 1.0
-    assert Flips(reading_model("regression"), x, target=None).scale == 40.0
+    largest = 4.0 * x[:, 0].max()  # the best patch alone, against the empty bag
+    assert largest / 4 < Flips(reading_model("regression"), x, target=None).scale <= largest
+
+
+def test_the_zero_of_a_unit_decides_nothing() -> None:
+    """The same value in Celsius, in Kelvin and from a reference: the same scale, verdict and audit."""
+    x, results = features(0), []
+    for offset, reference in ((0.0, None), (273.0, None), (273.0, 260.0)):
+        model = xmil.create_model(
+            "meanpool", in_dim=D, n_classes=1, dim=2, task="regression", reference=reference
+        )
+        model.load_state_dict(reading_model("regression").state_dict())
+        with torch.no_grad():
+            model.classifier.bias.fill_(offset)
+        e = xmil.explain(model, x)
+        assert e.audit is not None
+        e = replace(e, audit=Audit.close(output=e.output, instances=e.output - 0.01))  # .01 is unexplained
+        flips = Flips(model, x, target=0)
+        curves = [flips.curve(e.scores, order=order) for order in ("morf", "lerf")]
+        (verdict,) = Judge(flips).verdicts([("lrp", e)])
+        certificate = Certificate(e, *curves, random_band(flips, orders=5), verdict)
+        (share,) = Judge(flips).srgs([e.scores]) / flips.scale
+        assert verdict.kind == "better"
+        results.append([flips.scale, share, certificate.unexplained])
+    rounding = 8 * np.finfo(np.float32).eps * 273  # of a value
+    np.testing.assert_allclose(results[1:], results[:1] * 2, rtol=0, atol=rounding)
 
 
 def test_the_predicted_label_of_several_is_right_or_wrong(tmp_path: Path) -> None:

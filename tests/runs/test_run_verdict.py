@@ -18,6 +18,7 @@ from xmil.cli._app import run
 from xmil.data.inspection import inspect_run
 from xmil.heatmaps import verdict_on, without_repeats
 from xmil.methods import METHODS, Attributions, register_method
+from xmil.methods.method import attributions
 from xmil.storage import read_explanations
 from xmil.viewer.collection import Collection
 
@@ -190,6 +191,24 @@ def test_maps_that_know_nothing_or_the_opposite_are_called_so(cohort: Path, tmp_
     chance = explained(cohort, tmp_path / "random", methods=["random"]).verdict
     assert chance is not None
     assert chance.kind == "no better"
+
+
+def test_a_run_of_maps_without_an_order_cannot_tell(cohort: Path, tmp_path: Path) -> None:
+    """Zeros in every slide, whose evidence lies in the same rows: no order of them is a lucky one."""
+
+    @register_method("flat", signed=True, cost="1")
+    @torch.no_grad()
+    def flat(network, x, question) -> Attributions:  # type: ignore[no-untyped-def]
+        return attributions(network(x), question, lambda _: torch.zeros(x.shape[1]))
+
+    try:
+        verdict = explained(cohort, tmp_path / "run", methods=["flat"]).verdict
+    finally:
+        METHODS._entries.pop("flat")
+    assert verdict is not None
+    assert (verdict.kind, len(verdict.cases)) == ("cannot tell", 10)
+    assert verdict.table["srg"]["flat"] == 0.0
+    assert verdict.table["kind"]["one_added"] == "better"
 
 
 def test_warnings_of_several_methods_name_theirs(cohort: Path, tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -16,13 +18,14 @@ from xmil.bench.training import logits_of
 from xmil.core.task import TASKS
 from xmil.evaluate import (
     auroc,
+    bag_word,
     correlation,
-    flip_order,
     minimal_set,
     ranks,
     redrawn,
     score_evidence,
     step_counts,
+    tie_orders,
 )
 from xmil.evaluate.statistics import Floats
 from xmil.network import frozen
@@ -188,27 +191,46 @@ def of_label(scores: Tensor, block: Block) -> Floats:
 
 
 def _curves(model: nn.Module, block: Block, scores: Floats) -> Values:
-    """SRG, both AUPCs, sufficiency, necessity, and the share of removals that flips the decision."""
+    """SRG, both AUPCs, sufficiency, necessity, and the share of removals that flips the decision.
+
+    Each is the mean over orders of equal scores; the decision flips once it does in most of them.
+    """
     n = block.x.shape[1]
-    first = np.stack([flip_order(row, order="morf") for row in scores])
-    last = np.stack([flip_order(row, order="lerf") for row in scores])
     counts = sorted(set(step_counts(n, min(n, STEPS)).tolist()))
     top = max(1, round(n * TOP))
-    morf, decided = _path(model, block, first, counts)
-    lerf, _ = _path(model, block, last, counts)
-    masked, _ = _path(model, block, first, counts, mask=True)
-    alone, _ = _path(model, block, first[:, ::-1], [n - top])
-    without, _ = _path(model, block, first, [top])
-    changed = decided != block.labels[:, None]
+    first, last = [], []  # the orders (k, n) of each bag
+    for name, x, row in zip(block.names, block.x, scores, strict=True):
+        seed, sizes = [0, bag_word(name, x)], [*counts, top]
+        first.append(tie_orders(row, sizes, order="morf", seed=seed))
+        last.append(tie_orders(row, sizes, order="lerf", seed=seed))
+    each, orders = _repeat(block, first), np.concatenate(first)
+    morf, decided = _path(model, each, orders, counts)
+    lerf, _ = _path(model, _repeat(block, last), np.concatenate(last), counts)
+    masked, _ = _path(model, each, orders, counts, mask=True)
+    alone, _ = _path(model, each, orders[:, ::-1], [n - top])
+    without, _ = _path(model, each, orders, [top])
+    changed = _mean_of_each(decided != each.labels[:, None], first) > 0.5
     share = np.asarray(counts, dtype=np.float64)[changed.argmax(axis=1)] / max(counts)
+    aupc = _mean_of_each(morf, first).mean(axis=1)
     return {
-        "srg": lerf.mean(axis=1) - morf.mean(axis=1),
-        "aupc": morf.mean(axis=1),
-        "aupc_mask": masked.mean(axis=1),
-        "sufficiency": alone[:, 0],
-        "necessity": morf[:, 0] - without[:, 0],
+        "srg": _mean_of_each(lerf, last).mean(axis=1) - aupc,
+        "aupc": aupc,
+        "aupc_mask": _mean_of_each(masked, first).mean(axis=1),
+        "sufficiency": _mean_of_each(alone, first)[:, 0],
+        "necessity": _mean_of_each(morf[:, :1] - without, first)[:, 0],
         "needed": np.where(changed.any(axis=1), share, 1.0),  # all of them if it never flips
     }
+
+
+def _repeat(block: Block, orders: Sequence[Labels]) -> Block:
+    """Repeat each bag for each of its orders (k, n)."""
+    return block.select(np.repeat(np.arange(len(block)), [len(own) for own in orders]))
+
+
+def _mean_of_each(values: npt.NDArray[Any], orders: Sequence[Labels]) -> Floats:
+    """Means (b, .) over the orders (k, n) of each bag, from values of all orders."""
+    ends = np.cumsum([len(own) for own in orders])
+    return np.stack([part.mean(axis=0) for part in np.split(values, ends[:-1])])
 
 
 def _path(

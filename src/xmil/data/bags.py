@@ -125,7 +125,7 @@ def _set(dataset: Any, attrs: dict[str, Any]) -> None:
 
 
 BY = ("slide", "case")
-MPP = "mpp"  # the column of a cohort with µm per level-0 pixel
+MPP, PATCH_SIZE, FORMAT = "mpp", "patch_size", "format"  # columns of a cohort that complete files
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ class Case:
     """One bag: its name, its slides with their feature files, and its label, if known.
 
     `case_id` is the patient's, None without a cohort; with one bag per slide, `name` is the slide's. `rows`
-    are the rows of the cohort. `mpp` has the value of each slide, if the cohort has such a column, and None
-    for empty cells.
+    are the rows of the cohort. `files` completes the file of each slide, from the cohort's columns `mpp`,
+    `patch_size` and `format`; empty without such columns.
     """
 
     name: str
@@ -143,12 +143,11 @@ class Case:
     label: Any = None
     case_id: str | None = None
     rows: tuple[int, ...] = ()
-    mpp: tuple[float | None, ...] = ()
+    files: tuple[Mapping[str, Any], ...] = ()
 
     def reading(self, i: int, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of `read_bag` for slide i: the cohort's mpp overrides the shared one."""
-        own = self.mpp[i] if self.mpp else None
-        return dict(options) if own is None else {**options, "mpp": own}
+        """The options of `read_bag` for slide i: the cohort's override the shared ones."""
+        return {**options, **(self.files[i] if self.files else {})}
 
 
 def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | None = None) -> list[Case]:
@@ -162,7 +161,7 @@ def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | No
     """
     check_names("grouping", [by], BY)
     slides, cases, paths = cohort.slides, cohort.cases, cohort.column(PATH)
-    mpp = _slide_mpp(cohort)
+    files = _completed_files(cohort)
     groups: dict[str, list[int]] = {}
     for row, name in enumerate(slides if by == "slide" else cases):
         groups.setdefault(name, []).append(row)
@@ -174,22 +173,29 @@ def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | No
             None if labels is None else _agreed_label(name, [labels[row] for row in rows]),
             cases[rows[0]] if len(cohort.without_case) < len(cohort) else None,
             tuple(rows),
-            tuple(mpp[row] for row in rows) if any(mpp[row] is not None for row in rows) else (),
+            tuple(files[row] for row in rows) if any(files[row] for row in rows) else (),
         )
         for name, rows in groups.items()
     ]
 
 
-def _slide_mpp(cohort: Cohort) -> list[float | None]:
-    """Microns per pixel of each slide, from the column `mpp`."""
-    if MPP not in cohort.columns:
-        return [None] * len(cohort)
-    values = cohort.numbers(MPP)
-    if np.any(values <= 0) or np.isinf(values).any():
-        raise InputError(
-            f"The column {MPP!r} of the cohort must hold positive numbers: µm per level-0 pixel."
-        )
-    return [None if np.isnan(value) else float(value) for value in values]
+def _completed_files(cohort: Cohort) -> list[dict[str, Any]]:
+    """What the cohort says of each slide's file: µm per level-0 pixel, the patch edge, the layout."""
+    files: list[dict[str, Any]] = [{} for _ in range(len(cohort))]
+    for name, what in ((MPP, "µm per level-0 pixel"), (PATCH_SIZE, "the patch edge in level-0 pixels")):
+        if name not in cohort.columns:
+            continue
+        values = cohort.numbers(name)
+        if np.any(values <= 0) or np.isinf(values).any():
+            raise InputError(f"The column {name!r} of the cohort must hold positive numbers: {what}.")
+        for file, value in zip(files, values, strict=True):
+            if not np.isnan(value):
+                file[name] = float(value) if name == MPP else int(value)
+    if FORMAT in cohort.columns:
+        for file, cell in zip(files, cohort.column(FORMAT), strict=True):
+            if cell:
+                file[FORMAT] = cell
+    return files
 
 
 def _agreed_label(name: str, labels: Sequence[Any]) -> Any:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Band,
         Curve,
         Flips,
+        bag_word,
         flip,
         flip_order,
         necessity,
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
         srg,
         step_counts,
         sufficiency,
+        tie_orders,
         top_instances,
+        top_over_ties,
     )
     from xmil.evaluate.evidence import (
         MEASURES,
@@ -102,8 +105,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "choice": "CANDIDATES Choice choose choose_method explain explain_classes measure_bag",
-    "curves": "ACTIONS ORDERS Band Curve Flips flip flip_order necessity random_band random_draws srg "
-    "step_counts sufficiency top_instances",
+    "curves": "ACTIONS ORDERS Band Curve Flips bag_word flip flip_order necessity random_band random_draws "
+    "srg step_counts sufficiency tie_orders top_instances top_over_ties",
     "evidence": "MEASURES auprc2 auroc average_precision correlation ranks score_bag score_evidence",
     "faithfulness": "DEFAULT_METHODS LIMIT Certificate FaithfulnessSettings Row SlideResult audit_summary "
     "evaluate_slide randomisation redrawn stability",
@@ -123,9 +126,10 @@ __all__ = [
     "ACTIONS", "CANDIDATES", "DEFAULT_METHODS", "FORMATS", "KINDS", "LIMIT", "MEASURES", "ORDERS",
     "Answer", "Band", "Certificate", "Choice", "Curve", "FaithfulnessSettings", "Flips", "Judge",
     "MinimalSet", "Predictions", "Row", "SlideResult", "SurvivalCurve", "Truth", "Verdict",
-    "as_text", "audit_summary", "auprc2", "auroc", "average_precision", "balanced_accuracy",
-    "c_index", "calibration_bins", "calibration_error", "choose", "choose_method", "class_metrics",
-    "concordance", "correlation", "covered_by_polygons", "draw_calibration", "draw_certificate",
+    "as_text", "audit_summary", "auprc2", "auroc", "average_precision", "bag_word",
+    "balanced_accuracy", "c_index", "calibration_bins", "calibration_error", "choose", "choose_method",
+    "class_metrics", "concordance", "correlation", "covered_by_polygons", "draw_calibration",
+    "draw_certificate",
     "draw_figures", "draw_roc", "draw_summary", "draw_survival", "draw_values", "evaluate_slide",
     "explain", "explain_classes", "flip", "flip_order", "hazard_p", "judge", "judge_cohort",
     "marked_by_geojson",
@@ -133,7 +137,7 @@ __all__ = [
     "prediction_columns", "r_squared", "random_band", "random_draws", "randomisation", "ranks",
     "read_polygons", "redrawn", "relevance_mass", "risk_metrics", "score_bag", "score_evidence",
     "score_regions", "srg", "stability", "statistics_csv", "step_counts", "sufficiency",
-    "summarise", "top_instances", "value_metrics", "write_predictions",
+    "summarise", "tie_orders", "top_instances", "top_over_ties", "value_metrics", "write_predictions",
 ]  # fmt: skip
 
 

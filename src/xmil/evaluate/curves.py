@@ -10,8 +10,10 @@ import re
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from typing import Any, Unpack
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +35,11 @@ _WARNED: set[str] = set()  # warnings of networks, without their numbers
 ORDERS = ("morf", "lerf", "abs")
 ACTIONS = ("drop", "add")
 STEPS = 100  # default of a curve
+TIE_ORDERS = 16  # orders of equal scores to average over
+PARTITIONS, PARTS = 2, 10  # of a bag, to find how far its patches can move a value
+ROUNDINGS = 8  # of the largest output: a value that moves by less does not move
 Scores = Explanation | npt.ArrayLike
+Seed = int | Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +51,9 @@ class Curve:
     once all instances with a positive score are out, `flipped_at_zero` whether the full bag's decision has
     changed by then. `decides`: whether the model has classes to decide between. `scale` is a large change of
     the output: 1 for a probability. Show `warnings` with the curve.
+
+    A curve over the orders of equal scores has their mean values, and `flipped` is the first step at which
+    more than half of the orders predict another class.
     """
 
     values: Floats
@@ -115,6 +124,7 @@ class Flips:
         bag = as_bag(bag)
         self.network, x = open_network(model, bag, **how)
         self.bag: str | None = getattr(bag, "slide_id", None)
+        self._bag_word = bag_word(self.bag, x)
         self.mode = mode
         for line in self.network.trial_warnings:
             _warn_once(line)
@@ -152,18 +162,25 @@ class Flips:
         """The predicted class of the full bag; for multi-label models whether the target is predicted."""
         return int(self._decisions(self._parts.full)[0]) if self.decides else None
 
-    @property
+    @cached_property
     def scale(self) -> float:
-        """A large change of the output: its range, or for a regression its own size.
+        """A large change of the output: its range, or for a regression how far patches can move the value.
 
         It is 1 for a probability, t for the risk of t time bins, 1 for a log risk (a hazard 2.7 times as
-        high). For a value it is the largest of the reference and the distances of the full and the empty bag
-        from it.
+        high). For a value it is the range over the full bag, the empty one and random tenths of the bag, so
+        that it does not depend on the zero of the unit; 0 if the values differ by rounding alone.
         """
         if self.output.scale is not None:
             return self.output.scale
-        ends = self._values(torch.cat([self._parts.full, self._parts.empty]))
-        return float(max(np.abs(ends).max(), *map(abs, self.network.references(self._parts.full.shape[-1]))))
+        rng = np.random.default_rng(PARTITIONS)
+        drawn = [rng.permutation(np.arange(self.n) % PARTS) for _ in range(PARTITIONS)]
+        parts = [part == k for part in drawn for k in range(min(PARTS, self.n))]
+        everything = np.ones(self.n, dtype=bool)
+        logits = self._sub_bags([everything, ~everything, *parts])
+        values = self._values(logits)
+        spread = float(values.max() - values.min())
+        rounding = ROUNDINGS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+        return spread if spread > rounding else 0.0
 
     def curve(
         self,
@@ -177,6 +194,14 @@ class Flips:
         """Compute the curve of scores (n,) or of an explanation of this target; parameters as for `flip`."""
         return self.curves([(scores, order)], action=action, steps=steps, seed=seed)[0]
 
+    def flip_order(self, scores: Scores, *, order: str = "morf", seed: int = 0) -> npt.NDArray[np.int64]:
+        """Order the bag's instances as `curve` flips them; each bag has its own order of equal scores."""
+        return flip_order(self.check_scores(scores), order=order, seed=self.tie_seed(seed))
+
+    def tie_seed(self, seed: int) -> list[int]:
+        """Make the seed that orders equal scores of this bag: bags that shared one could all be lucky."""
+        return [seed, self._bag_word]
+
     def curves(
         self,
         requests: Sequence[tuple[Scores, str]],
@@ -184,8 +209,12 @@ class Flips:
         action: str = "drop",
         steps: int | str = STEPS,
         seed: int = 0,
+        over_ties: bool = False,
     ) -> list[Curve]:
         """Compute curves of several scores, each with its order; at every step their bags form one batch.
+
+        Equal scores leave in one random order, or with `over_ties` in several, of which each curve is the
+        mean.
 
         >>> import torch, xmil
         >>> net = xmil.create_model("transmil", in_dim=4, n_classes=2, dim=8, seed=0)
@@ -196,36 +225,44 @@ class Flips:
         ranked = [self.check_scores(scores) for scores, _ in requests]
         counts = step_counts(self.n, steps)
         check_names("action", [action], ACTIONS)
-        orders = [order for _, order in requests]
-        leaving = [flip_order(r, order=order, seed=seed) for r, order in zip(ranked, orders, strict=True)]
+        own_seed = self.tie_seed(seed)
+        leaving = []  # for each request, its orders (k, n)
+        for scores, (_, order) in zip(ranked, requests, strict=True):
+            if over_ties:
+                leaving.append(tie_orders(scores, counts, order=order, seed=own_seed))
+            else:
+                leaving.append(flip_order(scores, order=order, seed=own_seed)[None])
         add = action == "add"
-        sequences = np.stack([order if add else order[::-1] for order in leaving])
-        logits = self.logits_of(sequences, counts if add else self.n - counts)
+        every = np.concatenate(leaving)
+        logits = self._logits_of_each(every if add else every[:, ::-1], counts if add else self.n - counts)
+        values = self._values(logits.flatten(0, 1)).reshape(len(every), -1)
+        decisions = self._decisions(logits.flatten(0, 1)).reshape(len(every), -1)
+        changed = decisions != decisions[:, :1]
         zeros = self._sub_bags([scores <= 0 for scores in ranked])
-        ends = torch.cat([zeros.unsqueeze(1), self._parts.full.expand(len(requests), 1, -1)], dim=1)
-        # (q * (steps + 3), c); the last two are the bag without positive scores and the full bag
-        every = torch.cat([logits, ends], dim=1).flatten(0, 1)
-        values = self._values(every).reshape(len(requests), -1)
-        decisions = self._decisions(every).reshape(len(requests), -1)
-        scale = self.scale
-        changed = decisions[:, :-2] != decisions[:, :1]
-        return [
-            Curve(
-                values=values[i, :-2],
-                counts=counts,
-                flipped=int(changed[i].argmax()) if changed[i].any() else None,
-                at_zero=float(values[i, -2]),
-                flipped_at_zero=bool(decisions[i, -2] != decisions[i, -1]),
-                target=self.output.target,
-                order=order,
-                action=action,
-                mode=self.mode,
-                decides=self.decides,
-                scale=scale,
-                warnings=self.network.warnings,
+        at_zero, (full_decision,) = self._values(zeros), self._decisions(self._parts.full)
+        flipped_at_zero = self._decisions(zeros) != full_decision
+        curves, start = [], 0
+        for i, (own, (_, order)) in enumerate(zip(leaving, requests, strict=True)):
+            rows = slice(start, start + len(own))
+            start += len(own)
+            most_changed = changed[rows].mean(axis=0) > 0.5
+            curves.append(
+                Curve(
+                    values=values[rows].mean(axis=0),
+                    counts=counts,
+                    flipped=int(most_changed.argmax()) if most_changed.any() else None,
+                    at_zero=float(at_zero[i]),
+                    flipped_at_zero=bool(flipped_at_zero[i]),
+                    target=self.output.target,
+                    order=order,
+                    action=action,
+                    mode=self.mode,
+                    decides=self.decides,
+                    scale=self.scale,
+                    warnings=self.network.warnings,
+                )
             )
-            for i, order in enumerate(orders)
-        ]
+        return curves
 
     def gains(self, orders: npt.NDArray[np.int64], *, steps: int) -> Floats:
         """Compute the SRG of orders (q, n), most relevant first: v(the first m) - v(the last m), by size."""
@@ -237,9 +274,20 @@ class Flips:
         differences = (values[0] - values[1]).sum(axis=1) / (len(sizes) + 1)  # straight lines between sizes
         return np.asarray(differences * STEPS / (STEPS + 1))  # as for curves of 100 steps
 
+    def gains_over_ties(self, scores: Sequence[Floats], *, steps: int, seed: int = 0) -> Floats:
+        """Compute the SRG of scores (n,), each the mean over orders of equal scores; 0 if all are equal."""
+        sizes = step_counts(self.n, min(steps, self.n))
+        either_end = np.union1d(sizes, self.n - sizes)
+        orders = [tie_orders(own, either_end, seed=self.tie_seed(seed)) for own in scores]
+        gains = self.gains(np.concatenate(orders), steps=steps)
+        ends = np.cumsum([len(own) for own in orders])
+        means = [part.mean() for part in np.split(gains, ends[:-1])]
+        return np.where([has_order(own) for own in scores], means, 0.0)
+
     def part(self, rows: npt.NDArray[np.int64]) -> Flips:
         """Restrict to the sub-bag of these rows, with the same target."""
         twin, index = copy(self), torch.from_numpy(rows).to(self._parts.x.device)
+        vars(twin).pop("scale", None)  # of the full bag
         twin.network = self.network.part(index)
         with frozen(self.network.module), torch.no_grad():
             twin._parts = open_subsets(twin.network, self._parts.x[:, index])
@@ -274,9 +322,22 @@ class Flips:
         with frozen(self.network.module), torch.no_grad():
             return self._parts.nested(orders, [int(m) for m in sizes], mode=self.mode).to(self._parts.x)
 
+    def _logits_of_each(self, sequences: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> Tensor:
+        """Compute logits as `logits_of`; run equal sequences once."""
+        different = {row.tobytes(): row for row in sequences}
+        logits = self.logits_of(np.stack([*different.values()]), sizes)
+        places = {key: i for i, key in enumerate(different)}
+        return logits[[places[row.tobytes()] for row in sequences]]
+
     def values_of(self, keep: Sequence[npt.NDArray[np.bool_]]) -> list[float]:
         """Compute the explained output of the bags of the kept instances."""
         return [float(value) for value in self._values(self._sub_bags(keep))]
+
+    def means_of(self, groups: Sequence[npt.NDArray[np.bool_]]) -> list[float]:
+        """Compute the mean output of each group (k, n) of bags of kept instances."""
+        values = self.values_of([mask for group in groups for mask in group])
+        ends = np.cumsum([len(group) for group in groups])
+        return [float(part.mean()) for part in np.split(np.array(values), ends[:-1])]
 
     def value_of(self, keep: npt.NDArray[np.bool_]) -> float:
         """Compute the explained output of the bag of the kept instances."""
@@ -318,10 +379,10 @@ def flip(
     the model has more than one output. `order`: most relevant first ("morf"), least relevant first ("lerf"),
     largest absolute score first ("abs"). `mode`: dropped instances are removed ("remove") or become zero
     vectors in place ("mask"). `steps` is their number; round(n k / steps) instances are out after the k-th.
-    "percent" is 100, "each" is one by one. Equal scores leave in a random order drawn from `seed`. The empty
-    bag is n zero vectors. The output is the target's probability, or the hazard of a time bin; for models
-    without classes, the value minus its reference, or the risk, which no step can flip. `forward`, `returns`
-    and `average` as for `explain`.
+    "percent" is 100, "each" is one by one. Equal scores leave in a random order drawn from `seed` and the
+    bag's name, or its features if it has none. The empty bag is n zero vectors. The output is the target's
+    probability, or the hazard of a time bin; for models without classes, the value minus its reference, or
+    the risk, which no step can flip. `forward`, `returns` and `average` as for `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -346,7 +407,7 @@ def srg(
 ) -> float:
     """Symmetric relevance gain: AUPC with the least relevant first minus AUPC with the most relevant first.
 
-    `scores` and `target` as for `flip`.
+    `scores` and `target` as for `flip`. The mean over orders of equal scores: 0 if all are equal.
 
     Blücher et al., "Decoupling Pixel Flipping and Occlusion Strategy for Consistent XAI Benchmarks", 2024.
 
@@ -356,7 +417,8 @@ def srg(
     0.0
     """
     flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
-    first, last = flips.curves([(scores, "morf"), (scores, "lerf")], steps=steps, seed=seed)
+    both: list[tuple[Scores, str]] = [(scores, "morf"), (scores, "lerf")]
+    first, last = flips.curves(both, steps=steps, seed=seed, over_ties=True)
     return last.aupc - first.aupc
 
 
@@ -431,7 +493,7 @@ def sufficiency(
     True
     """
     flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
-    return flips.value_of(top_instances(flips.check_scores(scores), top, seed=seed))
+    return flips.value_of(top_instances(flips.check_scores(scores), top, seed=flips.tie_seed(seed)))
 
 
 def necessity(
@@ -455,22 +517,32 @@ def necessity(
     0.0
     """
     flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
-    top_ones = top_instances(flips.check_scores(scores), top, seed=seed)
+    top_ones = top_instances(flips.check_scores(scores), top, seed=flips.tie_seed(seed))
     full, without = flips.values_of([np.ones(flips.n, dtype=bool), ~top_ones])
     return full - without
 
 
-def top_instances(scores: Floats, top: float, *, seed: int = 0) -> npt.NDArray[np.bool_]:
+def top_instances(scores: Floats, top: float, *, seed: Seed = 0) -> npt.NDArray[np.bool_]:
     """Mark the share of instances with the highest scores, at least one; ties by a seeded order.
 
     >>> top_instances(np.array([0.1, 0.9, 0.5]), 0.5)
     array([False, True, True])
     """
+    return np.isin(np.arange(len(scores)), flip_order(scores, seed=seed)[: count_top(len(scores), top)])
+
+
+def top_over_ties(scores: Floats, top: float, *, seed: Seed = 0) -> npt.NDArray[np.bool_]:
+    """Mark the instances (k, n) that `top_instances` does, in each of several orders of equal scores."""
+    count = count_top(len(scores), top)
+    orders = tie_orders(scores, [count], seed=seed)
+    return np.stack([np.isin(np.arange(len(scores)), order[:count]) for order in orders])
+
+
+def count_top(n: int, top: float) -> int:
+    """Count the share of n instances, at least one."""
     if not 0 < top <= 1:
         raise bad_parameter("top", "sufficiency and necessity", "a share in the range (0, 1]", top)
-    is_top = np.zeros(len(scores), dtype=bool)
-    is_top[flip_order(scores, seed=seed)[: max(1, round(len(scores) * top))]] = True
-    return is_top
+    return max(1, round(n * top))
 
 
 def target_of(scores: Scores, target: Any) -> Any:
@@ -490,12 +562,60 @@ def step_counts(n: int, steps: int | str) -> npt.NDArray[np.int64]:
     return np.array([round(n * k / int(number)) for k in range(int(number) + 1)], dtype=np.int64)
 
 
-def flip_order(scores: Floats, *, order: str = "morf", seed: int = 0) -> npt.NDArray[np.int64]:
+def flip_order(scores: Floats, *, order: str = "morf", seed: Seed = 0) -> npt.NDArray[np.int64]:
     """Order instances as they are flipped; equal scores in a random order.
 
     >>> flip_order(np.array([0.1, -0.9, 0.5]), order="abs")
     array([1, 2, 0])
     """
+    ties = np.random.default_rng(seed).permutation(len(scores))
+    return np.lexsort((ties, _sort_key(scores, order)))
+
+
+def tie_orders(
+    scores: Floats, sizes: Sequence[int] | npt.NDArray[np.int64], *, order: str = "morf", seed: Seed = 0
+) -> npt.NDArray[np.int64]:
+    """Order instances (k, n) as they are flipped, k times, so that equal scores share their places evenly.
+
+    One order is enough if none of the bags of the first so many instances (`sizes`) holds a part of equal
+    scores. Otherwise each group of equal scores is rotated and reversed: every member of a group is in each
+    place about as often, and what one order gains by luck its reverse loses.
+
+    >>> tie_orders(np.array([0.5, 0.5, 0.9]), [1]), len(tie_orders(np.array([0.5, 0.5, 0.9]), [2]))
+    (array([[2, 1, 0]]), 2)
+    """
+    base = flip_order(scores, order=order, seed=seed)
+    ordered, n = _sort_key(scores, order)[base], len(base)
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))  # of each group
+    lengths = np.diff(np.append(first, n))
+    starts, widths = np.repeat(first, lengths), np.repeat(lengths, lengths)
+    inner = [size for size in sizes if 0 < size < n]
+    widest = max((int(widths[size]) for size in inner if starts[size] < size), default=1)
+    if widest == 1:
+        return base[None]
+    rotations = 1 if widest == 2 else min(TIE_ORDERS // 2, widest)  # the reverse of two is their rotation
+    orders = np.empty((2 * rotations, n), dtype=np.int64)
+    for k in range(rotations):
+        places = (np.arange(n) - starts + k * widths // rotations) % widths
+        orders[2 * k, starts + places] = base
+        orders[2 * k + 1, starts + widths - 1 - places] = base
+    return orders
+
+
+def has_order(scores: Floats) -> bool:
+    """Whether scores order the instances at all."""
+    return bool(scores.min() < scores.max())
+
+
+def _sort_key(scores: Floats, order: str) -> Floats:
+    """Numbers that rise in the order of flipping."""
     check_names("order", [order], ORDERS)
-    key = {"morf": -scores, "lerf": scores, "abs": -np.abs(scores)}[order]
-    return np.lexsort((np.random.default_rng(seed).permutation(len(scores)), key))
+    key: Floats = {"morf": -scores, "lerf": scores, "abs": -np.abs(scores)}[order]
+    return key
+
+
+def bag_word(name: str | None, x: Tensor) -> int:
+    """Make a number from the name of a bag, or from its features if it has none, for seeds of its own."""
+    if name is not None:
+        return crc32(name.encode(errors="surrogatepass"))
+    return crc32(x.detach().cpu().contiguous().view(torch.uint8).numpy().data)

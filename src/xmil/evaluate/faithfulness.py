@@ -26,9 +26,10 @@ from xmil.evaluate.curves import (
     Flips,
     Scores,
     band_of,
+    count_top,
     random_draws,
     step_counts,
-    top_instances,
+    top_over_ties,
 )
 from xmil.evaluate.evidence import average_precision, score_bag
 from xmil.evaluate.marks import pointing_game, relevance_mass
@@ -70,7 +71,7 @@ class FaithfulnessSettings:
         if not self.methods or not self.modes:
             raise bad_parameter("methods and modes", "evaluate", "at least one each", [])
         random_draws(1, orders=self.orders, seed=self.seed)
-        top_instances(np.zeros(1), self.top)
+        count_top(1, self.top)
         step_counts(1, self.steps)
 
     def check(self, model: nn.Module) -> None:
@@ -102,12 +103,13 @@ class Certificate:
     def unexplained(self) -> float | None:
         """The share of the output that the audit leaves unexplained; None without an audit.
 
-        A value near its reference, or a risk near 0, is measured against the output's scale instead.
+        A value or a risk, whose zero means little, is measured against the output's scale instead.
         """
         audit = self.explanation.audit
         if audit is None:
             return None
-        return abs(audit.other) / max(abs(audit.output), 1e-12 if self.morf.decides else self.morf.scale)
+        whole = abs(audit.output) if self.morf.decides else self.morf.scale
+        return abs(audit.other) / max(whole, 1e-12)
 
     @property
     def sentence(self) -> str:
@@ -214,7 +216,8 @@ def evaluate_slide(
     # All curves of the first mode at once: methods, both orders, and the random draws.
     own: list[tuple[Scores, str]] = [(e.scores, order) for e in explanations for order in ("morf", "lerf")]
     draws = random_draws(first.n, orders=settings.orders, seed=settings.seed)
-    curves = first.curves([*own, *draws], steps=settings.steps, seed=settings.seed)
+    how: dict[str, Any] = {"steps": settings.steps, "seed": settings.seed, "over_ties": True}
+    curves = first.curves([*own, *draws], **how)
     band = band_of(curves[len(own) :])
     verdicts = Judge(first, seed=settings.seed).verdicts([(e.method, e.scores) for e in explanations])
     pairs = zip(explanations, curves[: len(own) : 2], curves[1 : len(own) : 2], verdicts, strict=True)
@@ -222,12 +225,13 @@ def evaluate_slide(
         Certificate(e, morf, lerf, band, replace(verdict, srg=lerf.aupc - morf.aupc))
         for e, morf, lerf, verdict in pairs
     ]
-    top = [top_instances(e.scores.astype(np.float64), settings.top, seed=settings.seed) for e in explanations]
+    tie_seed = first.tie_seed(settings.seed)
+    top = [top_over_ties(e.scores.astype(np.float64), settings.top, seed=tie_seed) for e in explanations]
     morf, tops = {settings.modes[0]: [c.morf for c in certificates]}, {}
     for mode in settings.modes:
         if mode not in morf:
-            morf[mode] = flips[mode].curves(own[::2], steps=settings.steps, seed=settings.seed)
-        tops[mode] = flips[mode].values_of([*top, *(~mask for mask in top)])
+            morf[mode] = flips[mode].curves(own[::2], **how)
+        tops[mode] = flips[mode].means_of([*top, *(~masks for masks in top)])
     facts = {
         "slide_id": bag.slide_id,
         "n": len(bag),

@@ -19,7 +19,7 @@ from xmil.core.errors import bad_parameter
 from xmil.core.explanation import card_of
 from xmil.core.text import counted
 from xmil.core.verdict import KINDS, RunVerdict
-from xmil.evaluate.curves import Flips, Scores, flip_order
+from xmil.evaluate.curves import Flips, Scores, has_order
 from xmil.evaluate.statistics import Floats, bootstrap_mean, permutation_share, unit_means
 
 BETTER, NO_BETTER, WORSE, CANNOT_TELL = KINDS
@@ -31,6 +31,8 @@ MOST = 2048  # patches to sample from a larger bag
 FEWEST = 5  # patches with enough orders for LEVEL: 5! = 120
 FEWEST_CASES, COHORT_ORDERS = 8, 999  # cases for a verdict on a run, and random orders of all its cases
 ROUNDING = 1e-6  # of the scale: closer orders are equal
+NO_ORDER = "all patches have the same score, so there is no order to try"
+NO_ORDERS = "its SRG is exactly 0 throughout: the scores are all equal, or the output never changes"
 WORDS = {
     BETTER: "better than random",
     NO_BETTER: "no better than random",
@@ -76,6 +78,8 @@ class Verdict:
 def judge(srg: float, null: Floats, *, scale: float = 1.0) -> tuple[str, float]:
     """Find the kind of verdict on an SRG, and its rank p among SRGs of random orders (at least 199).
 
+    A scale of 0 means that the output does not move at all, so that nothing can be told.
+
     >>> chance = np.linspace(-0.2, 0.2, 200)
     >>> [judge(srg, chance)[0] for srg in (0.4, 0.1, -0.4)], judge(0.001, chance / 100)[0]
     (['better', 'no better', 'worse'], 'cannot tell')
@@ -84,21 +88,32 @@ def judge(srg: float, null: Floats, *, scale: float = 1.0) -> tuple[str, float]:
         raise bad_parameter("orders", "a verdict", f"an int in the range [{FEWEST_ORDERS}, inf)", len(null))
     near = ROUNDING * scale
     p, p_worse = permutation_share(srg - near, null), permutation_share(-srg - near, -null)
-    if max(abs(srg), float(np.abs(null).max())) < SMALLEST * scale:
+    if not scale or max(abs(srg), float(np.abs(null).max())) < SMALLEST * scale:
         return CANNOT_TELL, p
     if abs(srg) >= SMALLEST * scale and min(p, p_worse) <= LEVEL / 2:
         return (BETTER if p < p_worse else WORSE), p
     return NO_BETTER, p
 
 
-def settle(kinds: Sequence[str]) -> list[str]:
-    """Replace "cannot tell" if another map of the same bags is better or worse: then the order matters.
+def settle(kinds: Sequence[str], ordered: Sequence[bool]) -> list[str]:
+    """Settle verdicts on several maps of the same bags; `ordered` says which have an order to judge.
 
-    >>> settle(["cannot tell", "better"]), settle(["cannot tell", "no better"])
-    (['no better', 'better'], ['cannot tell', 'no better'])
+    A map without an order cannot be told about. "Cannot tell" becomes "no better" if another map is better or
+    worse: then the order matters.
+
+    >>> settle(["cannot tell", "better"], [True, True]), settle(["no better", "better"], [False, True])
+    (['no better', 'better'], ['cannot tell', 'better'])
     """
-    matters = BETTER in kinds or WORSE in kinds
-    return [NO_BETTER if matters and kind == CANNOT_TELL else kind for kind in kinds]
+    judged = [kind for kind, is_ordered in zip(kinds, ordered, strict=True) if is_ordered]
+    settled = []
+    for kind, is_ordered in zip(kinds, ordered, strict=True):
+        if not is_ordered:
+            settled.append(CANNOT_TELL)
+        elif kind == CANNOT_TELL and (BETTER in judged or WORSE in judged):
+            settled.append(NO_BETTER)
+        else:
+            settled.append(kind)
+    return settled
 
 
 class Judge:
@@ -132,9 +147,12 @@ class Judge:
         return np.concatenate([forth, -forth])
 
     def srgs(self, scores: Sequence[Scores]) -> Floats:
-        """Compute the SRGs (q,) of scores of all patches of the bag."""
-        every = [self.full_bag.check_scores(values)[self.rows] for values in scores]
-        return self.flips.gains(np.stack([flip_order(own, seed=self.seed) for own in every]), steps=STEPS)
+        """Compute the SRGs (q,) of scores of all patches of the bag, the mean over orders of equal scores."""
+        return self.flips.gains_over_ties(self._drawn(scores), steps=STEPS, seed=self.seed)
+
+    def _drawn(self, scores: Sequence[Scores]) -> list[Floats]:
+        """The scores of the drawn patches."""
+        return [self.full_bag.check_scores(values)[self.rows] for values in scores]
 
     def verdicts(self, scores: Sequence[tuple[str, Scores]]) -> list[Verdict]:
         """Judge the scores of each method, also relative to the best of them."""
@@ -143,11 +161,15 @@ class Judge:
             reason = f"a bag of {counted(n, 'patch')} has too few orders, it takes {FEWEST} patches"
             return [Verdict(CANNOT_TELL, name, 0.0, 1.0, 0, n, reason) for name, _ in scores]
         srgs = self.srgs([values for _, values in scores])
+        ordered = [has_order(own) for own in self._drawn([values for _, values in scores])]
         best = int(srgs.argmax())
         judged = [judge(srg, self.random, scale=self.flips.scale) for srg in srgs.tolist()]
-        kinds, every = settle([kind for kind, _ in judged]), []
-        for (name, _), srg, kind, (_, p) in zip(scores, srgs.tolist(), kinds, judged, strict=True):
-            reason = self._flatness() if kind == CANNOT_TELL else ""
+        kinds, every = settle([kind for kind, _ in judged], ordered), []
+        for i, (name, _) in enumerate(scores):
+            kind, srg, p = kinds[i], float(srgs[i]), judged[i][1]
+            reason = ""
+            if kind == CANNOT_TELL:
+                reason = self._flatness() if ordered[i] else NO_ORDER
             verdict = Verdict(kind, name, srg, p, len(self.random), n, reason)
             if len(scores) > 1 and srgs[best] >= SMALLEST * self.flips.scale:
                 verdict = replace(verdict, share=srg / float(srgs[best]), best=scores[best][0])
@@ -170,7 +192,8 @@ def judge_cohort(
     SRGs are in units of the output's scale; `units` has the case of each slide, or the slide itself if cases
     are unknown: then `unit` is "slide", and the sentence says that slides count as independent. Reversing the
     order of a case changes the sign of its SRG, so a random order of all cases is a sign for each. The other
-    methods may be rivals that were tried on the same slides, with nan where they were not.
+    methods may be rivals that were tried on the same slides, with nan where they were not. Scores that order
+    no patches have an SRG of exactly 0 (`Judge.srgs`); a method with nothing else cannot be told about.
 
     >>> verdict = judge_cohort({"lrp": [0.4, 0.5, 0.3, 0.4, 0.6, 0.5, 0.4, 0.3]}, units=range(8))
     >>> print(verdict.sentence)
@@ -182,7 +205,8 @@ def judge_cohort(
         for name, values in srgs.items()
     ]
     measured = [row for row in rows if row["p"] is not None]  # on enough cases
-    for row, kind in zip(measured, settle([row["kind"] for row in measured]), strict=True):
+    kinds = settle([row["kind"] for row in measured], [row["ordered"] for row in measured])
+    for row, kind in zip(measured, kinds, strict=True):
         row["kind"] = kind
     known = np.all([np.isfinite(values) for values in srgs.values()], axis=0).reshape(-1)  # by every method
     own = [each for each, is_known in zip(units, known, strict=True) if is_known]
@@ -198,7 +222,9 @@ def judge_cohort(
         kind=rows[0]["kind"],
         sentence=_cohort_sentence(rows, top, unit),
         method=first,
-        methods=[{key: value for key, value in row.items() if key != "reason"} for row in rows],
+        methods=[
+            {key: value for key, value in row.items() if key not in ("reason", "ordered")} for row in rows
+        ],
         cases=list(dict.fromkeys(map(str, units))),
         slides=len(units),
         orders=COHORT_ORDERS,
@@ -213,6 +239,7 @@ def _judge_method(name: str, values: Floats, units: Sequence[Any], unit: str, se
     cases = unit_means(values[known], own) if own else np.zeros(0)
     row: dict[str, Any] = {"method": name, "srg": float(cases.mean()) if len(cases) else float("nan")}
     row |= {"low": None, "high": None, "p": None, "kind": CANNOT_TELL, "cases": len(cases)}
+    row["ordered"] = bool(values[known].any())
     if len(cases) < FEWEST_CASES:
         reason = f"{counted(len(cases), unit)} could be measured, but {FEWEST_CASES} are needed"
         return {**row, "reason": reason}
@@ -220,6 +247,8 @@ def _judge_method(name: str, values: Floats, units: Sequence[Any], unit: str, se
     kind, p = judge(row["srg"], signs @ cases / len(cases))
     interval = bootstrap_mean(cases, units=range(len(cases)), seed=seed)
     reason = "it hardly matters which patches leave: the output is flat, or the evidence evenly spread"
+    if not row["ordered"]:
+        reason = NO_ORDERS
     return {**row, "low": interval.low, "high": interval.high, "p": p, "kind": kind, "reason": reason}
 
 

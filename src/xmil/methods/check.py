@@ -12,7 +12,8 @@ from xmil.methods.method import Attribution, Attributions, Method
 from xmil.network import Network, attempt
 
 MOST, FEWEST = 1024, 8  # patches: more are sampled, with fewer the comparison means nothing
-MARGIN = 0.05  # share of the larger output: halves closer than this tie
+MARGIN = 0.05  # share of the larger output, or of what patches change: halves closer than this tie
+ROUNDINGS = 8  # of the largest value: closer halves tie, too
 LITTLE = 0.1  # share of the change without patches: scores with a smaller total explain something else
 
 
@@ -33,7 +34,7 @@ def check_attributions(method: Method, network: Network, x: Tensor, result: Attr
     if reason is not None:
         return replace(result, of=[_skipped(a, reason) for a in result.of])
     drawn = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:MOST].sort().values.to(x.device)
-    none = attempt(partial(network, torch.zeros_like(x[:, drawn]), drawn.unsqueeze(0)))
+    none = _run(network, torch.zeros_like(x[:, drawn]), drawn)
     other = "one_added" if method.name != "one_added" else "shapley"
     return replace(result, of=[_check(a, network, x, drawn, none, other) for a in result.of])
 
@@ -47,18 +48,19 @@ def _check(
     first, last = ranked[: len(ranked) // 2].sort().values, ranked[-(len(ranked) // 2) :].sort().values
     if bool(scores[first].min() == scores[last].max()):
         return _skipped(a, "the scores of the two halves tie")
-    outputs = [attempt(partial(network, x[:, rows], rows.unsqueeze(0))) for rows in (first, last)]
+    outputs = [_run(network, x[:, rows], rows) for rows in (first, last)]
     if outputs[0] is None or outputs[1] is None:
         return _skipped(a, "the model does not run on half of the bag")
     high, low = (float(a.output(logits.double())) for logits in outputs if logits is not None)
+    empty = None if none is None else float(a.output(none.double()))
     advice = f"try `method='{other}'`, or `method='auto'`, which compares methods"
-    if low - high > MARGIN * max(abs(low), abs(high)):
+    if low - high > _tie_margin(a, high, low, empty, eps=torch.finfo(x.dtype).eps):
         return _warned(
             a,
             "The scores contradict the model: the half of the patches with the lower scores has the "
             f"higher output ({low:.3g} against {high:.3g}); {advice}.",
         )
-    change = 0.0 if none is None else abs(a.value - float(a.output(none.double())))
+    change = 0.0 if empty is None else abs(a.value - empty)
     if a.audit is not None and float(scores.abs().sum()) < LITTLE * change:
         return _warned(
             a,
@@ -67,6 +69,21 @@ def _check(
             f"zeroed; {advice}.",
         )
     return a
+
+
+def _run(network: Network, x: Tensor, rows: Tensor) -> Tensor | None:
+    """Run the network on some rows (m,); None if it cannot, or its outputs are not finite."""
+    logits = attempt(partial(network, x, rows.unsqueeze(0)))
+    return logits if logits is not None and bool(torch.isfinite(logits).all()) else None
+
+
+def _tie_margin(a: Attribution, high: float, low: float, empty: float | None, *, eps: float) -> float:
+    """The difference up to which two halves tie; the zero of a regression's value means nothing."""
+    largest = max(abs(low), abs(high))
+    if a.output.scale is not None:
+        return MARGIN * largest
+    values = [high, low, a.value, a.value if empty is None else empty]
+    return max(MARGIN * (max(values) - min(values)), ROUNDINGS * eps * largest)
 
 
 def with_notes(a: Attribution, x: Tensor) -> Attribution:

@@ -42,7 +42,7 @@ class Output:
 
     `shared` is set if the function is not linear: it has the same values, and its gradient times the logits
     is what each logit adds to the value. `scale` is a large change of the output; None for the value of a
-    regression, whose own size is its scale.
+    regression: how far patches move it.
     """
 
     target: Target

@@ -434,7 +434,10 @@ class ExplainRun(ModelRun[Explained]):
         """Provenance of a slide's file; the slide is done if a new run would write the same."""
         targets = [f"label={case.label}" if text == LABEL else text for text in self.request.target]
         about: dict[str, Any] = {"fingerprint": self.fingerprint, "targets": targets}
-        about |= {"mpp": case.mpp} if case.mpp else {}
+        mpp = [own.get("mpp") for own in case.files]
+        others = [{name: value for name, value in own.items() if name != "mpp"} for own in case.files]
+        about |= {"mpp": mpp} if any(mpp) else {}
+        about |= {"files": others} if any(others) else {}
         return dict(json.loads(json.dumps(about, default=str)))
 
     def is_current(self, case: Case, place: int, header: Mapping[str, Any]) -> bool:

@@ -368,7 +368,7 @@ def why_no_workers(error: OSError) -> str:
     if error.errno in NO_SHARED_MEMORY:
         return (
             f"Worker processes cannot start: no room in /dev/shm ({error.strerror}); make room, or use "
-            "workers=1."
+            "`workers=1`."
         )
     return f"Worker processes cannot start ({error.strerror}); use fewer `workers=`."
 
