@@ -81,10 +81,11 @@ def test_colours_that_clip_are_checked_at_once_and_the_hint_names_the_run(
     for clip in ("150", "20", "wiskers"):
         code, _, err = run("heatmap", "my run", "--clip", clip, capsys=capsys)
         assert (code, "--clip must be" in err, Path("my run/heatmaps").exists()) == (2, True, False)
-    from xmil.runs.heatmap import describe_clipped
+    from xmil.runs.heatmap import describe_clipped, unclipped_command
+    from xmil.runs.requests import DrawRequest
 
-    assert "--out own" in describe_clipped({"s0": 0.4}, Path("my run"), Path("own"))[0]
-    (line,) = describe_clipped({"s0": 0.4}, Path("my run"))
+    assert "--out own" in unclipped_command(DrawRequest.build(run="my run", out="own"))
+    (line,) = describe_clipped({"s0": 0.4}, unclipped_command(DrawRequest.build(run="my run")))
     words = shlex.split(line.partition("; xmil ")[2].removesuffix(" tells them apart."))
     assert run(*words, "--pictures", "map", "--to", "png", capsys=capsys)[0] == 0
 

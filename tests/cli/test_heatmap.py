@@ -219,9 +219,9 @@ def test_choosing(place, capsys):
     [
         (["--clip", "box"], "--clip must be whiskers, none, or a percentile"),
         (["--scale", "all"], "--scale must be"),
-        (["--config", "alpha=2"], "--alpha must be"),
+        (["--config", "alpha=2"], "alpha must be"),
         (["--size", "0"], "--size must be"),
-        (["--config", "region=1,2,3"], "--region must be"),
+        (["--config", "region=1,2,3"], "region must be"),
         (["--pictures", "poster"], "Unknown picture"),
         (["--to", "bmp"], "Unknown export"),
         (["--to", "png,xml"], "Unknown export"),
@@ -251,7 +251,7 @@ def test_patches_beyond_the_scale_are_told_once(place, capsys):
         )
     drawn = ("--pictures", "map", "--to", "png")
     told = "a, c: up to 25 % of the patches lie beyond the colour scale and share its full colour"
-    same = "--pictures map --to png --size 200 --top 2"
+    same = "--pictures map --to png --size 200 --config top=2"
     way = f"xmil heatmap {place / 'run'} {same} --clip none --restart tells them apart."
     for _ in range(2):  # also where the pictures are there already
         assert heat(place, *drawn) == 0
@@ -268,7 +268,8 @@ def test_the_proposed_command_draws_over_the_same_slides(place, capsys):
     write_explanations([explanation(XY, EDGE, scores=tailed, bag="a")], place / "run/slides/a.parquet")
     out = place / "my maps"
     region = "40.0,30.0,400.0,300.0"
-    options = ("--pictures", "side,map", "--to", "png", "--names", "a", "--region", region, "--alpha", "0.4")
+    options = ("--pictures", "side,map", "--to", "png", "--names", "a", "--config", f"region={region}",
+               "--config", "alpha=0.4")  # fmt: skip
     assert heat(place, "--slides", str(place / "wsi"), "--out", str(out), *options) == 0
     before = {path: np.asarray(_image(path)) for path in out.glob("map/*.png")}
     line = next(text for text in capsys.readouterr().out.splitlines() if "beyond" in text)

@@ -15,8 +15,9 @@ from tests.cli.test_cli import run
 from tests.cli.test_first_steps import here, model  # noqa: F401 - fixtures
 from tests.data import producers as p
 from tests.runs.cohorts import command, make_cohort, table
-from xmil.cli._screen import as_flags
+from xmil.cli._command import flags_of, in_flags
 from xmil.heatmaps import BLUE, RED
+from xmil.runs.requests import ExplainRequest
 from xmil.storage import read_explanations
 
 LINE_COLOURS = [tuple(bytes.fromhex(colour[1:])) for colour in (RED, BLUE)]
@@ -123,4 +124,5 @@ def test_explained_and_not_drawn_is_done_in_part(tmp_path: Path, capsys: pytest.
 
 
 def test_python_words_become_options() -> None:
-    assert as_flags("allow more with permutations=.") == "allow more with --param shapley.permutations=."
+    sentence = in_flags("allow more with `params=shapley.permutations=`.", flags_of(ExplainRequest))
+    assert sentence == "allow more with --param shapley.permutations=."

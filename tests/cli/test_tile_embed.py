@@ -182,8 +182,8 @@ def test_options_of_embed(slides: Path, tmp_path: Path, capsys: pytest.CaptureFi
     (slides / "two.tif").unlink()
     common = ("embed", "--tiles", out, "--slides", slides, "--encoder", MEAN)
     code, _, err = run(*common, "--config", "normalise=1,2", capsys=capsys)
-    assert (code, "--normalise must be six numbers" in err) == (2, True)
-    options = ("--config", "normalise=0,0,0,1,1,1", "--config", f"input_size={32}", "--batch", 4)
+    assert (code, "normalise must be six numbers" in err) == (2, True)
+    options = ("--config", "normalise=0,0,0,1,1,1", "--config", "input_size=32", "--batch", 4)
     code, text, _ = run(*common, *options, "--out", tmp_path / "f", capsys=capsys)
     assert code == 1
     assert "two: failed: no slide of this name" in text

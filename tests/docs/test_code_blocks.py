@@ -139,15 +139,15 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "Run `xmil split --fold`.\n\n<!-- not run: needs a moon -->\n```python\nraise SystemExit\n```\n\n"
-        "```sh\nxmil evaluate --model M --features \\\n  D --out O --seed 1 | head\nxmil nothing\n```\n\n"
-        "    xmil toy --quick\n"
+        "```sh\nxmil evaluate --model M --features \\\n  D --out O --steps 1 | head\nxmil nothing\n```\n\n"
+        "    xmil bench --quick\n"
     )
     [python, shell] = blocks(page)
     assert python == Block(page, "python", "raise SystemExit\n", 5, "needs a moon")
     assert (shell.language, shell.not_run) == ("sh", None)
     lines = list(command_lines(page))
-    assert lines[0] == ["xmil", "evaluate", "--model", "M", "--features", "D", "--out", "O", "--seed", "1"]
-    assert lines[1:] == [["xmil", "nothing"], ["xmil", "toy", "--quick"]]
+    assert lines[0] == ["xmil", "evaluate", "--model", "M", "--features", "D", "--out", "O", "--steps", "1"]
+    assert lines[1:] == [["xmil", "nothing"], ["xmil", "bench", "--quick"]]
     check_command(lines[0][1:])
     with pytest.raises(AssertionError, match="there is no command"):
         check_command(lines[1][1:])

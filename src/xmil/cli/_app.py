@@ -131,7 +131,8 @@ def run(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="xmil: %(message)s")
     try:
         words = [argument for argument in arguments if argument != "--debug"] or ["--help"]
-        code = build(_typed_command(words))(words, prog_name="xmil", standalone_mode=False)
+        app = build(_typed_command(words), every="_XMIL_COMPLETE" in os.environ)
+        code = app(words, prog_name="xmil", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer caught the interrupt
             return _fail("interrupted.", code=INTERRUPTED)

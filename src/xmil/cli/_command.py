@@ -142,7 +142,9 @@ def in_flags(sentence: str, flags: Mapping[str, str]) -> str:
     'pass --patch-size of xmil explain, or forward='
     """
 
-    def say(name: str, value: str) -> str:
+    def say(name: str, value: str | None) -> str:
+        if value is None:  # it is at fault
+            return flags.get(name, f"The {name!r} parameter").removesuffix("=")
         value = value.strip("'\"")
         if name in flags:
             return _with_value(flags[name], value)
@@ -286,6 +288,8 @@ def _on_the_line(kind: Any, default: Any) -> tuple[Any, Any]:
         return list[str], list(map(str, default)) or None if isinstance(default, tuple) else None
     if get_origin(kind) is Mapping or get_origin(kind) is dict:
         return list[str], None
+    if kind is Any:  # a run's folder, or the name of a function that builds a model
+        return Path, default
     if kind in (int, float, bool, Path):
         return kind, default
     return str, default

@@ -19,7 +19,6 @@ SHOWN = 12  # changes that --compare prints
 
 
 @with_examples(
-    "bench --suite evidence --quick",
     "bench --suite evidence --methods method.py:explain --out results",
     "bench --suite paper --quick",
 )
@@ -57,13 +56,17 @@ def _paper(request: BenchRequest, screen: Screen) -> int:
 
     if len(request.suite) > 1:
         raise InputError("--suite paper has tables of its own; run the other suites in a further call.")
-    with progress_bars() as progress:
-        bar = progress.add_task("", total=None)
+    progress = progress_bars()
+    bar = progress.add_task("", total=None)
 
-        def say(text: str, done: int, total: int) -> None:
-            progress.update(bar, description=text, completed=done, total=total or None)
+    def say(text: str, done: int, total: int) -> None:
+        progress.start()  # only once the request has been checked
+        progress.update(bar, description=text, completed=done, total=total or None)
 
+    try:
         table = measure_table1(request, say)
+    finally:
+        progress.stop()
     if screen.as_json:
         print(json.dumps(table.report, indent=2))
         return 0

@@ -9,7 +9,7 @@ from xmil.runs.requests import EmbedRequest
 
 @with_examples(
     "embed --tiles tiles --slides slides --encoder resnet50",
-    "embed --tiles tiles --slides slides --encoder resnet18 --stain-norm --out features",
+    "embed --tiles tiles --slides slides --encoder resnet18 --config stain_norm=true --out features",
 )
 @command(EmbedRequest)
 def embed(request: EmbedRequest, screen: Screen) -> int:

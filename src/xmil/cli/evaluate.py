@@ -9,6 +9,7 @@ from xmil.runs.requests import EvaluateRequest
 
 @with_examples(
     "evaluate --model model.pt --features features --out evaluated",
+    "evaluate --model model.pt --features features --truth regions --out against-truth",
 )
 @command(EvaluateRequest)
 def evaluate(request: EvaluateRequest, screen: Screen) -> int:

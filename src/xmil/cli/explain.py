@@ -171,8 +171,8 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
         listing = listed_slides(request, screen)
         if len(names := [*listing.slides, *listing.twice]) > 1:
             raise InputError(
-                f"{request.slides}: holds {len(names)} slides; pass out=, the folder for their results, "
-                f"or one slide: slides={next(iter(listing.slides.values()), request.slides)}."
+                f"{request.slides}: holds {len(names)} slides; pass `out=`, the folder for their results, "
+                f"or one slide: `slides={next(iter(listing.slides.values()), request.slides)}`."
             )
         with screen.together():
             made = features_of_slides(request, run_folder(names[0]), OneSlide(screen))
@@ -182,8 +182,8 @@ def one_file(request: ExplainRequest, screen: Screen) -> ExplainRequest:
     check_feature_files(files, request.features)
     if files != [request.features]:
         raise InputError(
-            f"{request.features}: holds {len(files)} feature files; pass out=, the folder for their "
-            f"results, or one file: features={files[0]}."
+            f"{request.features}: holds {len(files)} feature files; pass `out=`, the folder for their "
+            f"results, or one file: `features={files[0]}`."
         )
     return request
 
@@ -243,7 +243,7 @@ def _slide_of(name: str, request: ExplainRequest) -> Path:
     if path in listing.slides.values():  # a folder of DICOM files
         return path
     if name not in listing.slides:
-        raise InputError(f"slides={path}: has no slide named {name}; name the slide's file.")
+        raise InputError(f"{path}: has no slide named {name}; name the slide's file.")
     return listing.slides[name]
 
 
@@ -286,7 +286,7 @@ def _draw_picture(
     try:
         write_atomically(path.resolve(), write)
     except FileError as error:
-        return f"{str(error).partition(';')[0]}; pass out=, a folder for scores and pictures."
+        return f"{str(error).partition(';')[0]}; pass `out=`, a folder for scores and pictures."
     return None
 
 

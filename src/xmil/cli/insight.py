@@ -7,7 +7,7 @@ from xmil.cli._screen import Screen, finish_command
 from xmil.runs.requests import InsightRequest
 
 
-@with_examples("insight run", "insight run --slides slides --cohort cohort.csv --causes site --album")
+@with_examples("insight run", "insight run --slides slides --cohort cohort.csv --config causes=site --album")
 @command(InsightRequest)
 def insight(request: InsightRequest, screen: Screen) -> int:
     """Find concepts, strategies, shortcuts and biomarkers in a run; write a report and a card."""

@@ -79,7 +79,7 @@ def split(request: SplitRequest, screen: Screen) -> int:
         and not target.samefile(cohort)
         and not _holds(target, table, name, request.slide_column)
     ):
-        raise InputError(f"{target}: already exists with another table; pass --overwrite, or another out=.")
+        raise InputError(f"{target}: already exists with another table; pass --overwrite, or another `out=`.")
     done.save_column(name, target)
     cases = done.cases
     sides: dict[str, list[int]] = {}  # rows of each side; an empty name for rows without one

@@ -49,7 +49,10 @@ def init(request: StudyRequest, screen: Screen) -> int:
 
 
 @study.command("agreement")
-@with_examples("study agreement run --annotations run/annotations")
+@with_examples(
+    "study agreement run --annotations run/annotations",
+    "study agreement run --annotations qupath --slides slides --out compared",
+)
 @command(AgreementRequest)
 def agreement(request: AgreementRequest, screen: Screen) -> int:
     """Compare a run's scores with the regions that readers drew in the viewer or in QuPath."""

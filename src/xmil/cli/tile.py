@@ -7,7 +7,7 @@ from xmil.cli._screen import Screen, finish_command
 from xmil.runs.requests import TileRequest
 
 
-@with_examples("tile slides --out tiles", "tile slide.svs --magnification 40 --drop pen,blur --out tiles")
+@with_examples("tile slides --out tiles", "tile slide.svs --mpp 0.25 --drop pen,blur --out tiles")
 @command(TileRequest)
 def tile(request: TileRequest, screen: Screen) -> int:
     """Lay patches on the tissue of slides; write corners in TRIDENT's layout, outlines and overviews."""

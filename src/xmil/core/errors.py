@@ -120,15 +120,17 @@ _BAD = re.compile(r"The '(\w+)' parameter of \w+(?= must )")  # as `bad_paramete
 _NAMED = re.compile(r"`([a-z_][a-z0-9_.]*)=([^`]*)`")
 
 
-def name_parameters(sentence: str, say: Callable[[str, str], str]) -> str:
-    """Put the parameters of a sentence into a door's own words; `say` takes the name and the value.
+def name_parameters(sentence: str, say: Callable[[str, str | None], str]) -> str:
+    """Put the parameters of a sentence into a door's own words.
+
+    `say` takes the name and the value, which is None for the parameter at fault of `bad_parameter`.
 
     >>> name_parameters("choose another `out=`, or `restart=True`", lambda name, value: f"--{name}")
     'choose another --out, or --restart'
     >>> name_parameters("The 'size' parameter of read_bag must be an int.", lambda name, value: f"--{name}")
     '--size must be an int.'
     """
-    sentence = _BAD.sub(lambda match: say(match[1], ""), sentence)
+    sentence = _BAD.sub(lambda match: say(match[1], None), sentence)
     return _NAMED.sub(lambda match: say(match[1], match[2]), sentence)
 
 

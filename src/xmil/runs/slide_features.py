@@ -73,10 +73,11 @@ def for_explain(sentence: str) -> str:
     'a.svs: stores no microns per pixel; pass `mpp=`.'
     """
 
-    def say(name: str, value: str) -> str:
+    def say(name: str, value: str | None) -> str:
         if name == "drop":  # an option of tiling alone
             return f"xmil tile and its drop={value}"
-        return f"`{NAMES_IN_EXPLAIN.get(name, name)}={value}`"
+        name = NAMES_IN_EXPLAIN.get(name, name)
+        return f"The {name!r} parameter of explain" if value is None else f"`{name}={value}`"
 
     return name_parameters(sentence, say)
 
