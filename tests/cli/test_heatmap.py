@@ -275,7 +275,8 @@ def test_the_proposed_command_draws_over_the_same_slides(place, capsys):
     line = next(text for text in capsys.readouterr().out.splitlines() if "beyond" in text)
     command = line.partition("; xmil ")[2].removesuffix(" tells them apart.")
     words = shlex.split(command)
-    assert {str(place / "wsi"), str(out), region, "0.4", "side,map", "200"} < set(words)
+    looks = {f"region={region}", "alpha=0.4"}
+    assert {str(place / "wsi"), str(out), *looks, "side,map", "200"} < set(words)
     assert xmil_run(words) == 0
     for path, pixels in before.items():
         after = np.asarray(_image(path))

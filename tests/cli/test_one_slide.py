@@ -45,7 +45,8 @@ def test_the_command_that_keeps_the_scores_can_be_pasted(
     model: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = "--methods lrp,gxi --contexts 8 --interactions 4 --target all --preset exact --no-follow-links"
+    asked = "--methods lrp,gxi --param lrp.contexts=8 --config interactions=4 --target all "
+    asked += "--param lrp.preset=exact --no-follow-links"
     more = [*asked.split(), "--class-names", "no tumour,tumour"]
     bag = p.trident(here.parent)
     code, out, err = run("explain", "--model", model, "--features", bag, *more, capsys=capsys)
@@ -124,5 +125,5 @@ def test_explained_and_not_drawn_is_done_in_part(tmp_path: Path, capsys: pytest.
 
 
 def test_python_words_become_options() -> None:
-    sentence = in_flags("allow more with `params=shapley.permutations=`.", flags_of(ExplainRequest))
+    sentence = in_flags("allow more with `permutations=`.", flags_of(ExplainRequest))
     assert sentence == "allow more with --param shapley.permutations=."

@@ -151,6 +151,9 @@ def in_flags(sentence: str, flags: Mapping[str, str]) -> str:
         setting = find_setting(name) if "set" in flags else None
         if setting is not None:
             return f"--set {setting}={value}"
+        method = find_method(name) if "params" in flags else None
+        if method is not None:
+            return f"{flags['params']} {method}.{name}={value}"
         for command_name, flag in find_elsewhere(name):
             is_named = re.search(rf"\b{command_name}\b", sentence) is not None
             return _with_value(flag, value) + ("" if is_named else f" of xmil {command_name}")
@@ -204,9 +207,20 @@ def say_error(error: XmilError, flags: Mapping[str, str]) -> str:
 
 
 def is_method(name: str | None) -> bool:
-    """Whether the owner of a parameter is an explanation method; only once methods have been imported."""
+    """Whether the owner of a parameter is an explanation method."""
+    return name in _loaded_methods()
+
+
+def find_method(parameter: str) -> str | None:
+    """Find a method that has a parameter."""
+    methods = _loaded_methods()
+    return next((name for name in methods if parameter in methods[name].parameters), None)
+
+
+def _loaded_methods() -> Mapping[str, Any]:
+    """The explanation methods, if they have been imported: an error of theirs is then possible."""
     methods = sys.modules.get("xmil.methods")
-    return methods is not None and name in methods.METHODS
+    return {} if methods is None else methods.METHODS
 
 
 def is_typed(context: Any, name: str) -> bool:

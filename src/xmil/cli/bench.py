@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,17 +57,16 @@ def _paper(request: BenchRequest, screen: Screen) -> int:
 
     if len(request.suite) > 1:
         raise InputError("--suite paper has tables of its own; run the other suites in a further call.")
-    progress = progress_bars()
-    bar = progress.add_task("", total=None)
+    with ExitStack() as stack:
+        progress = progress_bars()
+        bar = progress.add_task("", total=None)
 
-    def say(text: str, done: int, total: int) -> None:
-        progress.start()  # only once the request has been checked
-        progress.update(bar, description=text, completed=done, total=total or None)
+        def say(text: str, done: int, total: int) -> None:
+            if not progress.live.is_started:  # the request has been checked
+                stack.enter_context(progress)
+            progress.update(bar, description=text, completed=done, total=total or None)
 
-    try:
         table = measure_table1(request, say)
-    finally:
-        progress.stop()
     if screen.as_json:
         print(json.dumps(table.report, indent=2))
         return 0

@@ -277,7 +277,7 @@ def warn_of_shortfall(
         return ()
     return (
         f"The largest standard error is {float(stderr.max()):.3g}, above the precision of {precision:.3g}, "
-        f"after {samples} {parameter}; allow more with {parameter}=.",
+        f"after {samples} {parameter}; allow more with `{parameter}=`.",
     )
 
 

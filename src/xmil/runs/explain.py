@@ -551,7 +551,7 @@ class ExplainRun(ModelRun[Explained]):
         if not dropped:
             return None
         current = self.request.places()
-        inputs = [f"{key}={shlex.quote(str(before[key]))}" for key in current if before.get(key)]
+        inputs = [f"`{key}={shlex.quote(str(before[key]))}`" for key in current if before.get(key)]
         changed = any(before.get(key) != value for key, value in current.items())
         options = " ".join(inputs) if changed and inputs else "their `features=`, `cohort=` and `split=`"
         return (
