@@ -108,7 +108,8 @@ def prepare(folder: Path) -> None:
     for name in ("explain", "tile"):  # what other commands build on
         run([*COMMANDS[name](folder), "--out", str(folder / f"done_{name}")])
     labelled = ["--cohort", f"{folder}/cohort.csv", "--out", f"{folder}/done_read"]
-    run([*COMMANDS["explain"](folder), *labelled])
+    *words, _ = COMMANDS["explain"](folder)
+    run([*words, "all", *labelled])  # readers see the predicted class
     plan = make_plan({"readers": ["anna", "ben"], "practice": 0, "washout_days": 0.0})
     make_study([folder / "done_read"], slides=folder / "slides", plan=plan, out=folder / "done_study")
 

@@ -98,7 +98,7 @@ def test_what_the_system_refuses_is_told_in_one_line(
 def test_an_error_of_the_system_without_a_file_names_the_way_out(
     number: int, way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("xmil.cli._app.build", refuse)

@@ -17,7 +17,7 @@ from xmil.viewer.annotations import AnnotationFiles
 EXPORTS = (
     "qupath,asap,dicom,dicom-annotations,ome-zarr,spatialdata,anndata,geojson,scores,colours,csv,parquet"
 )
-ONE = ["--quick", "--task", "standard", "--config", "repetitions=1", "--only"]
+ONE = ["--quick", "--task", "standard", "--repetitions", "1", "--only"]
 
 
 def commands(data: Path) -> dict[str, list[str]]:
@@ -37,9 +37,9 @@ def commands(data: Path) -> dict[str, list[str]]:
             "bench", "--suite", "evidence", *ONE, "--methods", f"{data}/mine.py:score", "--methods", "lrp",
             "--model", f"{data}/net.py:build",
         ],
-        "toy": [
-            "toy", "--task", "standard", "--methods", "lrp", "--config", "repetitions=1", "--epochs", "1",
-            "--bags", "8,4,4",
+        "paper": [
+            "bench", "--suite", "paper", "--model", "attnmil", "--task", "standard", "--methods", "lrp", "--repetitions", "1", "--config",
+            "epochs=1", "--config", "bags=8,4,4",
         ],
     }  # fmt: skip
     shared = ("tile", "embed", "train", "predict", "evaluate", "insight")

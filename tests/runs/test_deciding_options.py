@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_every_option_that_decides_makes_another_run(
     cohort = make_cohort(tmp_path, 1)
     features = {"model": cohort / "m0.safetensors", "features": cohort / "features"}
     request = kind.build(out=cohort / "run", **({"slides": cohort} if kind is TileRequest else features))
-    other = run_of(replace(request, **{name: OTHER.get(name) or getattr(request, name) + 1}))
+    other = run_of(request.replace(**{name: OTHER.get(name) or getattr(request, name) + 1}))
     assert other.fingerprint != run_of(request).fingerprint
     assert other.folder.settings == other.settings()  # once: folders of earlier versions have no more
 
@@ -72,7 +72,6 @@ def test_no_verb_with_such_options_is_left_out() -> None:
     assert {kind for kind in final if deciding(kind)} == set(VERBS)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NewRequest(ExplainRequest):
     """A request with an option that no run knows of."""
 

@@ -212,7 +212,7 @@ def test_a_split_replaces_no_other_table(tmp_path: Path, capsys: pytest.CaptureF
     assert "--overwrite" in told
     assert (tmp_path / "mine.csv").read_text() == mine
     assert run([*words, f"{tmp_path}/new.csv"]) == 0
-    assert run([*words, f"{tmp_path}/new.csv", "--config", "seed=1"]) == 0  # its own result
+    assert run([*words, f"{tmp_path}/new.csv", "--seed", "1"]) == 0  # its own result
     assert run([*words, f"{tmp_path}/mine.csv", "--overwrite"]) == 0
 
 

@@ -381,9 +381,9 @@ def test_more_models_than_anyone_means_are_refused(changes: dict[str, Any]) -> N
         ["explain", "--param", "lrp.contexts=1000000000"],
         ["explain", "--methods", "ig", "--param", "ig.steps=1000000000"],
         ["explain", "--config", "seed=-5"],
-        ["bench", "--suite", "evidence", "--quick", "--config", "seed=-1"],
-        ["bench", "--suite", "evidence", "--quick", "--config", "repetitions=0"],
-        ["toy", "--quick", "--config", "seed=-1"],
+        ["bench", "--suite", "evidence", "--quick", "--seed", "-1"],
+        ["bench", "--suite", "evidence", "--quick", "--repetitions", "0"],
+        ["bench", "--suite", "paper", "--quick", "--seed", "-1"],
         ["evaluate", "--methods", "lrp", "--steps", "1000000000"],
         ["evaluate", "--methods", "lrp", "--orders", "1000000000"],
     ],
@@ -403,7 +403,7 @@ def test_numbers_nobody_means_are_refused(
 def test_more_repetitions_than_there_are_seeds_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = ["--quick", "--config", "repetitions=1000000000", "--out", str(tmp_path / "out")]
+    out = ["--quick", "--repetitions", "1000000000", "--out", str(tmp_path / "out")]
     for words in (["bench", "--suite", "evidence"], ["toy"]):
         assert run([*words, *out]) == 2
         assert "1000" in last_line(capsys)

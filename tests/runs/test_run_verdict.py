@@ -212,8 +212,8 @@ def test_a_run_of_maps_without_an_order_cannot_tell(cohort: Path, tmp_path: Path
 
 
 def test_warnings_of_several_methods_name_theirs(cohort: Path, tmp_path: Path) -> None:
-    one = explained(cohort, tmp_path / "one", methods=["gxi"], contexts=4, check="none").table()
-    two = explained(cohort, tmp_path / "two", methods=["gxi", "random"], contexts=4, check="none").table()
+    one = explained(cohort, tmp_path / "one", methods=["gxi"], params={"gxi": {"contexts": 4}}, check="none").table()
+    two = explained(cohort, tmp_path / "two", methods=["gxi", "random"], params={"gxi": {"contexts": 4}}, check="none").table()
     assert one["warnings"].str.startswith("The scores are means").all()
     assert two["warnings"].str.startswith("gxi: The scores are means").all()
 

@@ -131,7 +131,10 @@ class Request(BaseModel):
     @classmethod
     def _accept_plain_values(cls, value: Any, info: Any) -> Any:
         """Accept what stands for a value at any door: one for several, text with commas, NumPy's numbers."""
-        kind = field_kind(cls.model_fields[info.field_name])
+        field = cls.model_fields[info.field_name]
+        kind = field_kind(field)
+        if value is None and kind is not field.annotation:  # it may be missing
+            return None
         if get_origin(kind) is tuple:
             return _several(get_args(kind)[0], value)
         return _one(kind, value)
@@ -305,8 +308,6 @@ def _signature(request: type[Request], positional: tuple[str, ...]) -> inspect.S
 
 def _several(kind: Any, value: Any) -> Any:
     """Accept one value for several, and text with commas for a list of anything but paths."""
-    if value is None:
-        return value
     if isinstance(value, str) and kind is not Path and kind is not Any:
         value = [] if value == "none" else [part.strip() for part in value.split(",") if part.strip()]
     if (
