@@ -341,7 +341,7 @@ def _two_for_one(sets: _Sets, members: Tensor) -> Tensor | None:
 def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | None, int]:
     """Try all sets of each size from the lower bound up, as far as evaluations allow."""
     top = sets.n if best is None else len(best)
-    while lower < top and comb(sets.n, lower) <= min(sets.left, EXHAUSTIVE):
+    while lower < top and _affordable(sets, lower):
         for members, logits in _every_group(sets, lower):
             gains = sets.gains(logits)
             near = members[gains > -TIE * logits.abs().amax(dim=1).clamp(min=sets.size)]
@@ -354,22 +354,41 @@ def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | Non
     return best, lower
 
 
-def _rivals(sets: _Sets, members: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Find sets (k, m) of the same size that reach the goal, how far, and whether these are all of them.
+def _rivals(sets: _Sets, members: Tensor) -> tuple[int, list[Tensor], bool]:
+    """Count the sets of the same size that reach the goal, find the strongest, and whether all were tried.
 
-    Try all sets of this size if that is affordable, else those that differ from this one in one member.
+    All sets of this size are tried if that is affordable, else those that differ from this one in one member.
     """
-    size, every = len(members), torch.arange(sets.n, device=sets.device)
+    size, everybody = len(members), torch.arange(sets.n, device=sets.device)
+    every, by_exchange = True, False
     if size == 1:
-        reached, strength = sets.strengths(sets.toggled(every[:0], every))
-        return every[reached].unsqueeze(1), strength[reached], True
-    affordable = comb(sets.n, size) <= min(sets.left, EXHAUSTIVE)
-    groups, strengths = [], []
-    for group, logits in _every_group(sets, size) if affordable else _exchanges(sets, members):
-        reached, strength = sets.strengths(logits)
-        groups.append(group[reached])
-        strengths.append(strength[reached])
-    return torch.cat(groups), torch.cat(strengths), affordable
+        tried = iter([(everybody.unsqueeze(1), sets.toggled(everybody[:0], everybody))])
+    elif _affordable(sets, size):
+        tried = _every_group(sets, size)
+    else:
+        every, by_exchange = False, True
+        tried = _exchanges(sets, members)
+
+    count, best, best_strengths = 0, [], []
+    for group, logits in tried:
+        reached, strengths = sets.strengths(logits)
+        count += int(reached.sum())
+        best.append(group[reached])
+        best_strengths.append(strengths[reached])
+        strongest = torch.cat(best_strengths).argsort(descending=True, stable=True)[:TIES]
+        best = [torch.cat(best)[strongest]]
+        best_strengths = [torch.cat(best_strengths)[strongest]]
+
+    rivals = list(torch.cat(best)) if best else []
+    if by_exchange:
+        rivals = [_exchange(members, int(place), row) for place, row in rivals]
+    return count, rivals, every
+
+
+def _affordable(sets: _Sets, size: int) -> bool:
+    """Whether all sets of a size may be tried."""
+    most = min(sets.left, EXHAUSTIVE)
+    return sets.n <= most and comb(sets.n, size) <= most
 
 
 def _every_group(sets: _Sets, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -381,26 +400,34 @@ def _every_group(sets: _Sets, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _exchanges(sets: _Sets, members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a set and those that differ from it in one member, as far as evaluations allow."""
-    own, outside = members.unsqueeze(0), sets.outside(members)
-    yield own, sets.game.run(sets.masks(own))
-    for i in range(len(members)):
+    """Yield exchanges (k, 2) of one member, with their logits, as far as evaluations allow.
+
+    An exchange is the place of the member that leaves and the row that comes; the first one changes nothing.
+    """
+    outside = sets.outside(members)
+    none = torch.stack([torch.zeros_like(members[0]), members[0]])
+    yield none.unsqueeze(0), sets.game.run(sets.masks(members.unsqueeze(0)))
+    for place in range(len(members)):
         if sets.left < len(outside):
             return
-        rest = torch.cat([members[:i], members[i + 1 :]])
-        group = torch.cat([rest.expand(len(outside), -1), outside.unsqueeze(1)], dim=1)
-        yield group, sets.toggled(rest, outside)
+        rest = torch.cat([members[:place], members[place + 1 :]])
+        yield torch.stack([torch.full_like(outside, place), outside], dim=1), sets.toggled(rest, outside)
+
+
+def _exchange(members: Tensor, place: int, row: Tensor) -> Tensor:
+    """Replace the member at a place by a row."""
+    return torch.cat([members[:place], members[place + 1 :], row.view(1)])
 
 
 def _result(sets: _Sets, members: Tensor | None, lower: int) -> MinimalSet:
     problem = (sets.kind, sets.target, sets.decided, sets.n)
     if members is None:
         return MinimalSet(None, lower, None, *problem, sets.tried)
-    rivals, strengths, every = _rivals(sets, members)
-    for place in strengths.argsort(descending=True, stable=True)[:TIES]:
-        if sets.confirm(rivals[place]):
-            members = rivals[place]
+    count, rivals, every = _rivals(sets, members)
+    for rival in rivals:
+        if sets.confirm(rival):
+            members = rival
             break
     rows = np.sort(members.cpu().numpy()).astype(np.int64)
     lower = min(lower, len(rows))  # a set that the model confirms refutes a higher bound
-    return MinimalSet(rows, lower, len(rows), *problem, sets.tried, max(1, len(rivals)), every)
+    return MinimalSet(rows, lower, len(rows), *problem, sets.tried, max(1, count), every)
