@@ -193,6 +193,12 @@ class _Sets:
         """Run a set (m,) with each of the rows (k,) added or removed: logits (k, c)."""
         return self.game.toggled(self.masks(members.unsqueeze(0))[0], rows)
 
+    def prefixes(self, order: Tensor, sizes: list[int]) -> Tensor:
+        """Run the sets of the first m instances of an order (n,), for each size m: logits (len(sizes), c)."""
+        if self.kind == "flip":
+            order, sizes = order.flip(0), [self.n - m for m in sizes]
+        return self.game.nested(order.unsqueeze(0), sizes)[0]
+
     def outside(self, members: Tensor) -> Tensor:
         """List the rows that are not in a set."""
         free = torch.ones(self.n, dtype=torch.bool, device=self.device)
@@ -234,7 +240,7 @@ def _search(sets: _Sets, bound: Bound) -> MinimalSet:
     if lower >= sets.n:
         return _result(sets, None, sets.n)
     best = None
-    for members in _candidates(sets, bound, differences):
+    for members in _candidates(sets, bound, differences, lower):
         members = None if members is None else _confirm(sets, members)
         if members is not None and (best is None or len(members) < len(best)):
             best = members
@@ -262,7 +268,7 @@ def _confirm(sets: _Sets, members: Tensor) -> Tensor | None:
     return None
 
 
-def _candidates(sets: _Sets, bound: Bound, differences: Tensor) -> Iterator[Tensor | None]:
+def _candidates(sets: _Sets, bound: Bound, differences: Tensor, lower: int) -> Iterator[Tensor | None]:
     """Yield sets that reach the goal, from one search after another."""
     if sets.kind == "flip":
         for d in differences:
@@ -272,7 +278,9 @@ def _candidates(sets: _Sets, bound: Bound, differences: Tensor) -> Iterator[Tens
     everybody = torch.arange(sets.n, device=sets.device)
     gains = sets.try_each(everybody[:0], everybody)
     yield _first_prefix(sets, gains.argsort(descending=True, stable=True))
-    yield _greedy(sets)
+    evaluations = lower * sets.n - lower * (lower - 1) // 2  # of as many greedy steps as it takes at least
+    if evaluations <= sets.left:
+        yield _greedy(sets)
 
 
 def _first_prefix(sets: _Sets, order: Tensor) -> Tensor | None:
@@ -290,9 +298,7 @@ def _first_prefix(sets: _Sets, order: Tensor) -> Tensor | None:
 def _first_size(sets: _Sets, order: Tensor, sizes: list[int]) -> int | None:
     for start in range(0, len(sizes), 64):
         part = sizes[start : start + 64]
-        rank = torch.empty_like(order).scatter_(0, order, torch.arange(sets.n, device=sets.device))
-        inside = rank < torch.tensor(part, device=sets.device).unsqueeze(1)
-        hits = sets.gains(sets.game.run(inside ^ (sets.kind == "flip"))).isinf().nonzero()
+        hits = sets.gains(sets.prefixes(order, part)).isinf().nonzero()
         if len(hits):
             return part[int(hits[0, 0])]
     return None
@@ -318,24 +324,33 @@ def _thin(sets: _Sets, members: Tensor) -> Tensor:
         if not gains.isinf().any():
             break
         place = int(gains.isinf().nonzero()[0, 0])
-        members = torch.cat([members[:place], members[place + 1 :]])
+        members = _without(members, [place])
     return members
 
 
 def _two_for_one(sets: _Sets, members: Tensor) -> Tensor | None:
-    m = len(members)
-    pairs = torch.tensor(list(islice(combinations(range(m), 2), BATCH)), device=sets.device)
-    keep = torch.ones(len(pairs), m, dtype=torch.bool, device=sets.device).scatter_(1, pairs, False)
-    rests = members.expand(len(pairs), -1)[keep].view(len(pairs), m - 2)
+    """Replace two members by one instance: try the pairs whose loss costs least; None if that fails."""
+    pairs = torch.tensor(list(islice(combinations(range(len(members)), 2), BATCH)), device=sets.device)
     gains = torch.zeros(len(pairs), device=sets.device)
-    if m > 2:
-        gains = sets.gains(sets.game.run(sets.masks(rests)))
+    if len(members) > 2:
+        gains = torch.cat([
+            sets.try_each(_without(members, [int(first)]), members[pairs[pairs[:, 0] == first, 1]])
+            for first in pairs[:, 0].unique()
+        ])  # fmt: skip
     for place in gains.topk(min(EXCHANGED, len(pairs))).indices:
-        outside = sets.outside(rests[place])
-        hits = sets.try_each(rests[place], outside).isinf().nonzero().squeeze(1)
+        rest = _without(members, pairs[place].tolist())
+        outside = sets.outside(rest)
+        hits = sets.try_each(rest, outside).isinf().nonzero().squeeze(1)
         if len(hits):
-            return torch.cat([rests[place], outside[hits[:1]]])
+            return torch.cat([rest, outside[hits[:1]]])
     return None
+
+
+def _without(members: Tensor, places: list[int]) -> Tensor:
+    """Remove the members at some places."""
+    stays = torch.ones(len(members), dtype=torch.bool, device=members.device)
+    stays[places] = False
+    return members[stays]
 
 
 def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | None, int]:
@@ -410,13 +425,13 @@ def _exchanges(sets: _Sets, members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     for place in range(len(members)):
         if sets.left < len(outside):
             return
-        rest = torch.cat([members[:place], members[place + 1 :]])
+        rest = _without(members, [place])
         yield torch.stack([torch.full_like(outside, place), outside], dim=1), sets.toggled(rest, outside)
 
 
 def _exchange(members: Tensor, place: int, row: Tensor) -> Tensor:
     """Replace the member at a place by a row."""
-    return torch.cat([members[:place], members[place + 1 :], row.view(1)])
+    return torch.cat([_without(members, [place]), row.view(1)])
 
 
 def _result(sets: _Sets, members: Tensor | None, lower: int) -> MinimalSet:
