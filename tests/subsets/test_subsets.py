@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import xmil
+from xmil.core.errors import UnsupportedError
 from xmil.models import AttnMIL, MaxPool, MILModel
-from xmil.network import Network
+from xmil.network import Network, open_network
 from xmil.subsets import MODES, Subsets, memory_budget, open_subsets
 
 N, WIDTH = 11, 6
@@ -250,3 +252,56 @@ def test_small_budgets_and_slabs_change_nothing(name: str, monkeypatch: pytest.M
     monkeypatch.setattr("xmil.subsets.closed_forms.BLOCK", 3)
     with memory_budget(1):
         torch.testing.assert_close(outputs(), expected, rtol=1e-9, atol=1e-12)
+
+
+class Skewed(nn.Module):
+    """A network whose outputs are not finite for one or two instances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        squares = (x - x.mean(dim=1, keepdim=True)).square().sum(dim=1)
+        return self.head(((1 + squares) / (x.shape[1] - 2)).sqrt())
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda parts: parts.run(torch.eye(N, dtype=torch.bool)[:2]),
+        lambda parts: parts.nested(torch.arange(N).unsqueeze(0), [5, 2, 1]),
+        lambda parts: parts.prefixes(torch.arange(N).unsqueeze(0)),
+        lambda parts: parts.toggled(torch.eye(N, dtype=torch.bool)[0], torch.tensor([3])),
+        lambda parts: parts.joined(torch.tensor([0]), torch.tensor([3])),
+        lambda parts: parts.singles(),
+    ],
+)
+@torch.no_grad()
+def test_parts_too_small_for_the_network_are_refused(ask: Callable[[Subsets], Tensor]) -> None:
+    parts = open_subsets(open_network(Skewed(), bag_of()[0])[0], bag_of())
+    with pytest.raises(UnsupportedError, match="at least 3 patches"):
+        ask(parts)
+
+
+@torch.no_grad()
+def test_parts_large_enough_for_the_network_are_run() -> None:
+    parts = open_subsets(open_network(Skewed(), bag_of()[0])[0], bag_of())
+    assert parts.nested(torch.arange(N).unsqueeze(0), [3, 8]).isfinite().all()
+    assert parts.without_each().isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["attnmil", "maxpool", "transmil"])
+@torch.no_grad()
+def test_outputs_of_a_closed_form_that_are_not_finite_are_refused(name: str) -> None:
+    """A patch so large that its own output overflows; the others are ordinary."""
+    model, x = model_of(name), bag_of()
+    x[0, 2] = 1e308
+    parts, alone = open_subsets(Network(model), x), torch.arange(N) == 2
+    assert parts.run(~alone.unsqueeze(0)).isfinite().all()
+    with pytest.raises(UnsupportedError, match="not finite"):
+        parts.run(alone.unsqueeze(0))
+    with pytest.raises(UnsupportedError, match="not finite"):
+        parts.toggled(~alone, torch.tensor([2]))
+    with pytest.raises(UnsupportedError, match="not finite"):
+        parts.full  # noqa: B018  # a property that runs the model

@@ -594,13 +594,14 @@ def _too_few_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> 
 def fewest_instances(network: Network, x: Tensor, least: int) -> int:
     """Find the smallest number of instances of a bag (1, n, d), at least `least`, that a module runs on.
 
-    Return `least` if the module runs on no part of the bag.
+    A module whose outputs are not finite does not run. Return `least` if it runs on no part of the bag.
     """
     n = x.shape[1]
 
     def runs(k: int) -> bool:
         rows = torch.arange(k, device=x.device)
-        return _runs(lambda: network.logits(x[:, :k], rows.unsqueeze(0)))
+        logits = attempt(lambda: network.logits(x[:, :k], rows.unsqueeze(0)))
+        return logits is not None and bool(torch.isfinite(logits).all())
 
     if least >= n - 1 or runs(least) or not runs(n - 1):
         return least

@@ -9,7 +9,7 @@ from xmil.models import AddMIL, MaxPool, PooledMIL
 from xmil.network import Network
 from xmil.subsets.bounds import Bound, bound_of
 from xmil.subsets.closed_forms import WIDEST, AdditiveSubsets, MaxSubsets, PooledSubsets
-from xmil.subsets.engine import MODES, Subsets, memory_budget
+from xmil.subsets.engine import MODES, Subsets, check_finite, memory_budget
 
 CLOSED_FORMS = {
     "softmax": (PooledMIL, PooledSubsets),
@@ -17,7 +17,7 @@ CLOSED_FORMS = {
     "additive": (AddMIL, AdditiveSubsets),
 }
 
-__all__ = ["MODES", "Bound", "Subsets", "bound_of", "memory_budget", "open_subsets"]
+__all__ = ["MODES", "Bound", "Subsets", "bound_of", "check_finite", "memory_budget", "open_subsets"]
 
 
 @torch.no_grad()

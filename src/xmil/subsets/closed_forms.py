@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from xmil.models import AddMIL, MaxPool, PooledMIL
 from xmil.network import Network, Watch
-from xmil.subsets.engine import SLAB, Subsets
+from xmil.subsets.engine import SLAB, Subsets, check_finite
 
 Layers = list[tuple[Tensor, Tensor]]  # weights (out, in) and biases (out,) of linear layers
 WIDEST = 600.0  # attention logits with a wider range underflow in double precision
@@ -107,7 +107,7 @@ class PooledSubsets(Subsets):
         others = masks.index_fill(1, rows, False)
         sizes = (others.sum(dim=1, keepdim=True) + choices.sum(dim=2)).unsqueeze(-1)  # (b, m, 1)
         sums = (others.double() @ self.terms).unsqueeze(1) + choices.double() @ self.terms[rows]
-        return self._with_ends(sizes, self._read(sums))
+        return check_finite(self, self._with_ends(sizes, self._read(sums)), sizes.squeeze(-1))
 
     def toggled(self, mask: Tensor, rows: Tensor) -> Tensor:
         """Like `Subsets.toggled`; add or subtract one term of the sums."""
@@ -123,7 +123,7 @@ class PooledSubsets(Subsets):
         outputs, rerun = self._with_ends(sizes, torch.cat(out)), torch.cat(imprecise) & (sizes[:, 0] > 0)
         if bool(rerun.any()):
             outputs[rerun] = super().toggled(mask, rows[rerun])
-        return outputs
+        return check_finite(self, outputs, sizes.squeeze(1).long())
 
     def joined(self, company: Tensor, rows: Tensor) -> Tensor:
         """Like `Subsets.joined`; add one term to the sums."""
@@ -259,7 +259,8 @@ class MaxSubsets(Subsets):
             without = torch.where(owner[0] == part.unsqueeze(1), top[1], top[0])
             joined = torch.maximum(top[0], h[part])
             out.append(self._head(torch.where(mask[part].unsqueeze(1), without, joined), "remove"))
-        return torch.cat(out)
+        sizes = mask.sum() + torch.where(mask[rows], -1, 1)
+        return check_finite(self, torch.cat(out), sizes)
 
     joined = PooledSubsets.joined  # one instance may raise the maxima
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xmil.core.errors import bad_parameter
-from xmil.network import Network, frozen
+from xmil.core.errors import UnsupportedError, bad_parameter
+from xmil.network import Network, fewest_instances, frozen
 
 MODES = ("remove", "mask")
 SMALL = 200  # largest bag that `without_each` runs as sub-bags, bit for bit like a user would
@@ -41,7 +41,8 @@ class Subsets:
     them by the vector `fill` (d,). The empty part is n such vectors; without a fill, zeros. Outputs are in
     double precision; `full` and `empty` (1, c) are those of all and of no instances, `logits` those of the
     full bag in the model's precision. `cost` is the cost of one part: "run", a run of the model, "head", a
-    sum or maximum and the model's head, or "sum", the sum alone.
+    sum or maximum and the model's head, or "sum", the sum alone. Outputs that are not finite are refused, see
+    `check_finite`.
 
     This class runs any model, with parts of equal size in batches. `xmil.subsets.open_subsets` builds one.
     """
@@ -64,13 +65,13 @@ class Subsets:
     @cached_property
     def full(self) -> Tensor:
         """The outputs (1, c) of all instances in double precision."""
-        return self.logits.double()
+        return check_finite(self, self.logits.double(), [self.n])
 
     @cached_property
     def empty(self) -> Tensor:
         """The outputs (1, c) of no instances, computed on first use."""
         with frozen(self.network.module), torch.no_grad():
-            return self._aggregate_none().double()
+            return check_finite(self, self._aggregate_none().double(), [0])
 
     @property
     def n_bytes(self) -> int:
@@ -82,18 +83,20 @@ class Subsets:
         sizes = masks.sum(dim=1)
         inner = ((sizes > 0) & (sizes < self.n)).nonzero().squeeze(1)
         if len(inner) == len(masks) > 0:
-            return self._run(masks, mode)
+            return check_finite(self, self._run(masks, mode), sizes, mode=mode)
         out = self.full.repeat(len(masks), 1)
         if bool((sizes == 0).any()):
             out[sizes == 0] = self.empty
         if len(inner):
-            out[inner] = self._run(masks[inner], mode)
+            out[inner] = check_finite(self, self._run(masks[inner], mode), sizes[inner], mode=mode)
         return out
 
     def nested(self, orders: Tensor, sizes: Sequence[int], *, mode: str = "remove") -> Tensor:
         """Outputs (q, len(sizes), c) of the first m instances of orders (q, n), for each size m."""
         inner = sorted({m for m in sizes if 0 < m < self.n})
-        columns = [self._nested(orders, inner, mode)] if inner else []
+        columns = []
+        if inner:
+            columns.append(check_finite(self, self._nested(orders, inner, mode), inner, mode=mode))
         for size, ends in ((self.n, "full"), (0, "empty")):
             if size in sizes:
                 columns.append(getattr(self, ends).expand(len(orders), 1, -1))
@@ -104,7 +107,9 @@ class Subsets:
     def prefixes(self, orders: Tensor) -> Tensor:
         """Outputs (p, n + 1, c) of the first 0..n instances of orders (p, n)."""
         none, everything = (end.expand(len(orders), 1, -1) for end in (self.empty, self.full))
-        inner = [self._prefixes(orders)] if self.n > 1 else []
+        inner = []
+        if self.n > 1:
+            inner.append(check_finite(self, self._prefixes(orders), range(1, self.n)))
         return torch.cat([none, *inner, everything], dim=1)
 
     def around(self, masks: Tensor, rows: Tensor, choices: Tensor) -> Tensor:
@@ -130,7 +135,8 @@ class Subsets:
         """Outputs (k, c) of a company (m,) joined by each of the rows (k,), which it must not contain."""
         parts = torch.cat([company.expand(len(rows), -1), rows.unsqueeze(1)], dim=1).sort(dim=1).values
         batches = self.batches(len(rows), parts.shape[1])
-        return torch.cat([self._rows(parts[batch], "remove") for batch in batches]).double()
+        outputs = torch.cat([self._rows(parts[batch], "remove") for batch in batches]).double()
+        return check_finite(self, outputs, [parts.shape[1]])
 
     def beside(self, company: Tensor, spare: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (k, c) of a company (m,) with each of the rows (k,), and without it.
@@ -151,7 +157,9 @@ class Subsets:
     def singles(self) -> Tensor:
         """Outputs (n, c) of each instance alone."""
         rows = torch.arange(self.n, device=self.x.device).unsqueeze(1)
-        return torch.cat([self._rows(rows[batch], "remove") for batch in self.batches(self.n, 1)]).double()
+        batches = self.batches(self.n, 1)
+        outputs = torch.cat([self._rows(rows[batch], "remove") for batch in batches]).double()
+        return check_finite(self, outputs, [1])
 
     def without_each(self) -> Tensor:
         """Outputs (n, c) of the bag without each of its instances; without its only one it is the empty bag.
@@ -161,7 +169,8 @@ class Subsets:
         rows = torch.arange(self.n, device=self.x.device)
         if 1 < self.n <= SMALL:
             parts = [rows[rows != k] for k in rows]
-            return torch.cat([self.network(self.x[:, part], part.unsqueeze(0)) for part in parts]).double()
+            outputs = torch.cat([self.network(self.x[:, part], part.unsqueeze(0)) for part in parts]).double()
+            return check_finite(self, outputs, [self.n - 1])
         return self.toggled(torch.ones_like(rows, dtype=torch.bool), rows)
 
     def batches(self, n_bags: int, n: int) -> Iterator[slice]:
@@ -212,3 +221,47 @@ class Subsets:
 
     def _prefixes(self, orders: Tensor) -> Tensor:
         return self._nested(orders, list(range(1, self.n)), "remove")
+
+
+def check_finite(
+    game: Subsets, outputs: Tensor, sizes: Tensor | Sequence[int], *, mode: str = "remove"
+) -> Tensor:
+    """Return the outputs (..., c) of parts of a bag, or refuse them if any is NaN or infinite.
+
+    `sizes` (...) has the instances of each part, or the one size of all. The error names the size below which
+    the network stops working.
+    """
+    finite = torch.isfinite(outputs).all(dim=-1)
+    if bool(finite.all()):
+        return outputs
+    each = torch.as_tensor(sizes, device=outputs.device).expand_as(finite)
+    raise _non_finite_error(game, int(each[~finite].max()), mode)
+
+
+def _non_finite_error(game: Subsets, size: int, mode: str) -> UnsupportedError:
+    """Make the error for outputs that are not finite on `size` instances of a bag."""
+    name, n = game.network.name, game.n
+    if size == n:
+        bag = game.network.companions.name
+        return UnsupportedError(f"The outputs of {name} are not finite for {bag}; check the model.")
+    if size == 0:
+        return UnsupportedError(
+            f"The outputs of {name} are not finite for the empty bag, a bag of {n} zero vectors; pass "
+            "forward= that returns a finite output for it."
+        )
+    if mode == "mask":
+        return UnsupportedError(
+            f"The outputs of {name} are not finite if {n - size} of the {n} patches are zero vectors; check "
+            "the model, or use mode='remove'."
+        )
+    keep = "use the methods lrp, ig or gxi, which keep the full bag"
+    least = fewest_instances(game.network, game.x, size)
+    if least > size:
+        return UnsupportedError(
+            f"{name} needs at least {least} patches, but this call removes patches and its outputs are not "
+            f"finite for {size} of {n}; {keep}."
+        )
+    return UnsupportedError(
+        f"The outputs of {name} are not finite for some bags of {size} of the {n} patches; check the model, "
+        f"or {keep}."
+    )
