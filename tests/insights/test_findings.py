@@ -327,6 +327,42 @@ def test_strategies_split_where_reasons_differ_and_only_there() -> None:
     assert find_strategies(np.ones((1, 3))).count == 1
 
 
+def gaussian_profiles(seed: int, n: int, varying: int) -> np.ndarray:
+    """Profiles of one Gaussian cloud around zero that varies in some of its six concepts."""
+    rng = np.random.default_rng(seed)
+    spread = np.where(np.arange(6) < varying, 1.0, 0.05)
+    return rng.normal(size=(n, 6)) * spread
+
+
+@pytest.mark.parametrize("varying", [2, 3])
+def test_one_cloud_of_cases_is_one_strategy(varying: int) -> None:
+    """Unit length spreads such a cloud over a circle, of which any split has a fair silhouette."""
+    found = [find_strategies(gaussian_profiles(seed, 24, varying), seed=seed) for seed in range(4)]
+    assert [s.count for s in found] == [1] * 4
+    assert max(s.silhouette for s in found) > 0.25  # convincing, had it not been tested
+
+
+def test_alike_slides_of_a_patient_are_no_strategy() -> None:
+    rng = np.random.default_rng(1)
+    profiles = np.repeat(gaussian_profiles(1, 16, 2), 4, axis=0) + 0.01 * rng.normal(size=(64, 6))
+    cases = [f"p{i}" for i in np.repeat(np.arange(16), 4)]
+    assert find_strategies(profiles, cases=cases).count == 1
+    few = find_strategies(profiles[:28], cases=cases[:28])  # seven cases
+    assert (few.count, few.p) == (1, 1.0)
+
+
+def test_two_clouds_are_found_by_case() -> None:
+    rng = np.random.default_rng(2)
+    profiles = np.repeat([[4.0, 0.0, 0.0], [0.0, 4.0, 0.0]], 20, axis=0) + 0.5 * rng.normal(size=(40, 3))
+    cases = [i // 2 for i in range(40)]
+    found = find_strategies(profiles, cases=cases)
+    assert (found.count, found.tested) == (2, 2)
+    assert found.p <= 0.05
+    assert np.array_equal(found.labels[::2], found.labels[1::2])
+    assert set(found.labels[:20]) != set(found.labels[20:])
+    assert np.array_equal(found.embedding[::2], found.embedding[1::2])
+
+
 def test_the_mask_follows_its_definition() -> None:
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(5, 400))

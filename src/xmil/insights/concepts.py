@@ -360,7 +360,7 @@ class Strategies:
 
 @dataclass(frozen=True, eq=False)
 class _Split:
-    """A clustering into k groups: labels (m,), centres (k, d), and the silhouette, 0 if a group is too small."""
+    """A clustering into k groups: labels (m,), centres (k, d), silhouette; 0 if a group is too small."""
 
     labels: IntArray
     centres: npt.NDArray[np.float64]
