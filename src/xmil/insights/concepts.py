@@ -44,10 +44,10 @@ REMOVAL = ("concept", "relevance", "predicted", "measured")
 MOST = 8
 CONVINCING = 0.25  # the least silhouette for a split
 SMALLEST_GROUP, LEAST_SHARE = 3, 0.02  # cases of a strategy: a single odd case does not form one
-RESTARTS = 4  # of k-means
+RESTARTS = 3  # of k-means
 COMPARED = 1_000  # cases of a silhouette, which takes quadratic time
 CLOUDS, CLOUD_BLOCK = 99, 11  # single clouds that a split is compared with, and how many are drawn at a time
-LEVEL = 0.05  # the largest p of a split that counts
+LEVEL = 0.01  # the largest p of a split that counts, as for shortcuts
 LEADERS = 3  # concepts to name for a strategy
 
 
@@ -425,6 +425,7 @@ def _main_plane(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _split_all(x: npt.NDArray[np.float64], *, seed: int) -> list[_Split]:
     """Split profiles of unit length (m, k) into 2, 3, ... groups; none if there are too few."""
+    from sklearn import config_context
     from sklearn.cluster import KMeans
     from sklearn.metrics import pairwise_distances, silhouette_score
 
@@ -437,11 +438,12 @@ def _split_all(x: npt.NDArray[np.float64], *, seed: int) -> list[_Split]:
     distances = pairwise_distances(x[rows])
     splits = []
     for k in range(2, most + 1):
-        fitted = KMeans(k, n_init=RESTARTS, random_state=seed).fit(x)
-        labels = fitted.labels_.astype(np.int64)
-        silhouette = 0.0
-        if np.bincount(labels, minlength=k).min() >= smallest and len(np.unique(labels[rows])) > 1:
-            silhouette = float(silhouette_score(distances, labels[rows], metric="precomputed"))
+        with config_context(assume_finite=True, skip_parameter_validation=True):  # hundreds of small fits
+            fitted = KMeans(k, n_init=RESTARTS, random_state=seed).fit(x)
+            labels = fitted.labels_.astype(np.int64)
+            silhouette = 0.0
+            if np.bincount(labels, minlength=k).min() >= smallest and len(np.unique(labels[rows])) > 1:
+                silhouette = float(silhouette_score(distances, labels[rows], metric="precomputed"))
         splits.append(_Split(labels, fitted.cluster_centers_, silhouette))
     return splits
 
@@ -469,6 +471,6 @@ def _compare_with_clouds(
         scaled = (values - values.mean(axis=0)) / np.maximum(values.std(axis=0), 1e-9)
         largest = scaled[1:].max(axis=1)
         chances = [permutation_share(float(own), largest) for own in scaled[0]]
-        if min(chances[i] for i in convincing) * len(rows) > LEVEL * (CLOUDS + 1):
+        if min(chances[i] for i in convincing) * len(rows) > LEVEL * (CLOUDS + 1) + 0.5:
             break
     return chances
