@@ -360,11 +360,12 @@ class Strategies:
 
 @dataclass(frozen=True, eq=False)
 class _Split:
-    """A clustering into k groups: labels (m,), centres (k, d), silhouette; 0 if a group is too small."""
+    """A clustering into k groups: labels (m,), centres (k, d), and whether it is worth testing."""
 
     labels: IntArray
     centres: npt.NDArray[np.float64]
     silhouette: float
+    is_convincing: bool
 
 
 def find_strategies(
@@ -387,12 +388,12 @@ def find_strategies(
     means /= np.bincount(codes)[:, None]
     x = _unit_length(means)
 
-    split = _Split(np.zeros(len(x), dtype=np.int64), x.mean(axis=0, keepdims=True), float("nan"))
+    split = _Split(np.zeros(len(x), dtype=np.int64), x.mean(axis=0, keepdims=True), float("nan"), False)
     silhouette, p, tested = float("nan"), 1.0, 1
     splits = _split_all(x, seed=seed)
-    if any(each.silhouette > CONVINCING for each in splits):
+    convincing = [i for i, each in enumerate(splits) if each.is_convincing]
+    if convincing:
         chances = _compare_with_clouds(means, splits, seed=seed)
-        convincing = [i for i, each in enumerate(splits) if each.silhouette > CONVINCING]
         passing = [i for i in convincing if chances[i] <= LEVEL]
         if passing:
             best = max(passing, key=lambda i: splits[i].silhouette)
@@ -442,9 +443,12 @@ def _split_all(x: npt.NDArray[np.float64], *, seed: int) -> list[_Split]:
             fitted = KMeans(k, n_init=RESTARTS, random_state=seed).fit(x)
             labels = fitted.labels_.astype(np.int64)
             silhouette = 0.0
-            if np.bincount(labels, minlength=k).min() >= smallest and len(np.unique(labels[rows])) > 1:
+            if 1 < len(np.unique(labels[rows])) < len(rows):
                 silhouette = float(silhouette_score(distances, labels[rows], metric="precomputed"))
-        splits.append(_Split(labels, fitted.cluster_centers_, silhouette))
+        is_large = bool(np.bincount(labels, minlength=k).min() >= smallest)
+        splits.append(
+            _Split(labels, fitted.cluster_centers_, silhouette, is_large and silhouette > CONVINCING)
+        )
     return splits
 
 
@@ -459,7 +463,7 @@ def _compare_with_clouds(
     rng = np.random.default_rng(seed)
     centre = means.mean(axis=0)
     spread = (means - centre) / np.sqrt(len(means) - 1)
-    convincing = [i for i, split in enumerate(splits) if split.silhouette > CONVINCING]
+    convincing = [i for i, split in enumerate(splits) if split.is_convincing]
     rows = [[split.silhouette for split in splits]]
     chances = [1.0] * len(splits)
     while len(rows) <= CLOUDS:
