@@ -24,7 +24,7 @@ from xmil.core.errors import UnsupportedError, bad_parameter, check_names
 from xmil.core.task import TASKS, Target
 from xmil.methods import Bags, Question
 from xmil.network import CallOptions, attempt, frozen, open_network
-from xmil.subsets import Bound, Subsets, bound_of, open_subsets
+from xmil.subsets import Bound, Subsets, bound_of, check_finite, open_subsets
 
 KINDS = ("flip", "keep")
 BATCH = 2048  # sets evaluated at once
@@ -207,7 +207,7 @@ class _Sets:
     def confirm(self, members: Tensor) -> bool:
         """Whether the model itself, run on the sub-bag, agrees with the closed form."""
         rows = self.masks(members.unsqueeze(0))[0].nonzero().T  # (1, m)
-        logits = self.game.network(self.game.x[:, rows[0]], rows)
+        logits = check_finite(self.game, self.game.network(self.game.x[:, rows[0]], rows), [rows.shape[1]])
         return bool(self._predicted(logits)[0] == self.goal)
 
     def _predicted(self, logits: Tensor) -> Tensor:
