@@ -167,16 +167,12 @@ def test_sums_are_solved_exactly() -> None:
 
 def test_memory_grows_with_the_bag_not_with_its_square() -> None:
     n = 3000
-    bag = bag_of(n, 3)
-    for params in ({"n_out_layers": 0}, {"n_out_layers": 1}):  # an affine head, and one with a ReLU
-        model = model_of("attnmil", {"dim": 8, "attention_dim": 4, **params}, seed=3)
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-        ) as profile:
-            found = xmil.minimal_set(model, bag, evaluations=30_000)
-        assert found.upper is not None
-        assert 200 < found.upper < n - 200  # rivals that are stored whole would show
-        assert max(event.cpu_memory_usage for event in profile.events()) < 1000 * n
+    model, bag = model_of("attnmil", {"dim": 8, "attention_dim": 4}, seed=3), bag_of(n, 3)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        found = xmil.minimal_set(model, bag, evaluations=30_000)
+    assert found.upper is not None
+    assert 200 < found.upper < n - 200  # so that rivals would be large if they were stored whole
+    assert max(event.cpu_memory_usage for event in profile.events()) < 500 * n
 
 
 PEAKED = [
