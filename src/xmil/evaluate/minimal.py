@@ -30,6 +30,7 @@ KINDS = ("flip", "keep")
 BATCH = 2048  # sets evaluated at once
 RUNS, OF_A_HEAD, OF_A_SUM = 4_000, 1_000_000, 50_000_000  # evaluations, by the cost of one
 EXHAUSTIVE = 40_000  # sets of one size that may all be tried
+EXCHANGES = 10_000_000  # sets to try when counting those that differ in one member
 SMALL = 15  # size of bags whose sets can all be tried
 TIE = 1e-5  # of the largest output, including the empty bag's: margins this small are run on the model itself
 TIES = 64  # sets near a tie to run on the model
@@ -421,9 +422,10 @@ def _exchanges(sets: _Sets, members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """
     outside = sets.outside(members)
     none = torch.stack([torch.zeros_like(members[0]), members[0]])
+    at_end = max(0, sets.left - EXCHANGES)  # evaluations that are left
     yield none.unsqueeze(0), sets.game.run(sets.masks(members.unsqueeze(0)))
     for place in range(len(members)):
-        if sets.left < len(outside):
+        if sets.left - len(outside) < at_end:
             return
         rest = _without(members, [place])
         yield torch.stack([torch.full_like(outside, place), outside], dim=1), sets.toggled(rest, outside)
