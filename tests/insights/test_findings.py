@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -24,6 +27,7 @@ from xmil.insights import (
     survival_of,
 )
 from xmil.insights.biomarkers import STRONG
+from xmil.insights.concepts import Strategies
 from xmil.insights.report import Findings, report_html
 
 
@@ -347,6 +351,20 @@ def test_alike_slides_of_a_patient_are_no_strategy() -> None:
     assert find_strategies(profiles, cases=cases).count == 1
     few = find_strategies(profiles[:28], cases=cases[:28])  # seven cases
     assert (few.count, few.p) == (1, 1.0)
+
+
+def test_the_first_lines_name_only_strategies_that_pass() -> None:
+    """The lines are those of a report without strategies, unless several were found."""
+
+    def first_lines(strategies: Strategies | None) -> str:
+        findings = Findings("run", {}, (), [f"s{i}" for i in range(16)], strategies=strategies, cases=16)
+        return re.search(r'class="short".*?</div>', report_html(findings), re.DOTALL)[0]
+
+    one = find_strategies(gaussian_profiles(0, 16, 2))
+    two = replace(one, labels=np.arange(16) % 2, representatives=np.array([0, 1]), leaders=((0,), (1,)))
+    assert (one.count, two.count) == (1, 2)
+    assert first_lines(one) == first_lines(None)
+    assert first_lines(two) != first_lines(None)
 
 
 def test_two_clouds_are_found_by_case() -> None:
