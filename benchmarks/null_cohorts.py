@@ -1,11 +1,12 @@
-"""Is anything found where nothing is? `python -m benchmarks.null_cohorts shortcuts` (or survival, methods).
+"""Is anything found where nothing is? `python -m benchmarks.null_cohorts shortcuts` (or another question).
 
 Null cohorts of 100 slides, of 100, 50 and 20 patients: outputs, biomarkers and differences between methods
 of one patient's slides go together (intra-class correlation 0.7), and nothing else does. Printed for the case
 as the unit, and for slides taken as independent, in percent of the cohorts: p < 0.05, by test; a shortcut or
 a better method called; and, with something planted, found. `--first` and `--cohorts` cut a run in slices.
 Another question, `rare`: how often the bootstrap's interval of an AUROC holds the true one, by the cases of
-a rare class.
+a rare class. `strategies`: how often profiles of one cloud are called several strategies, and how often two
+clouds are found, for 60 cases with one slide and 40 with four alike slides.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from benchmarks.record import write_results
 from xmil.core.text import markdown_table
 from xmil.evaluate import Row, hazard_p, median_halves, statistics, summarise
-from xmil.insights import Association, rank_associations, slide_associations
+from xmil.insights import Association, find_strategies, rank_associations, slide_associations
 
 SLIDES, ALIKE = 100, 0.7
 SHIFT, HAZARD, LOWER, SPREAD = 1.5, 2.0, 0.05, 0.1  # what is planted; the deviation of an AUPC
@@ -30,8 +31,19 @@ HEADS = {
     "survival": ("Cox", "log-rank", "planted hazard found, Cox", "log-rank"),
     "methods": ("t-test", "Wilcoxon", "called better", "planted better method called"),
     "rare": ("AUROC 0.5 covered", "AUROC 0.86 covered"),
+    "strategies": ("several ways", "two ways"),
 }
-COHORTS = {"shortcuts": 200, "survival": 1000, "methods": 2000, "rare": 1000}
+COHORTS = {"shortcuts": 200, "survival": 1000, "methods": 2000, "rare": 1000, "strategies": 90}
+PROFILES = {  # concepts that vary, cases, slides of each, and how far two clouds lie apart, in deviations
+    "one cloud, 2 concepts vary": (2, 60, 1, 0),
+    "one cloud, 3 concepts vary": (3, 60, 1, 0),
+    "one cloud, 2 concepts vary, four alike slides a case": (2, 40, 4, 0),
+    "one skewed cloud, 3 concepts vary": (3, 60, 1, -1),
+    "two clouds, 4 deviations apart": (2, 60, 1, 4),
+    "two clouds, 6 deviations apart": (2, 60, 1, 6),
+    "two clouds, 8 deviations apart": (2, 60, 1, 8),
+}
+CONCEPTS, SIZE = 20, 3.0  # of a profile; its mean in two clouds
 CASES, RARE, SHIFTS = 40, (1, 2, 3, 4, 5, 6, 8, 12, 20), (0.0, 1.5)  # cases in all, with the class; its shift
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -138,6 +150,26 @@ def covers(seed: int, positives: int, shift: float) -> bool:
     return interval.low <= NormalDist().cdf(shift / 2**0.5) <= interval.high
 
 
+def strategies(seed: int, varying: int, n: int, alike: int, apart: float) -> int:
+    """The number of strategies that insight names for one cloud, or for two clouds at a distance.
+
+    The cloud lies around zero, or is of exponential variates if `apart` is negative. The two clouds differ in
+    the first of the concepts that vary, and share another with a large mean.
+    """
+    rng = np.random.default_rng(seed)
+    profiles = 0.05 * rng.normal(size=(n, CONCEPTS))
+    own = rng.exponential(size=(n, varying)) if apart < 0 else rng.normal(size=(n, varying))
+    if apart > 0:
+        half = rng.permutation(n) < n // 2
+        own[half, 0] += apart
+        profiles[:, -1] += SIZE * apart
+    profiles[:, :varying] += own
+    slides = np.repeat(profiles, alike, axis=0)
+    slides += 0.02 * rng.normal(size=slides.shape) * (alike > 1)
+    cases = np.repeat(np.arange(n), alike).tolist()
+    return find_strategies(slides, cases=cases, seed=seed).count
+
+
 def main() -> None:
     """Print the table of a question."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -156,12 +188,21 @@ def main() -> None:
         for k in RARE:
             counts = [sum(covers(seed, k, shift) for seed in seeds) for shift in SHIFTS]
             rows.append([str(k), "case", *(f"{100 * n / cohorts:.1f}" for n in counts)])
+    if args.question == "strategies":
+        seeds = range(args.first, args.first + cohorts)
+        for name, profile in PROFILES.items():
+            counts = [strategies(seed, *profile) for seed in seeds]
+            shares = [sum(count > 1 for count in counts), sum(count == 2 for count in counts)]
+            rows.append([name, "case", *(f"{100 * n / cohorts:.1f}" for n in shares)])
+            print(*rows[-1], flush=True)
     for n in () if rows else args.patients:
         for unit in args.units:
             seeds = range(args.first, args.first + cohorts)
             counts = counters[args.question](seeds, n, by_case=unit == "case")
             rows.append([f"{n} x {SLIDES // n}", unit, *(f"{100 * k / cohorts:.1f}" for k in counts)])
-    first = f"cases of {CASES} with the class" if args.question == "rare" else "patients x slides"
+    first = {"rare": f"cases of {CASES} with the class", "strategies": "profiles"}.get(
+        args.question, "patients x slides"
+    )
     columns = [first, "unit", *HEADS[args.question]]
     print(markdown_table(columns, rows))
     if args.record:

@@ -165,6 +165,16 @@ def test_sums_are_solved_exactly() -> None:
     assert found.upper is not None
 
 
+def test_memory_grows_with_the_bag_not_with_its_square() -> None:
+    n = 3000
+    model, bag = model_of("attnmil", {"dim": 8, "attention_dim": 4}, seed=3), bag_of(n, 3)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        found = xmil.minimal_set(model, bag, evaluations=30_000)
+    assert found.upper is not None
+    assert 200 < found.upper < n - 200  # so that rivals would be large if they were stored whole
+    assert max(event.cpu_memory_usage for event in profile.events()) < 500 * n
+
+
 PEAKED = [
     ("attnmil", {"dim": 8, "attention_dim": 4}),
     ("attnmil", {"dim": 8, "attention_dim": 4, "n_out_layers": 1}),
@@ -241,6 +251,17 @@ def test_where_nothing_flips_there_is_no_set() -> None:
     alone = xmil.minimal_set(model, x[:1], kind="keep")
     assert alone.instances is None  # a lone instance has no proper subset
     assert "fewer than 1 patch that alone keep" in alone.sentence
+
+
+@pytest.mark.parametrize("kind", ["flip", "keep"])
+def test_parts_on_which_the_network_fails_decide_nothing(kind: str) -> None:
+    class Fragile(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mean = x.mean(dim=1)[:, :2]
+            return mean if x.shape[1] >= 3 else mean * float("nan")
+
+    with pytest.raises(UnsupportedError, match="at least 3 patches"):
+        xmil.minimal_set(Fragile(), bag_of(20, 0), kind=kind, returns="logit")
 
 
 def test_one_logit_and_several_labels() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -24,6 +27,7 @@ from xmil.insights import (
     survival_of,
 )
 from xmil.insights.biomarkers import STRONG
+from xmil.insights.concepts import Strategies
 from xmil.insights.report import Findings, report_html
 
 
@@ -312,19 +316,67 @@ def test_survival_counts_patients() -> None:
 
 def test_strategies_split_where_reasons_differ_and_only_there() -> None:
     rng = np.random.default_rng(0)
-    profiles = np.vstack(
-        [np.tile([5, 0, 0], (20, 1)), np.tile([0, 4, 0], (20, 1)), np.tile([0, 0, 3], (20, 1))]
-    )
+    profiles = np.vstack([np.tile([5, 0, 0], (9, 1)), np.tile([0, 4, 0], (9, 1)), np.tile([0, 0, 3], (9, 1))])
     found = find_strategies(profiles + rng.normal(size=profiles.shape) * 0.2)
     assert found.count == 3
-    assert len(set(found.labels[:20])) == len(set(found.labels[20:40])) == 1
-    assert found.accuracy(np.r_[np.ones(20), np.zeros(20), np.full(20, np.nan)])[found.labels[0]] == 1.0
+    assert len(set(found.labels[:9])) == len(set(found.labels[9:18])) == 1
+    assert found.accuracy(np.r_[np.ones(9), np.zeros(9), np.full(9, np.nan)])[found.labels[0]] == 1.0
     assert {int(found.labels[i]) for i in found.representatives} == {0, 1, 2}
     assert sorted(row[0] for row in found.leaders) == [0, 1, 2]
-    odd = np.vstack([profiles[:40], [[0.0, 0.0, 9.0]]])  # one odd slide is no strategy
+    odd = np.vstack([profiles[:18], [[0.0, 0.0, 9.0]]])  # one odd slide is no strategy
     assert find_strategies(odd + rng.normal(size=odd.shape) * 0.2).count == 2
     assert find_strategies(np.ones((10, 3))).count == 1
     assert find_strategies(np.ones((1, 3))).count == 1
+
+
+def gaussian_profiles(seed: int, n: int, varying: int) -> np.ndarray:
+    """Profiles of one Gaussian cloud around zero that varies in some of its six concepts."""
+    rng = np.random.default_rng(seed)
+    spread = np.where(np.arange(6) < varying, 1.0, 0.05)
+    return rng.normal(size=(n, 6)) * spread
+
+
+@pytest.mark.parametrize("varying", [2, 3])
+def test_one_cloud_of_cases_is_one_strategy(varying: int) -> None:
+    """Unit length spreads such a cloud over a circle, of which any split has a fair silhouette."""
+    found = [find_strategies(gaussian_profiles(seed, 24, varying), seed=seed) for seed in range(3)]
+    assert [s.count for s in found] == [1] * 3
+    assert max(s.silhouette for s in found) > 0.25  # convincing, had it not been tested
+
+
+def test_alike_slides_of_a_patient_are_no_strategy() -> None:
+    rng = np.random.default_rng(1)
+    profiles = np.repeat(gaussian_profiles(1, 16, 2), 4, axis=0) + 0.01 * rng.normal(size=(64, 6))
+    cases = [f"p{i}" for i in np.repeat(np.arange(16), 4)]
+    assert find_strategies(profiles, cases=cases).count == 1
+    few = find_strategies(profiles[:28], cases=cases[:28])  # seven cases
+    assert (few.count, few.p) == (1, 1.0)
+
+
+def test_the_first_lines_name_only_strategies_that_pass() -> None:
+    """The lines are those of a report without strategies, unless several were found."""
+
+    def first_lines(strategies: Strategies | None) -> str:
+        findings = Findings("run", {}, (), [f"s{i}" for i in range(16)], strategies=strategies, cases=16)
+        return re.search(r'class="short".*?</div>', report_html(findings), re.DOTALL)[0]
+
+    one = find_strategies(gaussian_profiles(0, 16, 2))
+    two = replace(one, labels=np.arange(16) % 2, representatives=np.array([0, 1]), leaders=((0,), (1,)))
+    assert (one.count, two.count) == (1, 2)
+    assert first_lines(one) == first_lines(None)
+    assert first_lines(two) != first_lines(None)
+
+
+def test_two_clouds_are_found_by_case() -> None:
+    rng = np.random.default_rng(2)
+    profiles = np.repeat([[4.0, 0.0, 0.0], [0.0, 4.0, 0.0]], 16, axis=0) + 0.5 * rng.normal(size=(32, 3))
+    cases = [i // 2 for i in range(32)]
+    found = find_strategies(profiles, cases=cases)
+    assert (found.count, found.tested) == (2, 2)
+    assert found.p <= 0.01
+    assert np.array_equal(found.labels[::2], found.labels[1::2])
+    assert set(found.labels[:16]) != set(found.labels[16:])
+    assert np.array_equal(found.embedding[::2], found.embedding[1::2])
 
 
 def test_the_mask_follows_its_definition() -> None:

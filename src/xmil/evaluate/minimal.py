@@ -24,12 +24,13 @@ from xmil.core.errors import UnsupportedError, bad_parameter, check_names
 from xmil.core.task import TASKS, Target
 from xmil.methods import Bags, Question
 from xmil.network import CallOptions, attempt, frozen, open_network
-from xmil.subsets import Bound, Subsets, bound_of, open_subsets
+from xmil.subsets import Bound, Subsets, bound_of, check_finite, open_subsets
 
 KINDS = ("flip", "keep")
 BATCH = 2048  # sets evaluated at once
 RUNS, OF_A_HEAD, OF_A_SUM = 4_000, 1_000_000, 50_000_000  # evaluations, by the cost of one
 EXHAUSTIVE = 40_000  # sets of one size that may all be tried
+EXCHANGES = 10_000_000  # sets to try when counting those that differ in one member
 SMALL = 15  # size of bags whose sets can all be tried
 TIE = 1e-5  # of the largest output, including the empty bag's: margins this small are run on the model itself
 TIES = 64  # sets near a tie to run on the model
@@ -193,6 +194,12 @@ class _Sets:
         """Run a set (m,) with each of the rows (k,) added or removed: logits (k, c)."""
         return self.game.toggled(self.masks(members.unsqueeze(0))[0], rows)
 
+    def prefixes(self, order: Tensor, sizes: list[int]) -> Tensor:
+        """Run the sets of the first m instances of an order (n,), for each size m: logits (len(sizes), c)."""
+        if self.kind == "flip":
+            order, sizes = order.flip(0), [self.n - m for m in sizes]
+        return self.game.nested(order.unsqueeze(0), sizes)[0]
+
     def outside(self, members: Tensor) -> Tensor:
         """List the rows that are not in a set."""
         free = torch.ones(self.n, dtype=torch.bool, device=self.device)
@@ -201,7 +208,7 @@ class _Sets:
     def confirm(self, members: Tensor) -> bool:
         """Whether the model itself, run on the sub-bag, agrees with the closed form."""
         rows = self.masks(members.unsqueeze(0))[0].nonzero().T  # (1, m)
-        logits = self.game.network(self.game.x[:, rows[0]], rows)
+        logits = check_finite(self.game, self.game.network(self.game.x[:, rows[0]], rows), [rows.shape[1]])
         return bool(self._predicted(logits)[0] == self.goal)
 
     def _predicted(self, logits: Tensor) -> Tensor:
@@ -234,7 +241,7 @@ def _search(sets: _Sets, bound: Bound) -> MinimalSet:
     if lower >= sets.n:
         return _result(sets, None, sets.n)
     best = None
-    for members in _candidates(sets, bound, differences):
+    for members in _candidates(sets, bound, differences, lower):
         members = None if members is None else _confirm(sets, members)
         if members is not None and (best is None or len(members) < len(best)):
             best = members
@@ -262,7 +269,7 @@ def _confirm(sets: _Sets, members: Tensor) -> Tensor | None:
     return None
 
 
-def _candidates(sets: _Sets, bound: Bound, differences: Tensor) -> Iterator[Tensor | None]:
+def _candidates(sets: _Sets, bound: Bound, differences: Tensor, lower: int) -> Iterator[Tensor | None]:
     """Yield sets that reach the goal, from one search after another."""
     if sets.kind == "flip":
         for d in differences:
@@ -272,7 +279,9 @@ def _candidates(sets: _Sets, bound: Bound, differences: Tensor) -> Iterator[Tens
     everybody = torch.arange(sets.n, device=sets.device)
     gains = sets.try_each(everybody[:0], everybody)
     yield _first_prefix(sets, gains.argsort(descending=True, stable=True))
-    yield _greedy(sets)
+    evaluations = lower * sets.n - lower * (lower - 1) // 2  # of as many greedy steps as it takes at least
+    if evaluations <= sets.left:
+        yield _greedy(sets)
 
 
 def _first_prefix(sets: _Sets, order: Tensor) -> Tensor | None:
@@ -290,9 +299,7 @@ def _first_prefix(sets: _Sets, order: Tensor) -> Tensor | None:
 def _first_size(sets: _Sets, order: Tensor, sizes: list[int]) -> int | None:
     for start in range(0, len(sizes), 64):
         part = sizes[start : start + 64]
-        rank = torch.empty_like(order).scatter_(0, order, torch.arange(sets.n, device=sets.device))
-        inside = rank < torch.tensor(part, device=sets.device).unsqueeze(1)
-        hits = sets.gains(sets.game.run(inside ^ (sets.kind == "flip"))).isinf().nonzero()
+        hits = sets.gains(sets.prefixes(order, part)).isinf().nonzero()
         if len(hits):
             return part[int(hits[0, 0])]
     return None
@@ -318,30 +325,39 @@ def _thin(sets: _Sets, members: Tensor) -> Tensor:
         if not gains.isinf().any():
             break
         place = int(gains.isinf().nonzero()[0, 0])
-        members = torch.cat([members[:place], members[place + 1 :]])
+        members = _without(members, [place])
     return members
 
 
 def _two_for_one(sets: _Sets, members: Tensor) -> Tensor | None:
-    m = len(members)
-    pairs = torch.tensor(list(islice(combinations(range(m), 2), BATCH)), device=sets.device)
-    keep = torch.ones(len(pairs), m, dtype=torch.bool, device=sets.device).scatter_(1, pairs, False)
-    rests = members.expand(len(pairs), -1)[keep].view(len(pairs), m - 2)
+    """Replace two members by one instance: try the pairs whose loss costs least; None if that fails."""
+    pairs = torch.tensor(list(islice(combinations(range(len(members)), 2), BATCH)), device=sets.device)
     gains = torch.zeros(len(pairs), device=sets.device)
-    if m > 2:
-        gains = sets.gains(sets.game.run(sets.masks(rests)))
+    if len(members) > 2:
+        gains = torch.cat([
+            sets.try_each(_without(members, [int(first)]), members[pairs[pairs[:, 0] == first, 1]])
+            for first in pairs[:, 0].unique()
+        ])  # fmt: skip
     for place in gains.topk(min(EXCHANGED, len(pairs))).indices:
-        outside = sets.outside(rests[place])
-        hits = sets.try_each(rests[place], outside).isinf().nonzero().squeeze(1)
+        rest = _without(members, pairs[place].tolist())
+        outside = sets.outside(rest)
+        hits = sets.try_each(rest, outside).isinf().nonzero().squeeze(1)
         if len(hits):
-            return torch.cat([rests[place], outside[hits[:1]]])
+            return torch.cat([rest, outside[hits[:1]]])
     return None
+
+
+def _without(members: Tensor, places: list[int]) -> Tensor:
+    """Remove the members at some places."""
+    stays = torch.ones(len(members), dtype=torch.bool, device=members.device)
+    stays[places] = False
+    return members[stays]
 
 
 def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | None, int]:
     """Try all sets of each size from the lower bound up, as far as evaluations allow."""
     top = sets.n if best is None else len(best)
-    while lower < top and comb(sets.n, lower) <= min(sets.left, EXHAUSTIVE):
+    while lower < top and _affordable(sets, lower):
         for members, logits in _every_group(sets, lower):
             gains = sets.gains(logits)
             near = members[gains > -TIE * logits.abs().amax(dim=1).clamp(min=sets.size)]
@@ -354,22 +370,41 @@ def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | Non
     return best, lower
 
 
-def _rivals(sets: _Sets, members: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Find sets (k, m) of the same size that reach the goal, how far, and whether these are all of them.
+def _rivals(sets: _Sets, members: Tensor) -> tuple[int, list[Tensor], bool]:
+    """Count the sets of the same size that reach the goal, find the strongest, and whether all were tried.
 
-    Try all sets of this size if that is affordable, else those that differ from this one in one member.
+    All sets of this size are tried if that is affordable, else those that differ from this one in one member.
     """
-    size, every = len(members), torch.arange(sets.n, device=sets.device)
+    size, everybody = len(members), torch.arange(sets.n, device=sets.device)
+    every, by_exchange = True, False
     if size == 1:
-        reached, strength = sets.strengths(sets.toggled(every[:0], every))
-        return every[reached].unsqueeze(1), strength[reached], True
-    affordable = comb(sets.n, size) <= min(sets.left, EXHAUSTIVE)
-    groups, strengths = [], []
-    for group, logits in _every_group(sets, size) if affordable else _exchanges(sets, members):
-        reached, strength = sets.strengths(logits)
-        groups.append(group[reached])
-        strengths.append(strength[reached])
-    return torch.cat(groups), torch.cat(strengths), affordable
+        tried = iter([(everybody.unsqueeze(1), sets.toggled(everybody[:0], everybody))])
+    elif _affordable(sets, size):
+        tried = _every_group(sets, size)
+    else:
+        every, by_exchange = False, True
+        tried = _exchanges(sets, members)
+
+    count, best, best_strengths = 0, [], []
+    for group, logits in tried:
+        reached, strengths = sets.strengths(logits)
+        count += int(reached.sum())
+        best.append(group[reached])
+        best_strengths.append(strengths[reached])
+        strongest = torch.cat(best_strengths).argsort(descending=True, stable=True)[:TIES]
+        best = [torch.cat(best)[strongest]]
+        best_strengths = [torch.cat(best_strengths)[strongest]]
+
+    rivals = list(torch.cat(best)) if best else []
+    if by_exchange:
+        rivals = [_exchange(members, int(place), row) for place, row in rivals]
+    return count, rivals, every
+
+
+def _affordable(sets: _Sets, size: int) -> bool:
+    """Whether all sets of a size may be tried."""
+    most = min(sets.left, EXHAUSTIVE)
+    return sets.n <= most and comb(sets.n, size) <= most
 
 
 def _every_group(sets: _Sets, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -381,26 +416,35 @@ def _every_group(sets: _Sets, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _exchanges(sets: _Sets, members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a set and those that differ from it in one member, as far as evaluations allow."""
-    own, outside = members.unsqueeze(0), sets.outside(members)
-    yield own, sets.game.run(sets.masks(own))
-    for i in range(len(members)):
-        if sets.left < len(outside):
+    """Yield exchanges (k, 2) of one member, with their logits, as far as evaluations allow.
+
+    An exchange is the place of the member that leaves and the row that comes; the first one changes nothing.
+    """
+    outside = sets.outside(members)
+    none = torch.stack([torch.zeros_like(members[0]), members[0]])
+    at_end = max(0, sets.left - EXCHANGES)  # evaluations that are left
+    yield none.unsqueeze(0), sets.game.run(sets.masks(members.unsqueeze(0)))
+    for place in range(len(members)):
+        if sets.left - len(outside) < at_end:
             return
-        rest = torch.cat([members[:i], members[i + 1 :]])
-        group = torch.cat([rest.expand(len(outside), -1), outside.unsqueeze(1)], dim=1)
-        yield group, sets.toggled(rest, outside)
+        rest = _without(members, [place])
+        yield torch.stack([torch.full_like(outside, place), outside], dim=1), sets.toggled(rest, outside)
+
+
+def _exchange(members: Tensor, place: int, row: Tensor) -> Tensor:
+    """Replace the member at a place by a row."""
+    return torch.cat([_without(members, [place]), row.view(1)])
 
 
 def _result(sets: _Sets, members: Tensor | None, lower: int) -> MinimalSet:
     problem = (sets.kind, sets.target, sets.decided, sets.n)
     if members is None:
         return MinimalSet(None, lower, None, *problem, sets.tried)
-    rivals, strengths, every = _rivals(sets, members)
-    for place in strengths.argsort(descending=True, stable=True)[:TIES]:
-        if sets.confirm(rivals[place]):
-            members = rivals[place]
+    count, rivals, every = _rivals(sets, members)
+    for rival in rivals:
+        if sets.confirm(rival):
+            members = rival
             break
     rows = np.sort(members.cpu().numpy()).astype(np.int64)
     lower = min(lower, len(rows))  # a set that the model confirms refutes a higher bound
-    return MinimalSet(rows, lower, len(rows), *problem, sets.tried, max(1, len(rivals)), every)
+    return MinimalSet(rows, lower, len(rows), *problem, sets.tried, max(1, count), every)

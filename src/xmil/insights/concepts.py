@@ -6,11 +6,13 @@ it several concepts. Every patch score is split into the concepts and a rest. If
 kinds of patches, every seed groups patches differently, so the agreement between seeds shows how many
 concepts the cohort has.
 
-Strategies are groups of slides that are decided for different reasons. Each slide has a profile of relevance
-over concepts. Profiles are scaled to unit length, so that only the mix counts, and clustered; the number of
-clusters has the best silhouette, or is one if no split is convincing. A cluster has at least three slides,
-and at least a fiftieth of all. After Lapuschkin et al., "Unmasking Clever Hans predictors", Nature
-Communications 2019.
+Strategies are groups of cases that are decided for different reasons. Each slide has a profile of relevance
+over concepts, each case the mean of its slides. Profiles are scaled to unit length, so that only the mix
+counts, and clustered. Any cloud can be split, so a split counts only if its silhouette is convincing and
+better than those of single Gaussian clouds with the same mean and covariance, drawn and clustered alike
+(parametric bootstrap); of several, the one with the best silhouette. A cluster has at least three cases, and
+at least a fiftieth of all. After Lapuschkin et al., "Unmasking Clever Hans predictors", Nature Communications
+2019; for the test, Liu et al., "Statistical significance of clustering", JASA 2008.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import torch
 
 from xmil.core.bag import FloatArray, IntArray
 from xmil.core.errors import InputError, bad_parameter, check_names
+from xmil.evaluate.statistics import FEWEST, permutation_share, unit_codes
 from xmil.storage import load_arrays, save_arrays
 
 KINDS = ("kmeans", "nmf", "topk")
@@ -40,8 +43,11 @@ STEPS, BATCH, RATE = 2_000, 256, 1e-3
 REMOVAL = ("concept", "relevance", "predicted", "measured")
 MOST = 8
 CONVINCING = 0.25  # the least silhouette for a split
-FEWEST, LEAST_SHARE = 3, 0.02  # slides of a strategy: a single odd slide does not form one
-COMPARED = 2_000  # slides of a silhouette, which takes quadratic time
+SMALLEST_GROUP, LEAST_SHARE = 3, 0.02  # cases of a strategy: a single odd case does not form one
+RESTARTS = 3  # of k-means
+COMPARED = 1_000  # cases of a silhouette, which takes quadratic time
+CLOUDS, CLOUD_BLOCK = 99, 11  # single clouds that a split is compared with, and how many are drawn at a time
+LEVEL = 0.01  # the largest p of a split that counts, as for shortcuts
 LEADERS = 3  # concepts to name for a strategy
 
 
@@ -326,7 +332,10 @@ def leading_concepts(profiles: npt.ArrayLike, top: int = 5) -> IntArray:
 class Strategies:
     """The cluster of each slide (m,), an embedding in the plane (m, 2), the slide nearest to each centre.
 
-    `leaders` are the concepts with the largest share of each cluster's mean profile, strongest first.
+    Slides of one case share cluster and place. `silhouette` and `p` are those of the split into `tested`
+    groups that comes nearest to the level or passes it; nan and 1 if no split is convincing. There is one
+    cluster if none passes. `leaders` are the concepts with the largest share of each cluster's mean profile,
+    strongest first.
     """
 
     labels: IntArray
@@ -334,6 +343,8 @@ class Strategies:
     representatives: IntArray
     silhouette: float
     leaders: tuple[tuple[int, ...], ...] = ()
+    p: float = 1.0
+    tested: int = 1
 
     @property
     def count(self) -> int:
@@ -347,40 +358,123 @@ class Strategies:
         return [float(group.mean()) if len(group) else float("nan") for group in groups]
 
 
-def find_strategies(profiles: npt.ArrayLike, *, seed: int = 0) -> Strategies:
-    """Cluster slides by their profiles (m, k).
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """A clustering into k groups: labels (m,), centres (k, d), and whether it is worth testing."""
+
+    labels: IntArray
+    centres: npt.NDArray[np.float64]
+    silhouette: float
+    is_convincing: bool
+
+
+def find_strategies(
+    profiles: npt.ArrayLike, *, cases: Sequence[Any] | None = None, seed: int = 0
+) -> Strategies:
+    """Cluster cases by the mean profiles of their slides (m, k); without `cases`, each slide is one.
 
     >>> profiles = [[1, 0.1]] * 5 + [[0.1, 1]] * 5
     >>> find_strategies(profiles).count
     2
+    >>> find_strategies(profiles, cases=["a"] * 5 + ["b"] * 5).count
+    1
     """
-    from sklearn.cluster import KMeans
-    from sklearn.metrics import silhouette_score
-
     raw = np.asarray(profiles, dtype=np.float64)
     if raw.ndim != 2 or not len(raw) or not np.isfinite(raw).all():
         raise InputError(f"Strategies need finite profiles (slides, concepts). Got {raw.shape}.")
-    x = raw / np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1e-12)
-    labels, centres, silhouette = (
-        np.zeros(len(x), dtype=np.int64),
-        x.mean(axis=0, keepdims=True),
-        float("nan"),
-    )
-    sample = COMPARED if len(x) > COMPARED else None
-    distinct = len(np.unique(x.round(9), axis=0))
-    for k in range(2, min(MOST, distinct, len(x) - 1) + 1):
-        fitted = KMeans(k, n_init=10, random_state=seed).fit(x)
-        if np.bincount(fitted.labels_).min() < max(FEWEST, LEAST_SHARE * len(x)):
-            continue
-        value = float(silhouette_score(x, fitted.labels_, sample_size=sample, random_state=seed))
-        if value > np.fmax(CONVINCING, silhouette):
-            labels, centres, silhouette = fitted.labels_, fitted.cluster_centers_, value
-    order = np.argsort(-np.abs(centres), axis=1, kind="stable")[:, :LEADERS]
+    codes = unit_codes(range(len(raw)) if cases is None else cases, len(raw))
+    means = np.zeros((int(codes.max()) + 1, raw.shape[1]))
+    np.add.at(means, codes, raw)
+    means /= np.bincount(codes)[:, None]
+    x = _unit_length(means)
+
+    split = _Split(np.zeros(len(x), dtype=np.int64), x.mean(axis=0, keepdims=True), float("nan"), False)
+    silhouette, p, tested = float("nan"), 1.0, 1
+    splits = _split_all(x, seed=seed)
+    convincing = [i for i, each in enumerate(splits) if each.is_convincing]
+    if convincing:
+        chances = _compare_with_clouds(means, splits, seed=seed)
+        passing = [i for i in convincing if chances[i] <= LEVEL]
+        if passing:
+            best = max(passing, key=lambda i: splits[i].silhouette)
+            split = splits[best]
+        else:
+            best = min(convincing, key=lambda i: chances[i])
+        silhouette, p, tested = splits[best].silhouette, chances[best], len(splits[best].centres)
+
+    order = np.argsort(-np.abs(split.centres), axis=1, kind="stable")[:, :LEADERS]
     leaders = tuple(tuple(int(k) for k in row) for row in order)
-    left, sizes, _ = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
-    plane = (left * sizes)[:, :2]  # the two main directions of the profiles
-    plane = np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))
-    far = ((x[:, None] - centres[None]) ** 2).sum(axis=-1)
-    far[labels[:, None] != np.arange(len(centres))] = np.inf
+    labels = split.labels[codes]
+    far = ((_unit_length(raw)[:, None] - split.centres[None]) ** 2).sum(axis=-1)
+    far[labels[:, None] != np.arange(len(split.centres))] = np.inf
     nearest = np.asarray(far.argmin(axis=0), dtype=np.int64)
-    return Strategies(labels.astype(np.int64), plane, nearest, silhouette, leaders)
+    return Strategies(labels, _main_plane(x)[codes], nearest, silhouette, leaders, p, tested)
+
+
+def _unit_length(profiles: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Scale each profile (m, k) to unit length; one of zeros stays."""
+    lengths = np.linalg.norm(profiles, axis=1, keepdims=True)
+    return np.asarray(profiles / np.maximum(lengths, 1e-12))
+
+
+def _main_plane(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Project profiles (m, k) on their two main directions (m, 2)."""
+    left, sizes, _ = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+    plane = (left * sizes)[:, :2]
+    return np.asarray(np.pad(plane, ((0, 0), (0, 2 - plane.shape[1]))))
+
+
+def _split_all(x: npt.NDArray[np.float64], *, seed: int) -> list[_Split]:
+    """Split profiles of unit length (m, k) into 2, 3, ... groups; none if there are too few."""
+    from sklearn import config_context
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import pairwise_distances, silhouette_score
+
+    distinct = len(np.unique(x.round(9), axis=0))
+    most = min(MOST, distinct, len(x) // SMALLEST_GROUP)
+    if len(x) < FEWEST or most < 2:
+        return []
+    smallest = max(SMALLEST_GROUP, LEAST_SHARE * len(x))
+    rows = np.random.default_rng(seed).permutation(len(x))[:COMPARED]
+    distances = pairwise_distances(x[rows])
+    splits = []
+    for k in range(2, most + 1):
+        with config_context(assume_finite=True, skip_parameter_validation=True):  # hundreds of small fits
+            fitted = KMeans(k, n_init=RESTARTS, random_state=seed).fit(x)
+            labels = fitted.labels_.astype(np.int64)
+            silhouette = 0.0
+            if 1 < len(np.unique(labels[rows])) < len(rows):
+                silhouette = float(silhouette_score(distances, labels[rows], metric="precomputed"))
+        is_large = bool(np.bincount(labels, minlength=k).min() >= smallest)
+        splits.append(
+            _Split(labels, fitted.cluster_centers_, silhouette, is_large and silhouette > CONVINCING)
+        )
+    return splits
+
+
+def _compare_with_clouds(
+    means: npt.NDArray[np.float64], splits: Sequence[_Split], *, seed: int
+) -> list[float]:
+    """Compute each split's chance in single Gaussian clouds of this mean and covariance.
+
+    Silhouettes are compared in standard deviations of those with as many groups, and with the largest of a
+    cloud over all numbers of groups, because all were tried. Drawing ends early if no split can pass.
+    """
+    rng = np.random.default_rng(seed)
+    centre = means.mean(axis=0)
+    spread = (means - centre) / np.sqrt(len(means) - 1)
+    convincing = [i for i, split in enumerate(splits) if split.is_convincing]
+    rows = [[split.silhouette for split in splits]]
+    chances = [1.0] * len(splits)
+    while len(rows) <= CLOUDS:
+        for _ in range(CLOUD_BLOCK):
+            cloud = centre + rng.standard_normal((len(means), len(means))) @ spread
+            silhouettes = [split.silhouette for split in _split_all(_unit_length(cloud), seed=seed)]
+            rows.append((silhouettes + [0.0] * len(splits))[: len(splits)])
+        values = np.array(rows)
+        scaled = (values - values.mean(axis=0)) / np.maximum(values.std(axis=0), 1e-9)
+        largest = scaled[1:].max(axis=1)
+        chances = [permutation_share(float(own), largest) for own in scaled[0]]
+        if min(chances[i] for i in convincing) * len(rows) > LEVEL * (CLOUDS + 1) + 0.5:
+            break
+    return chances

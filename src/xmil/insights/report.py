@@ -130,6 +130,13 @@ class Findings:
     curves: Mapping[str, Sequence[SurvivalCurve]] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
+    @property
+    def ways(self) -> int | None:
+        """The number of strategies; None unless there are several."""
+        if self.strategies is None or self.strategies.count == 1:
+            return None
+        return self.strategies.count
+
 
 def report_html(findings: Findings) -> str:
     """Write the report as one page: the findings in a line each, then a section for each kind."""
@@ -153,8 +160,8 @@ def report_html(findings: Findings) -> str:
             f"{100 * sum(strength[:5]) / (sum(strength) or 1.0):.0f} % of the relevance lies in {len(names)} "
             f"of {len(strength)} concepts: {', '.join(names)}."
         )
-    if findings.strategies is not None:
-        lines.append(_ways(findings.strategies))
+    if findings.ways is not None and findings.strategies is not None:
+        lines.append(_ways(findings.strategies, findings))
     sanity, cautions = findings.sanity.get("weights drawn anew", ""), list(findings.notes)
     if sanity:
         where = cautions if sanity.startswith("failed") else lines
@@ -179,7 +186,7 @@ def verdict(findings: Findings) -> str:
     """Write one sentence on shortcuts."""
     shortcuts = [a for a in findings.shortcuts if a.is_shortcut]
     tested = [a for a in findings.shortcuts if not (a.tissue or a.confounded)]
-    units, unit = (len(findings.slides), "slide") if findings.cases is None else (findings.cases, "case")
+    units, unit = _count_units(findings)
     if not tested and units < FEWEST:
         return f"Shortcuts were not looked for: {FEWEST} {unit}s are needed, but there are {units}."
     if not tested and (findings.untested or findings.shortcuts):
@@ -198,15 +205,32 @@ def verdict(findings: Findings) -> str:
     )
 
 
+def _count_units(findings: Findings) -> tuple[int, str]:
+    """Count what counts once in a test, and name it."""
+    return (len(findings.slides), "slide") if findings.cases is None else (findings.cases, "case")
+
+
 def _short(value: Any) -> str:
     """Write a number with three digits, and anything else unchanged."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _ways(s: Strategies) -> str:
-    if s.count == 1:
-        return "All slides are decided for similar reasons."
-    return f"Slides are decided in {s.count} ways (silhouette {_short(s.silhouette)})."
+def _ways(s: Strategies, findings: Findings) -> str:
+    """Write whether there are several strategies, and how sure that is."""
+    units, unit = _count_units(findings)
+    if s.count > 1:
+        return (
+            f"Slides are decided in {s.count} ways (silhouette {_short(s.silhouette)}; one cloud of "
+            f"{unit}s splits as well with p = {s.p:.2g})."
+        )
+    if s.tested > 1:
+        return (
+            f"Several ways of deciding were not found: a split into {s.tested} (silhouette "
+            f"{_short(s.silhouette)}) is no better than that of one cloud of {unit}s (p = {s.p:.2g})."
+        )
+    if units < FEWEST:
+        return f"Strategies were not looked for: {FEWEST} {unit}s are needed, but there are {units}."
+    return f"Several ways of deciding were not found: no split of the {unit}s is convincing."
 
 
 def _patches(pictures: Sequence[bytes], words: str) -> Html:
@@ -298,7 +322,8 @@ def _strategies(findings: Findings) -> Html:
         tag("h2", "Strategies"),
         tag(
             "p",
-            "A strategy is a group of slides whose output is made of the same mix of concepts. ", _ways(s),
+            "A strategy is a group of cases whose output is made of the same mix of concepts. ",
+            f"{_ways(s, findings)} {_unit(findings)}",
         ),
         table(rows, head=["strategy", "slides", *accuracy, "leading concepts", "typical slide"]),
         _strategy_figure(s, findings.slides),
@@ -441,12 +466,16 @@ def _glossary(
 
 
 def _strategy_figure(s: Strategies, slides: Sequence[str]) -> Html:
-    """Draw slides in the plane of their profiles, coloured by strategy, with a ring at each typical slide."""
+    """Draw the cases of slides in the plane of their profiles, coloured by strategy.
+
+    A ring marks the case of each typical slide.
+    """
     figure, axis = new_figure((6.4, 3.8))
     for k in range(s.count):
         own, colour = s.labels == k, GROUPS[k % len(GROUPS)]
         x, y = s.embedding[own].T
-        axis.scatter(x, y, color=colour, s=22, label=f"strategy {k} ({int(own.sum())} slides)")
+        name = f"strategy {k}" if s.count > 1 else "all"
+        axis.scatter(x, y, color=colour, s=22, label=f"{name} ({int(own.sum())} slides)")
         typical = int(s.representatives[k])
         place = (float(s.embedding[typical, 0]), float(s.embedding[typical, 1]))
         axis.scatter(place[0], place[1], s=90, facecolors="none", edgecolors=GREY, linewidths=1.5)
@@ -510,7 +539,7 @@ def card(findings: Findings) -> dict[str, Any]:
         "sanity": dict(findings.sanity) or UNCHECKED,
         "concepts": len(findings.concepts),
         "concept_stability": stability_sentence(findings.agreement) if findings.agreement else None,
-        "strategies": None if findings.strategies is None else findings.strategies.count,
+        "strategies": findings.ways,
         "shortcuts": [str(a) for a in findings.shortcuts if a.is_shortcut],
         "shortcuts_asked": list(dict.fromkeys(a.cause for a in findings.shortcuts if not a.tissue)),
         "shortcuts_not_asked": [f"{name}: {why}" for name, why in findings.untested.items()],

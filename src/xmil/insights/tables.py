@@ -104,7 +104,9 @@ def write_insight(
     cohort = _Cohort(run, slides, results)
     rows = [i for i, result in enumerate(results) if "profile" in result]
     split = _Cohort(run, [slides[i] for i in rows], [results[i] for i in rows])  # slides with concepts
-    strategies = find_strategies(split.profiles, seed=run.request.seed) if split.slides else None
+    strategies = None
+    if split.slides:
+        strategies = find_strategies(split.profiles, cases=split.cases, seed=run.request.seed)
     shortcuts = _find_shortcuts(cohort)
     reasons = {
         name: why_untested(cells, cohort.cases, labels=cohort.labels) for name, cells in cohort.causes.items()

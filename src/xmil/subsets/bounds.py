@@ -197,7 +197,7 @@ def highest_mean(weights: Weights, values: Tensor, removed: int, margin: Tensor)
     bound = (weights.middle @ values) / weights.middle.sum() + margin
     for _ in range(ROUNDS):
         terms = weights.highest(values - bound)  # (n, m)
-        lowest = terms.topk(removed, dim=0, largest=False)
+        lowest = terms.topk(removed, dim=0, largest=False, sorted=False)
         left_out = torch.zeros_like(terms, dtype=torch.bool).scatter_(0, lowest.indices, lowest.values < 0)
         remaining = torch.where(left_out, 0.0, terms)
         above, below = remaining.clamp(min=0).sum(dim=0), remaining.clamp(max=0).sum(dim=0).neg()
