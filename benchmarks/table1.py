@@ -20,8 +20,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from xmil.bench import PAPER_MODELS, PAPER_TASKS, Request, measure
+from xmil.bench import PAPER_MODELS, PAPER_TASKS, measure, settings_of
 from xmil.core.durable import write_bytes
+from xmil.runs.requests import BenchRequest
 from xmil.storage import RunFolder, make_folder
 
 
@@ -65,7 +66,7 @@ def in_processes(options: argparse.Namespace) -> None:
         ]
         running[model, task] = subprocess.Popen([sys.executable, *own])  # noqa: S603
     failed = [column for column, process in running.items() if process.wait()]
-    with RunFolder(options.out, "bench", request_of(options).settings(), mixed=True).open({}):
+    with RunFolder(options.out, "bench", settings_of(request_of(options)), mixed=True).open({}):
         for file in sorted([*parts.glob("*/units/*.npz"), *parts.glob("*/models/*.safetensors")]):
             make_folder(options.out / file.parent.name)
             write_bytes(options.out / file.parent.name / file.name, file.read_bytes())
@@ -73,16 +74,17 @@ def in_processes(options: argparse.Namespace) -> None:
         sys.exit(f"These columns failed: {failed}")
 
 
-def request_of(options: argparse.Namespace) -> Request:
-    return Request(
-        ("evidence",),
-        models=tuple(options.models.split(",")),
-        tasks=tuple(options.tasks.split(",")),
+def request_of(options: argparse.Namespace) -> BenchRequest:
+    return BenchRequest.build(
+        suite="evidence",
+        model=options.models,
+        task=options.tasks,
         quick=options.quick,
         repetitions=options.repetitions,
         data=options.data,
         device=options.device,
         minutes=options.minutes,
+        out=options.out,
     )
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On one GPU: benchmarks/table1.sh FEATURES OUT speed|bench|rules [WORK]
-# Needs python3 with torch, numpy and safetensors. WORK keeps trained models between calls: a call that was
-# cut off goes on where it stopped, and `rules` needs the models of `bench`.
+# Needs python3 with torch, numpy, safetensors and pydantic. WORK keeps trained models between calls: a call that
+# was cut off goes on where it stopped, and `rules` needs the models of `bench`.
 set -uo pipefail
 data=$1 out=$2 stage=$3 work=${4:-/tmp/xmil-table1}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4

@@ -48,7 +48,9 @@ def main() -> None:
     parser.add_argument(
         "--data", help="folder or file of digits' features; default: one-hot vectors with noise"
     )
-    parser.add_argument("--models", type=Path, help="folder of `xmil toy --table1`, for table and partners")
+    parser.add_argument(
+        "--models", type=Path, help="folder of `xmil bench --suite paper`, for table and partners"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}", flush=True)

@@ -69,7 +69,7 @@ def stored(
     first: int = 0,
     settings: dict[str, Any] | None = None,
 ) -> Iterator[Trained]:
-    """Some repetitions that `xmil toy --table1 --out FOLDER` trained; `settings` of another protocol."""
+    """Repetitions that `xmil bench --suite paper --out FOLDER` trained; `settings` of another protocol."""
     protocol = Protocol(**(settings or {}))
     configuration = Configuration(TASKS[task], SETUPS[model], load_instances(data), protocol)
     fitted = Folder(folder).stack(configuration)

@@ -21,7 +21,7 @@ LONG = 2000  # sub-bags for the long-run mean of contexts
 def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
     """Coverage on the models of Table 1: enumerated bags are cut to 14 and 10 instances."""
     if models is None:
-        raise SystemExit("errors needs --models, a folder of `xmil toy --table1`")
+        raise SystemExit("errors needs --models, a folder of `xmil bench --suite paper`")
     bags, seeds, found = (2, 3, {}) if quick else (10, 25, {})
     for model in ("attnmil", "transmil"):
         n, some = (14, seeds) if model == "attnmil" else (9, max(2, seeds // 8))

@@ -3,8 +3,8 @@
     python -m benchmarks.beyond.packed --data MNIST --models DIR --colon FILE --colon-models DIR --out FILE
 
 What is kept lies behind the first linear layer, where scores of the models are the same. `DIR` is a folder
-of `xmil toy --table1`, or the "paper" folder of `benchmarks.better_rule.suite`, which trains those of colon,
-too.
+of `xmil bench --suite paper`, or the "paper" folder of `benchmarks.better_rule.suite`, which trains those of
+colon, too.
 """
 
 from __future__ import annotations

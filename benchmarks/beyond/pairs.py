@@ -34,7 +34,7 @@ def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
 def partners(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
     """The same on features: bags of 30 cut to 12, every coalition run; then whole bags, sampled."""
     if models is None:
-        raise SystemExit("partners needs --models, a folder of `xmil toy --table1`")
+        raise SystemExit("partners needs --models, a folder of `xmil bench --suite paper`")
     repetitions, bags, draws = (2, 1, 8) if quick else (10, 3, 16)
     several = [*stored("adjacent_pairs", "transmil", folder=models, data=data, repetitions=repetitions)]
     found = {"cut to 12": _partners([_cut(one, 12) for one in several], bags)}

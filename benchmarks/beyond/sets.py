@@ -21,7 +21,7 @@ MODELS = ("attnmil", "transmil", "addmil")
 def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
     """Bags of 12 on the models of Table 1, every subset run; then bags of 30 and 300 on AttnMIL."""
     if models is None:
-        raise SystemExit("sets needs --models, a folder of `xmil toy --table1`")
+        raise SystemExit("sets needs --models, a folder of `xmil bench --suite paper`")
     repetitions, bags = (1, 3) if quick else (4, 17)
     equal, enclosed, finite = [], [], 0
     for model in MODELS:

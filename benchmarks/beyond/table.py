@@ -27,7 +27,7 @@ CONTEXT_BAGS = 25
 def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
     """AUPRC-2 of each method, the mean over repetitions, and paired differences from LRP."""
     if models is None:
-        raise SystemExit("the table needs --models, a folder of `xmil toy --table1`")
+        raise SystemExit("the table needs --models, a folder of `xmil bench --suite paper`")
     repetitions, found = (2, {}) if quick else (10, {})
     for model in ("attnmil", "transmil"):
         for task in ("four_bags", "pos_neg_count", "adjacent_pairs"):

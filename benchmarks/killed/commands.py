@@ -159,8 +159,8 @@ def _insight(folder: Path) -> list[str]:
         *inputs,
         "--model",
         f"{folder}/m.safetensors",
-        "--concepts",
-        "2",
+        "--config",
+        "concepts=2",
     ]
 
 

@@ -167,7 +167,7 @@ def test_a_run_without_labels_is_refused_with_the_way_out(tmp_path: Path) -> Non
     table = run / "slides.csv"
     table.write_text(re.sub(r",(benign|tumour),(benign|tumour),", r",,\2,", table.read_text()))
     (run / "run.json").write_text(json.dumps({"kind": "explain", "class_names": CLASSES}))
-    with pytest.raises(InputError, match=r"no slide has a label; explain with cohort="):
+    with pytest.raises(InputError, match=r"no slide has a label; explain with `cohort=`"):
         make_study([run], slides=slides, plan=make_plan({"readers": ["anna"]}), out=tmp_path / "study")
 
 

@@ -47,11 +47,11 @@ class Protocol:
     def __post_init__(self) -> None:
         if not 1 <= self.repetitions <= MOST_REPETITIONS:
             must = f"an int in the range [1, {MOST_REPETITIONS}]"
-            raise bad_parameter("repetitions", "toy", must, self.repetitions)
+            raise bad_parameter("repetitions", "bench", must, self.repetitions)
         if self.seed < 0:
-            raise bad_parameter("seed", "toy", "an int in the range [0, inf)", self.seed)
+            raise bad_parameter("seed", "bench", "an int in the range [0, inf)", self.seed)
         if min(self.sizes) < 2 or self.bag_size < 1:
-            raise bad_parameter("sizes", "toy", "at least two bags each, of one patch or more", self.sizes)
+            raise bad_parameter("sizes", "bench", "at least two bags each, of one patch or more", self.sizes)
 
     def training_of(self, setup: Setup) -> Training:
         """The training of a model under this protocol."""
