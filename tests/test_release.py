@@ -25,7 +25,7 @@ from release.hashes import lines
 from release.lowest import AS_TODAY, TOOLS, bounds, constraints, pins
 
 import xmil
-from xmil.cli._app import REMOVED
+from xmil.core.request import REMOVED
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -160,6 +160,6 @@ def test_the_version_is_the_same_everywhere() -> None:
 def test_the_changelog_names_every_option_that_is_gone() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     for name in REMOVED:
-        flag = name.split()[-1]
-        opposite = flag.replace("--no-", "--") if "--no-" in flag else flag.replace("--", "--no-", 1)
-        assert re.search(rf"`({flag}|{opposite})[` ]", text), flag
+        option = name.partition(".")[2]
+        flag = option.replace("_", "-")
+        assert re.search(rf"[` ](--{flag}|--no-{flag}|{option.upper()})[` ]", text), name

@@ -357,5 +357,4 @@ REMOVED = {  # parameters of the version before, by command, and what to write i
     "train.device": "use `set=train.device=cuda`",
     "train.seed": "use `set=train.seed=1`",
     "train.follow_links": "use `set=data.follow_links=false`",
-    "bench.tasks": "use `task=`",
 }
