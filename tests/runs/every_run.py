@@ -38,8 +38,8 @@ def commands(data: Path) -> dict[str, list[str]]:
             "--model", f"{data}/net.py:build",
         ],
         "paper": [
-            "bench", "--suite", "paper", "--model", "attnmil", "--task", "standard", "--methods", "lrp", "--repetitions", "1", "--config",
-            "epochs=1", "--config", "bags=8,4,4",
+            "bench", "--suite", "paper", "--model", "attnmil", "--task", "standard", "--methods", "lrp",
+            "--repetitions", "1", "--config", "epochs=1", "--config", "bags=8,4,4",
         ],
     }  # fmt: skip
     shared = ("tile", "embed", "train", "predict", "evaluate", "insight")

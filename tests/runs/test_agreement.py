@@ -14,7 +14,7 @@ import xmil
 from tests.viewer.given_scores import grid, write_run
 from xmil.cli._app import run as command
 from xmil.core.errors import InputError
-from xmil.runs.agreement import compare_annotations
+from xmil.runs.agreement import compare_annotations, measure_agreement
 from xmil.storage import Run
 
 EDGE, COLUMNS, ROWS = 10, 4, 3
@@ -120,7 +120,8 @@ def test_a_case_counts_once_and_its_test_is_exact(run: Path, drawn: Path) -> Non
 
 
 def test_the_command_needs_no_model(run: Path, drawn: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["evaluate", str(run), "--annotations", str(drawn)]) == 0
+    agree = ["study", "agreement"]
+    assert command([*agree, str(run), "--annotations", str(drawn)]) == 0
     table = capsys.readouterr().out
     assert "LRP " in table
     assert "Attention " in table
@@ -129,21 +130,23 @@ def test_the_command_needs_no_model(run: Path, drawn: Path, capsys: pytest.Captu
     assert (run / "agreement_summary.csv").is_file()
     with (run / "agreement_failures.csv").open(encoding="utf-8") as stream:
         assert [row["slide_id"] for row in csv.DictReader(stream)] == ["other", "s2"]
-    assert command(["evaluate", str(run)]) == 2
+    assert command([*agree, str(run)]) == 2
     assert "--annotations" in capsys.readouterr().err
-    assert command(["evaluate", "--annotations", str(drawn)]) == 2
-    assert command(["evaluate", str(run), "--annotations", str(drawn / "nowhere")]) == 2
-    assert command(["evaluate", str(run), "--annotations", str(drawn), "--config", "truth_names=Stroma"]) == 2
+    assert command([*agree, "--annotations", str(drawn)]) == 2
+    assert command([*agree, str(run), "--annotations", str(drawn / "nowhere")]) == 2
+    assert command([*agree, str(run), "--annotations", str(drawn), "--classes", "Stroma"]) == 2
+    assert command(["evaluate", str(run), "--annotations", str(drawn)]) == 2
+    assert "study agreement" in capsys.readouterr().err
 
 
 def test_python_and_a_folder_of_ones_own(run: Path, drawn: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    xmil.evaluate_slides(run=run, annotations=drawn, out=out)
+    measure_agreement(run, annotations=drawn, out=out)
     assert sorted(path.name for path in out.iterdir()) == [
         "agreement.csv", "agreement_failures.csv", "agreement_summary.csv",
     ]  # fmt: skip
-    with pytest.raises(InputError, match="model"):
-        xmil.evaluate_slides(out=out)
+    with pytest.raises(InputError, match="study agreement"):
+        xmil.evaluate_slides(run=run, annotations=drawn, out=out)
 
 
 def test_the_viewer_shows_what_readers_drew(run: Path, drawn: Path) -> None:

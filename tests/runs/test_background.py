@@ -148,13 +148,6 @@ def test_a_source_that_is_named_is_never_ignored(cohort: Path, capsys: pytest.Ca
     assert "nowhere" in error
 
 
-def test_the_words_of_the_version_before_warn(cohort: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="background"):
-        xmil.explain_slides(
-            cohort / "m0.safetensors", cohort / "features", out=cohort / "run", background="auto"
-        )
-
-
 def test_evaluate_measures_what_explain_gives(cohort: Path) -> None:
     background = ["--background", str(cohort / "features")]
     assert run(command(cohort, "--target", "pos", *background)) == 0

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +169,7 @@ def test_patches_of_other_tools(tmp_path: Path) -> None:
         about = {"patch_size": 43, "patch_level": 0, "downsample": [1.0, 1.0], "level_dim": [360, 240]}
         coords.attrs.update({**about, "downsampled_level_dim": [360, 240], "name": "s", "save_path": "x"})
     pair = {"s": (slide, tmp_path / "clam.h5")}
-    with pytest.raises(FileError, match="pass patch_px="):
+    with pytest.raises(FileError, match="pass `patch_px="):
         PatchStream(*pair["s"], torch.from_numpy, embed_request(MEAN))
     results = embed_pairs(pair, tmp_path / "out", embed_request(MEAN, patch_px=32))
     assert results.failed == {}
@@ -197,7 +196,7 @@ def test_a_run_without_a_result_does_not_bar_the_next(tmp_path: Path) -> None:
 def test_two_processes_give_the_same(tmp_path: Path) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("ab")}
     settings = embed_request("resnet18", random=True)
-    results = embed_pairs(slides, tmp_path / "two", replace(settings, workers=2))
+    results = embed_pairs(slides, tmp_path / "two", settings.replace(workers=2))
     assert (sorted(results.done), results.failed) == (["a", "b"], {})
     embed_pairs(slides, tmp_path / "one", settings)
     for name in slides:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +25,11 @@ pytest.importorskip("openslide")
 def test_processes_give_the_bytes_that_threads_give(tmp_path: Path, full: bool) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("ab")}
     threads = embed_request("resnet18", random=True, batch=13, stain_norm=True, input_size=40)
-    ways = {"threads": threads, "processes": replace(threads, readers=2)}
+    ways = {"threads": threads, "processes": threads.replace(readers=2)}
     for way, settings in ways.items():
         embed_pairs(slides, tmp_path / way / "out", settings)
     if full:
-        embed_pairs(slides, tmp_path / "two" / "out", replace(threads, readers=1, workers=2))
+        embed_pairs(slides, tmp_path / "two" / "out", threads.replace(readers=1, workers=2))
     for name in slides:
         one, other = ((tmp_path / way / "out" / f"{name}.h5").read_bytes() for way in ways)
         assert len(one) > 30 * 512 * 4
@@ -122,7 +121,7 @@ def test_a_gpu_gives_the_features_of_a_cpu(tmp_path: Path) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
     settings = embed_request(MEAN, precision="float32", batch=16)
     embed_pairs(slides, tmp_path / "cpu", settings)
-    embed_pairs(slides, tmp_path / "gpu", replace(settings, device="cuda", readers=2))
+    embed_pairs(slides, tmp_path / "gpu", settings.replace(device="cuda", readers=2))
     for name in slides:
         one, two = (xmil.read_bag(tmp_path / way / f"{name}.h5").features for way in ("cpu", "gpu"))
         np.testing.assert_allclose(two, one, atol=1e-5)

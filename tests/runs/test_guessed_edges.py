@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def explain(root: Path, out: Path, *more: str, capsys: pytest.CaptureFixture[str]) -> str:
     words = ("explain", "--model", root / "m.safetensors", "--features", root / "h5_files", "--out", out)
-    code, said, error = run(*words, "--check", "none", *more, capsys=capsys)
+    code, said, error = run(*words, "--config", "check=none", *more, capsys=capsys)
     assert code == 0, error
     return said
 

@@ -1,45 +1,80 @@
-"""Parameters and options of the version before work and warn where they are used, or say what to use."""
+"""What was written for version 0.2 runs, or says in one line what to write instead."""
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from xmil.cli import main
+import xmil
+from tests.cli.test_cli import run
+from tests.runs.cohorts import make_cohort
 from xmil.core.errors import InputError
-from xmil.heatmaps import Look
-from xmil.runs.requests import DrawRequest, EmbedRequest, EvaluateRequest, ExplainRequest, TileRequest
-from xmil.runs.workers.pool import Workers
+from xmil.core.request import REMOVED
+from xmil.runs.requests import EvaluateRequest, ExplainRequest
 
-COHORT = {"model": "m", "features": "f", "out": "o"}
-OLD: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    (ExplainRequest, COHORT, {"methods": "lrp,gxi"}, {"methods": ("lrp", "gxi")}),
-    (ExplainRequest, COHORT, {"time": "t", "event": "e"}, {"label": ("t", "e")}),
-    (ExplainRequest, COHORT, {"gpus": 0.25}, {"device": "cuda/4"}),
-    (ExplainRequest, COHORT, {"workers": Workers("ray", address="a:1")}, {"engine": "ray:a:1"}),
-    (EvaluateRequest, COHORT, {"top": 0.1}, {}),
-    (TileRequest, {"slides": "s", "out": "o"}, {"fold": False}, {"drop": ("pen", "fold")}),
-    (DrawRequest, {"run": "r"}, {"look": Look(alpha=0.3)}, {"alpha": 0.3}),
-    (DrawRequest, {"run": "r"}, {"formats": "png"}, {"to": ("png", "geojson")}),
-    (EmbedRequest, {"tiles": "t", "slides": "s", "encoder": "e"}, {"decode": "cpu"}, {"readers": -1}),
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+LINES = [
+    line.split(" | ")
+    for line in (FIXTURES / "words_of_0.2.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
 ]
+COHORT = {"model": "m", "features": "f", "out": "o"}
 
 
-@pytest.mark.parametrize(("request_type", "needed", "old", "new"), OLD)
-def test_an_old_parameter_works_and_warns_at_the_callers_line(
-    request_type: Any, needed: dict[str, Any], old: dict[str, Any], new: dict[str, Any]
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_cohort(tmp_path_factory.mktemp("old"), 3)
+    (folder / "config.toml").write_text((FIXTURES / "config_of_0.2.toml").read_text(encoding="utf-8"))
+    return folder
+
+
+@pytest.mark.parametrize(("words", "end"), LINES, ids=[words.partition("{")[0] + end for words, end in LINES])
+def test_a_command_of_the_version_before_runs_or_says_what_to_write(
+    words: str, end: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.warns(DeprecationWarning, match="next version|pass a list") as caught:
-        built = request_type.build(**needed, **old)
-    assert {warning.filename for warning in caught} == {__file__}
-    assert {name: getattr(built, name) for name in new} == new
+    command = shlex.split(words.format(data=data, out=tmp_path / "out"))
+    code, _, error = run(*command, capsys=capsys)
+    if end == "ok":
+        assert code == 0, error
+        return
+    assert code == 2
+    assert end in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_mean_without_its_deviation_is_refused() -> None:
-    with pytest.warns(DeprecationWarning, match="mean"), pytest.raises(InputError, match="normalise="):
-        EmbedRequest.build(tiles="t", slides="s", encoder="e", mean=(0.5, 0.5, 0.5))
+def test_a_config_of_the_version_before_is_read() -> None:
+    config = xmil.load_config(FIXTURES / "config_of_0.2.toml")
+    assert (config.model.params, config.train.epochs, config.data.by) == ({"dim": 8}, 1, "slide")
+
+
+@pytest.mark.parametrize("name", ["preset", "contexts"])
+def test_a_parameter_that_went_says_what_to_write(name: str) -> None:
+    with pytest.raises(InputError, match=rf"params=lrp\.{name}="):
+        ExplainRequest.build(**COHORT, **{name: 4})
+
+
+def test_every_parameter_that_went_belongs_to_a_command() -> None:
+    assert {key.partition(".")[0] for key in REMOVED} <= {"explain", "evaluate", "train", "bench"}
+
+
+@pytest.mark.parametrize(
+    ("request_type", "written", "read"),
+    [
+        (ExplainRequest, {"methods": "lrp,gxi"}, {"methods": ("lrp", "gxi")}),
+        (ExplainRequest, {"method": "ig"}, {"methods": ("ig",)}),
+        (EvaluateRequest, {"methods": ["lrp"], "modes": "none"}, {"methods": ("lrp",), "modes": ()}),
+    ],
+)
+def test_lists_are_written_as_one_likes(
+    request_type: Any, written: dict[str, Any], read: dict[str, Any]
+) -> None:
+    built = request_type.build(**COHORT, **written)
+    assert {name: getattr(built, name) for name in read} == read
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -47,11 +82,3 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert (built.mpp, built.target) == (0.5, ("1",))
     with pytest.raises(InputError, match="mpp"):
         ExplainRequest.build(**COHORT, mpp=True)
-
-
-@pytest.mark.parametrize("flag", ["--fold", "--no-blur", "--coverslip"])
-def test_a_removed_option_says_what_to_use(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["tile", "slides", "--out", "tiles", flag])
-    assert ended.value.code == 2
-    assert "--drop" in capsys.readouterr().err

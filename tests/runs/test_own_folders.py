@@ -164,7 +164,9 @@ def test_the_folder_of_another_kind_is_left_alone(cohort: Path, capsys: pytest.C
     assert all_files(cohort) == before
 
 
-@pytest.mark.parametrize("words", [["toy", "--quick"], ["bench", "--suite", "evidence", "--quick"], ["demo"]])
+@pytest.mark.parametrize(
+    "words", [["bench", "--suite", "paper", "--quick"], ["bench", "--suite", "evidence", "--quick"], ["demo"]]
+)
 def test_so_do_the_benchmarks_and_the_demonstration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:

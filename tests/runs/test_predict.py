@@ -335,7 +335,7 @@ def test_other_settings_need_restart(cohort: Path, tmp_path: Path, capsys) -> No
         ("labels0", ["--label", "mut_a,age"], "The column 'age'"),
         ("value0", ["--label", "case_id"], "must hold numbers"),
         ("cox0", ["--label", "weeks,event"], "weeks"),
-        ("cox0", ["--config", "by=patient"], "--by must be one of"),
+        ("cox0", ["--config", "by=patient"], "by must be one of"),
         ("cox0", ["--config", "draws=-1"], "draws"),
         ("cox0", ["--split", "test"], "split"),
     ],

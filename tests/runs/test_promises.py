@@ -404,7 +404,7 @@ def test_more_repetitions_than_there_are_seeds_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--quick", "--repetitions", "1000000000", "--out", str(tmp_path / "out")]
-    for words in (["bench", "--suite", "evidence"], ["toy"]):
+    for words in (["bench", "--suite", "evidence"], ["bench", "--suite", "paper"]):
         assert run([*words, *out]) == 2
         assert "1000" in last_line(capsys)
 

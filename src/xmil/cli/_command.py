@@ -64,7 +64,7 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
             try:
                 texts = typed.pop("config", ()) if request.has_config else ()
                 settings = read_config(texts)
-                return function(request.build(**settings, **typed), screen)
+                return function(request.build(**{**settings, **typed}), screen)
             except XmilError as error:
                 raise CommandLineError(say_error(error, flags)) from error
 
@@ -201,7 +201,9 @@ def say_error(error: XmilError, flags: Mapping[str, str]) -> str:
     """Say an error in the words of the command line."""
     if error.parameter is None or error.requirement is None:
         return in_flags(str(error), flags)
-    if error.parameter not in flags and "params" in flags and is_method(error.owner):
+    if error.parameter in flags:
+        return in_flags(f"{flags[error.parameter].removesuffix('=')} {error.requirement}", flags)
+    if "params" in flags and is_method(error.owner):
         return in_flags(f"{flags['params']} {error.owner}.{error.parameter} {error.requirement}", flags)
     return in_flags(str(error), flags)
 

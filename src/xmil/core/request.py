@@ -18,6 +18,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
+    Annotated,
     Any,
     ClassVar,
     Concatenate,
@@ -194,6 +195,8 @@ def field_kind(field: FieldInfo) -> Any:
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(one for one in get_args(kind) if one is not NoneType)
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     return kind
 
 

@@ -293,12 +293,14 @@ def with_background(
     chosen = None if request.restart or place is not None else Background.load(out / BACKGROUND)
     if place is not None:
         if not place.exists():
-            raise FileError(f"background={absent(place, 'file or folder of features')}")
+            why = absent(place, "file or folder of features")
+            raise FileError(f"`background=`: {why}", parameter="background")
         files = feature_files(place)[0] if place.is_dir() else [place]
         chosen = background_of_files(files, width, request.reading)
         if chosen is None:
             raise InputError(
-                f"background={place}: no readable features of width {width}, which the model takes."
+                f"{place}: no readable features of width {width}, which the model takes; name another "
+                "`background=`."
             )
         say(f"Evidence is measured against {chosen.n:,} patches of {place} ({BACKGROUND}).")
     if chosen is None or chosen.dim != width:

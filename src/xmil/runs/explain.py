@@ -223,7 +223,7 @@ def method_parameters(request: ExplainRequest) -> Parameters:
     """
     parameters = {name: dict(own) for name, own in (request.params or {}).items()}
     for name, own in parameters.items():
-        if own.get("contexts"):
+        if own.get("contexts") and name in METHODS and METHODS[name].contexts:
             parameters[name] = {"keep": KEEP, **own}
     return parameters
 
@@ -268,9 +268,13 @@ def check_request(request: ExplainRequest, models: Ensemble) -> ModelSpec:
     """Refuse a request that the models or methods cannot serve; return the spec that the models share."""
     spec = models.spec
     if request.interactions and (request.interactions < 2 or request.by != "slide"):
-        raise InputError("`interactions=` takes two patches or more, of one slide (`by='slide'`).")
+        raise InputError(
+            "Pairs that interact need two patches or more, of one slide: `interactions=2`, `by='slide'`."
+        )
     if request.interactions and len(models.models) > 1:
-        raise InputError("`interactions=` takes one model, not an ensemble.")
+        raise InputError(
+            "Pairs that interact are found for one model, not for an ensemble; leave out `interactions=`."
+        )
     if not request.methods or not request.target:
         raise InputError("There is nothing to explain: name at least one method and one target.")
     check_output(request)
