@@ -76,7 +76,7 @@ def test_every_spelling_of_a_number_is_a_class(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "Found: a, b. Name it with slide_column="),
+        ("a,b\n1,2\n", "Found: a, b. Name it with `slide_column=`"),
         ("slide_id,label\ns1,0\ns1,1\n", "several for s1"),
         ("slide_id\ns1\ns1\ns2\ns2\n", "several for s1, s2"),
         ("slide_id,label\n,0\n", "row 2 has no slide_id"),

@@ -54,7 +54,7 @@ def test_clam_contours_with_their_own_offsets(tmp_path: Path) -> None:
 
 def test_clam_single_instance_has_no_edge_and_says_so(tmp_path: Path) -> None:
     path = p.clam_features(tmp_path, xy=p.XY[:1])
-    with pytest.raises(InputError, match=r"cannot be drawn: the patch edge is unknown; pass patch_size="):
+    with pytest.raises(InputError, match=r"cannot be drawn: the patch edge is unknown; pass `patch_size=`"):
         xmil.read_bag(path).boxes()
     assert xmil.read_bag(path, patch_size=512).boxes().tolist() == p.BOXES[:1].tolist()
 
@@ -138,7 +138,7 @@ def test_stamp2_needs_the_mpp(tmp_path: Path, version: str) -> None:
     bag = xmil.read_bag(path)
     assert (bag.coords, bag.unit, bag.encoder, bag.version) == (None, "um", "ctranspath", version)
     np.testing.assert_allclose(bag.raw_coords, p.XY * p.MPP)
-    with pytest.raises(InputError, match="coordinates are in microns; pass the slide's mpp="):
+    with pytest.raises(InputError, match="coordinates are in microns; pass the slide's `mpp=`"):
         bag.boxes()
     np.testing.assert_array_equal(bag.placed(mpp=p.MPP).boxes(), p.BOXES)
 
@@ -223,7 +223,7 @@ def test_tiatoolbox_scale_is_asked_for(tmp_path: Path) -> None:
     check(xmil.read_bag(path, patch_size=p.EDGE))
     bag = xmil.read_bag(path, mpp=p.MPP)
     assert (bag.coords, bag.unit) == (None, "px-read")
-    with pytest.raises(InputError, match="the reading resolution is not stored; pass patch_size="):
+    with pytest.raises(InputError, match="the reading resolution is not stored; pass `patch_size=`"):
         bag.boxes()
     np.testing.assert_array_equal(xmil.read_bag(path, rows=[3, 1]).features, p.features()[[3, 1]])
 
@@ -392,7 +392,7 @@ def test_spacing_that_pixels_and_mpp_contradict_is_refused(
     tmp_path: Path, attrs: dict[str, object], on: str
 ) -> None:
     path = spaced(tmp_path / "s.h5", 768, attrs, on=on)
-    with pytest.raises(FileError, match=r"256 px.*768 px apart; pass patch_size="):
+    with pytest.raises(FileError, match=r"256 px.*768 px apart; pass `patch_size=`"):
         xmil.read_bag(path)
     assert xmil.read_bag(path, patch_size=512).patch_size == 512
 

@@ -211,7 +211,7 @@ def test_explanations_wait_for_the_mpp(tmp_path: Path) -> None:
         tmp_path / "e.parquet"
     )
     e = xmil.Explanation.load(tmp_path / "e.parquet")
-    with pytest.raises(xmil.XmilError, match="coordinates are in microns; pass the slide's mpp="):
+    with pytest.raises(xmil.XmilError, match="coordinates are in microns; pass the slide's `mpp=`"):
         e.boxes()
     np.testing.assert_array_equal(e.placed(mpp=p.MPP).boxes(), p.BOXES)
 

@@ -76,7 +76,7 @@ def test_published_weights_come_from_torchs_cache(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(urllib.request, "_opener", None)  # urllib keeps the proxies that it saw first
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    with pytest.raises(FileError, match=r"cannot be downloaded .* pass weights="):
+    with pytest.raises(FileError, match=r"cannot be downloaded .* pass `weights=`"):
         load_encoder("resnet18")
 
 

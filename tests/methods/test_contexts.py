@@ -91,7 +91,7 @@ def test_an_interval_is_the_formula() -> None:
     )
     with pytest.raises(InputError, match=r"'level' parameter of Explanation\.interval"):
         e.interval(1.0)
-    with pytest.raises(InputError, match="no standard errors; take contexts=24"):
+    with pytest.raises(InputError, match="no standard errors; pass `contexts=24`"):
         xmil.explain(model_of("transmil"), bag_of(10)).interval()
 
 
@@ -187,7 +187,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     [
         ({"contexts": 3}, InputError, r"\[4, 100000\], so that each of 10"),
         ({"contexts": 8, "keep": 0.0}, InputError, "'keep' parameter of contexts"),
-        ({"contexts": 8, "feature_level": True}, InputError, "leave out feature_level"),
+        ({"contexts": 8, "feature_level": True}, InputError, "leave out `feature_level=True`"),
         ({"contexts": 8, "method": "attention"}, UnknownNameError, "parameter of attention 'contexts'"),
     ],
 )

@@ -101,5 +101,5 @@ def test_a_slide_of_ink_alone_is_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     ink = np.clip(rng.normal((20, 40, 150), 15, (300, 300, 3)), 0, 255).astype(np.uint8)
     Image.fromarray(np.pad(ink, ((20, 20), (20, 20), (0, 0)), constant_values=240)).save(tmp_path / "s.png")
-    with pytest.raises(FileError, match="every patch shows pen; keep them with drop=none"):
+    with pytest.raises(FileError, match="every patch shows pen; keep them with `drop=none`"):
         tile_slide(xmil.open_slide(tmp_path / "s.png"), TileSettings(slide_mpp=0.5))

@@ -163,7 +163,7 @@ def test_ink_and_specks_are_no_tissue() -> None:
 
 def test_mpp_is_asked_for_and_never_guessed(tmp_path: Path) -> None:
     path = write_pyramid(tmp_path / "s.tif", textured([BOX], (2200, 1500)), mpp=None)
-    with pytest.raises(FileError, match="pass slide_mpp="):
+    with pytest.raises(FileError, match="pass `slide_mpp=`"):
         tiled(path)
     given = tiled(path, slide_mpp=0.5)
     assert (len(given.xy0) >= 12, given.inferred) == (True, ("mpp as given, not from the file",))
