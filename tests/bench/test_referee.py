@@ -35,7 +35,6 @@ EXTRA = {
     "pandas",
     "PIL",
     "pyarrow",
-    "pydantic",
     "rich",
     "scipy",
     "sklearn",

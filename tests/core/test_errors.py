@@ -115,6 +115,6 @@ def test_a_place_for_results_that_is_no_folder_is_named(tmp_path: Path) -> None:
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "loop"):
         for look in (read_run, lambda folder: read_rows(folder / "slides.csv")):
             with pytest.raises(
-                xmil.XmilError, match=r"cannot be made \(\S+ is not a folder\); choose another out="
+                xmil.XmilError, match=r"cannot be made \(\S+ is not a folder\); choose another `out="
             ):
                 look(out)

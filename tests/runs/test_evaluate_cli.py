@@ -66,18 +66,18 @@ def done(tmp_path_factory):
 
 
 def test_annotations_are_compared_with_what_was_measured(tmp_path, capsys):
-    """A model and features in place of a run: its scores are measured first, then compared."""
+    """A run of evaluate has scores, too."""
     folder = make_cohort(tmp_path, 3)
     ring = [[0, 0], [500, 0], [500, 100], [0, 100], [0, 0]]  # the five patches that decide
     polygon = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [ring]}, "properties": {}}
     (folder / "drawn").mkdir()
     for name in ("s0", "s1"):
         (folder / "drawn" / f"{name}.geojson").write_text(json.dumps(polygon))
-    words = command(folder, "--annotations", f"{folder}/drawn", methods="lrp")
-    assert run([*words[:-1], f"{folder}/nowhere"]) == 2
+    assert run(command(folder, methods="lrp")) == 0
+    words = ["study", "agreement", f"{folder}/out", "--annotations"]
+    assert run([*words, f"{folder}/nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
-    assert not (folder / "out").exists()  # told before anything is measured
-    assert run(words) == 0
+    assert run([*words, f"{folder}/drawn"]) == 0
     assert "agreement.csv" in capsys.readouterr().out
     with (folder / "out" / "agreement.csv").open() as stream:
         rows = list(csv.DictReader(stream))

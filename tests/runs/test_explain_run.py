@@ -342,7 +342,7 @@ def test_parameters_of_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("--methods", "logits"), "cannot explain attnmil"),
         (("--config", "output=logits"), "Did you mean 'logit'"),
         (("--config", "memory=much"), "a size such as 500MB"),
-        (("--config", "by=patient"), "--by must be one of"),
+        (("--config", "by=patient"), "by must be one of"),
         (("--engine", "rya"), "Did you mean 'ray'"),
     ):
         assert run(command(folder, *more, out="other")) == 2

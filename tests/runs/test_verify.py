@@ -256,10 +256,10 @@ def test_a_model_that_is_none_is_a_fault_and_nothing_else_is_read(copy: Path, pa
 @pytest.mark.parametrize(
     "options",
     [
-        {"contexts": 7, "methods": ("lrp", "gxi")},
-        {"contexts": 9, "params": {"lrp": {"keep": 0.37}}},
-        {"contexts": 8, "params": {"lrp": {"keep": None}}},
-        {"contexts": 7, "by": "case", "ensemble": True},
+        {"params": {"lrp": {"contexts": 7}, "gxi": {"contexts": 7}}, "methods": ("lrp", "gxi")},
+        {"params": {"lrp": {"contexts": 9, "keep": 0.37}}},
+        {"params": {"lrp": {"contexts": 8, "keep": None}}},
+        {"params": {"lrp": {"contexts": 7}}, "by": "case", "ensemble": True},
     ],
 )
 def test_means_over_sub_bags_fit_their_audit(tmp_path: Path, options: dict[str, Any]) -> None:

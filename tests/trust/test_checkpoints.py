@@ -189,7 +189,7 @@ def test_item_09_the_risk_of_chief_is_its_second_logit(tmp_path: Path, rng: np.r
 
 def test_item_09_outputs_that_are_no_rows_of_a_layer_cannot_be_picked(tmp_path: Path) -> None:
     torch.save(tensors(CASES["dsmil-wsi"][0]), tmp_path / "dsmil.pth")
-    with pytest.raises(CheckpointError, match="leave out head="):
+    with pytest.raises(CheckpointError, match="leave out `head="):
         xmil.load_model(tmp_path / "dsmil.pth", head=0)
 
 

@@ -245,7 +245,7 @@ def test_item_05_what_announces_itself_wrongly_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.sum(dim=1)[:, :2] * 5
 
-    with pytest.raises(InputError, match="probabilities; leave out returns="):
+    with pytest.raises(InputError, match="probabilities; leave out `returns="):
         xmil.explain(Large(), features(), returns="probability")
     net = Chances("labels")
     net.task = "classification"
