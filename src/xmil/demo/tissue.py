@@ -158,7 +158,7 @@ class TissueDemo:
             steps=20,
             orders=5,
             truth=self.out / "truth",
-            truth_class=self.classes[1],
+            config=f"truth_class={self.classes[1]}",
         )
         heatmap = command(
             "heatmap",

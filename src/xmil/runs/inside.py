@@ -4,7 +4,7 @@ run.json, slides.csv, failures.csv
 <slide_id>.npz       the maps; `xmil.core.inside.Inside.load` reads them
 <slide_id>.png       a sheet of the patches with their maps
 <slide_id>.geojson   every cell of a map as a tile for QuPath
-<slide_id>.ome.tif   the maps in the slide's frame, with --tiff
+<slide_id>.ome.tif   the maps in the slide's frame, with `tiff=True`
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from xmil.core.explanation import Explanation
 
 SLIDES, FAILURES = "slides.csv", "failures.csv"
-INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
+INTERACTIONS = "interactions"  # the folder of `interactions=` of `xmil explain`
 LAYOUT = 2  # of run.json; later layouts are refused, earlier ones are read
 TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # slides.csv for other commands
 NAMED = ("slide_id", "case_id", "name", "model", "fold", "job")  # text, even if it looks like a number
