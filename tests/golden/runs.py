@@ -282,8 +282,8 @@ def evaluate(workspace: Workspace) -> Record:
     w = workspace
     common = (*FEATURES, "--split", "test", "--steps", "8", "--orders", "4")
     w.command(
-        "evaluate", "--model", "models/attnmil.safetensors", *common, "--truth", "truth", "--truth-class",
-        "pos", "--methods", "lrp,attention,random", "--out", "evaluated",
+        "evaluate", "--model", "models/attnmil.safetensors", *common, "--truth", "truth", "--config",
+        "truth_class=pos", "--methods", "lrp,attention,random", "--out", "evaluated",
     )  # fmt: skip
     record = within(w.folder("evaluated"), "slides")
     w.command(
@@ -329,7 +329,7 @@ def predict(workspace: Workspace) -> Record:
         "cox": ("cox",),
         "ensemble": (
             "attnmil", "--model", "models/attnmil_b.safetensors", "--config", "instances=9",
-            "--repetitions", "2",
+            "--config", "repetitions=2",
         ),
     }  # fmt: skip
     for name, (model, *more) in runs.items():

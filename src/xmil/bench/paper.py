@@ -29,6 +29,7 @@ from xmil.models import create_model
 from xmil.runs.requests import BenchRequest
 from xmil.storage import RunFolder
 
+KIND = "bench --suite paper"  # of its folder of results
 Say = Callable[[str, int, int], None]  # current work, steps done, total steps
 SLOW_METHODS = ("grad2", "one_removed", "combined")  # beside the paper's, with `all`
 
@@ -63,7 +64,7 @@ def measure_table1(request: BenchRequest, say: Say) -> Table1:
         "encoder": plan.encoder,
         "device": request.device,
     }
-    folder = RunFolder(request.out, "paper", {**settings, **plan.protocol.as_dict()}, mixed=True)
+    folder = RunFolder(request.out, KIND, {**settings, **plan.protocol.as_dict()}, mixed=True)
     with folder.open({"machine": {"device": name_of_device(request.device)}}):
         for problem in problems:
             referee.run(suite, [problem])

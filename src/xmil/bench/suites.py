@@ -213,7 +213,19 @@ def models_of(request: BenchRequest) -> list[ModelEntry]:
 def settings_of(request: BenchRequest) -> dict[str, Any]:
     """The settings of a run for run.json and the page of results."""
     return {
-        **request.as_dict(),
+        "suites": request.suite,
+        "methods": request.methods,
+        "models": request.model,
+        "only": request.only,
+        "quick": request.quick,
+        "tasks": request.task,
+        "repetitions": request.repetitions,
+        "seed": request.seed,
+        "data": request.data,
+        "encoder": request.digit_encoder,
+        "device": request.device,
+        "minutes": request.minutes,
+        "tissue": tuple(tissue_of(request).items()),
         "protocol_name": "quick" if request.quick else "Table 1",
         "plan": plan_of(request).as_dict(),
     }
