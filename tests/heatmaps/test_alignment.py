@@ -184,7 +184,7 @@ def test_coordinates_that_wait_for_the_mpp(tmp_path):
     boxes = np.rint(boxes_of(um, edge) / mpp).astype(int)
     path = write_tiff(tmp_path / "s1.tif", (2222, 2123), boxes, mpp=mpp)
     e = explanation(None, None, raw_coords=um, unit="um", raw_edge=edge)
-    with pytest.raises(XmilError, match="microns; pass the slide's mpp"):
+    with pytest.raises(XmilError, match="microns; pass the slide's `mpp=`"):
         xmil.heatmap(e, picture="map")
     with open_slide(path) as slide:
         check_picture(e, boxes, slide, 500)
