@@ -153,15 +153,8 @@ def _embed(folder: Path) -> list[str]:
 
 def _insight(folder: Path) -> list[str]:
     inputs = ["--features", f"{folder}/features", "--cohort", f"{folder}/cohort.csv"]
-    return [
-        "insight",
-        f"{folder}/done_explain",
-        *inputs,
-        "--model",
-        f"{folder}/m.safetensors",
-        "--config",
-        "concepts=2",
-    ]
+    model = ["--model", f"{folder}/m.safetensors"]
+    return ["insight", f"{folder}/done_explain", *inputs, *model, "--config", "concepts=2"]
 
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {

@@ -3,7 +3,7 @@
 run.json, slides.csv, failures.csv
 tiles/, features/           if slides came without features, see `xmil.runs.slide_features`
 slides/<slide_id>.parquet   one file per slide, by atomic rename
-interactions/<slide_id>.<target>.parquet    with --interactions
+interactions/<slide_id>.<target>.parquet    with `interactions=`
 summary/                    see `xmil.runs.summary`
 """
 
