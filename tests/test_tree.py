@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -49,6 +50,18 @@ def test_the_plan_names_what_is_there() -> None:
         )  # fmt: skip
         for name in re.findall(r"`(\w+)`", step):
             assert re.search(rf"\b{name}\b", code), f"{name}: {step}"
+
+
+def test_sentences_name_parameters_in_backticks() -> None:
+    """So that each door can say them in its own words."""
+    advice = re.compile(r"(?:pass|give|use|name|leave out|lower|another|see|with|or) (?<!`)([a-z_]{3,})=(?![=.])")
+    for path in sorted(SOURCE.rglob("*.py")):
+        if "cli" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and ">>>" not in node.value:
+                names = [name for name in advice.findall(node.value) if name not in ("forward", "dtype")]
+                assert names == [], f"{path.name}:{node.lineno}: {node.value}"
 
 
 def test_the_table_of_imports_is_the_contracts() -> None:

@@ -60,7 +60,7 @@ def check_budget(nbytes: int, name: str, path: StrPath, *, stored: int | None = 
     if free is not None and nbytes > free:
         raise FileError(
             f"{path}: {name!r} needs {nbytes / 2**30:,.1f} GiB but {free / 2**30:,.1f} GiB are free; "
-            "read it in parts with rows=, or on a larger machine."
+            "read it in parts with `rows=`, or on a larger machine."
         )
 
 

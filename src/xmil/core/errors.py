@@ -30,8 +30,8 @@ _CHECK = "check its name, its rights and those of its folders."
 class XmilError(Exception):
     """Base class of the errors that this package raises.
 
-    `parameter` is the Python parameter at fault, if there is one: `requirement` says what is wrong with its
-    value, `owner` which function has it.
+    `parameter` is the Python parameter at fault, if there is one, by default the first that the message names:
+    `requirement` says what is wrong with its value, `owner` which function has it.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class XmilError(Exception):
         owner: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.parameter = parameter
+        named = _NAMED.search(str(message))
+        self.parameter = named[1] if parameter is None and named is not None else parameter
         self.requirement = requirement
         self.owner = owner
 
@@ -213,7 +214,7 @@ def refused(error: OSError) -> str | None:
     >>> refused(PermissionError(13, "Permission denied", "models/m.pt"))
     'models/m.pt: cannot be used (Permission denied); check its name, its rights and those of its folders.'
     >>> refused(OSError(24, "Too many open files"))
-    'Too many open files; raise the limit (`ulimit -n`), or use fewer workers=.'
+    'Too many open files; raise the limit (`ulimit -n`), or use fewer `workers=`.'
     >>> refused(OSError(28, "No space left on device"))
     'The output cannot be written (No space left on device); make room, or choose another place.'
     """

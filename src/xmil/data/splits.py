@@ -102,7 +102,7 @@ def check_labels(cohort: Cohort, column: str) -> None:
     if mixed:
         raise InputError(
             f"{counted(len(mixed), 'case')} with slides of different {column!r}: {shorten(mixed, 5)}; "
-            "correct the table, or leave out --stratify if labels belong to slides."
+            "correct the table, or leave out `stratify=` if labels belong to slides."
         )
 
 

@@ -657,4 +657,4 @@ class BenchRequest(Request):
     released: bool = option(
         "Draw digits and bags as the paper's released code does, shared by all.", False, rare=True
     )
-    plots: bool = option("Draw bar plots and example bags of --suite paper.", True, rare=True)
+    plots: bool = option("Draw bar plots and example bags of the paper's suite.", True, rare=True)

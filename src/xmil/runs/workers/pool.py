@@ -361,7 +361,7 @@ def why_no_workers(error: OSError) -> str:
     """Say why worker processes cannot start, and the way out.
 
     >>> why_no_workers(OSError(11, "Resource temporarily unavailable"))
-    'Worker processes cannot start (Resource temporarily unavailable); use fewer workers=.'
+    'Worker processes cannot start (Resource temporarily unavailable); use fewer `workers=`.'
     """
     if error.errno in OPEN_FILES:
         return TOO_MANY_FILES
