@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import ast
 import re
 import runpy
 from pathlib import Path
@@ -54,7 +53,8 @@ def test_the_plan_names_what_is_there() -> None:
 
 def test_sentences_name_parameters_in_backticks() -> None:
     """So that each door can say them in its own words."""
-    advice = re.compile(r"(?:pass|give|use|name|leave out|lower|another|see|with|or) (?<!`)([a-z_]{3,})=(?![=.])")
+    before = "pass|give|use|name|leave out|lower|another|see|with|or"
+    advice = re.compile(rf"(?:{before}) ([a-z_]{{3,}})=(?![=.])")
     for path in sorted(SOURCE.rglob("*.py")):
         if "cli" in path.parts:
             continue

@@ -30,8 +30,8 @@ _CHECK = "check its name, its rights and those of its folders."
 class XmilError(Exception):
     """Base class of the errors that this package raises.
 
-    `parameter` is the Python parameter at fault, if there is one, by default the first that the message names:
-    `requirement` says what is wrong with its value, `owner` which function has it.
+    `parameter` is the Python parameter at fault, if there is one, by default the first that the message
+    names; `requirement` says what is wrong with its value, `owner` which function has it.
     """
 
     def __init__(

@@ -444,7 +444,7 @@ def _pen(demo: TissueDemo) -> Html:
         f"Section {inked[0]} as `xmil tile` saw it. Only sections with tumour carry ink here, as if a "
         "pathologist had marked them: a model that saw the ink could answer by it. Patches of which ink "
         "covers 15 % or more (crossed out) are left out before the model sees anything; the thin edge of a "
-        "mark can stay. Tiling with drop=none would keep them all."
+        "mark can stay. Tiling that drops no pen marks would keep them all."
     )
     return join([tag("h2", "A pen mark is not tissue"), figure(path, caption)])
 
