@@ -69,7 +69,13 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
                 raise CommandLineError(say_error(error, flags)) from error
 
         shown = [name for name in about if not about[name].rare]
-        shown.sort(key=lambda name: (not about[name].argument, PANELS.index(about[name].panel)))
+        shown.sort(
+            key=lambda name: (
+                not about[name].argument,
+                PANELS.index(about[name].panel),
+                not request.model_fields[name].is_required(),
+            )
+        )
         parameters = [_parameter(name, request, about[name]) for name in shown]
         if request.has_config:
             config = typer.Option(help=CONFIG, rich_help_panel=OUTPUT, metavar="FILE|NAME=VALUE")
@@ -284,6 +290,8 @@ def _parameter(name: str, request: type[Request], about: Option) -> inspect.Para
         settings["metavar"] = "A,B,..."
     elif get_origin(kind) is list:
         settings["metavar"] = "<path>" if get_args(kind)[0] is Path else f"<{name}>"
+    if get_origin(field_kind(field)) is Mapping:
+        settings["metavar"] = "METHOD.NAME=VALUE"
     shown = kind if default is not None else kind | None
     return _keyword(name, shown, typer.Option(flag, **settings), default)
 

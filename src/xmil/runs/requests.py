@@ -287,7 +287,7 @@ class ExplainRequest(CohortRequest):
         "Find pairs that act together among this many of the strongest patches.", 0, ge=0, rare=True
     )
     memory: Size = option(
-        "Memory limit for a method's temporary arrays, such as 500MB or 4GB.", 10**9, rare=True
+        "Memory limit in bytes for a method's temporary arrays; also as 500MB or 4GB.", 10**9, rare=True
     )
 
     @model_validator(mode="after")
