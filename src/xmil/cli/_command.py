@@ -51,7 +51,6 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
     """Turn a function of a request and a screen into a command with the request's options and --json."""
 
     def decorate(function: Callable[[R, Screen], int]) -> Callable[..., int]:
-        about = options(request)
         flags = flags_of(request)
         REQUESTS[function.__name__] = request
 
@@ -68,31 +67,35 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
             except XmilError as error:
                 raise CommandLineError(say_error(error, flags)) from error
 
-        shown = [name for name in about if not about[name].rare]
-        shown.sort(
-            key=lambda name: (
-                not about[name].argument,
-                PANELS.index(about[name].panel),
-                not request.model_fields[name].is_required(),
-            )
-        )
-        parameters = [_parameter(name, request, about[name]) for name in shown]
-        if request.has_config:
-            config = typer.Option(help=CONFIG, rich_help_panel=OUTPUT, metavar="FILE|NAME=VALUE")
-            parameters.append(_keyword("config", list[str] | None, config, None))
-        as_json = typer.Option("--json", help="Print the report as JSON.", rich_help_panel=OUTPUT)
-        parameters.append(_keyword("as_json", bool, as_json, False))
-        context = inspect.Parameter(
-            "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
-        )
-        run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
+        parameters = parameters_of(request)
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         run.__name__, run.__module__ = function.__name__, function.__module__
         run.__doc__ = function.__doc__ or request.__doc__
         run.epilog = rare_options(request)  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+def parameters_of(request: type[Request]) -> list[inspect.Parameter]:
+    """Declare for typer its context, the options of a request that have a flag, --config and --json."""
+    about = options(request)
+    panels = list(dict.fromkeys((*PANELS, *(one.panel for one in about.values()))))
+
+    def place(name: str) -> tuple[bool, int, bool]:
+        is_optional = not request.model_fields[name].is_required()
+        return not about[name].argument, panels.index(about[name].panel), is_optional
+
+    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter("context", by_name, annotation=typer.Context)]
+    shown = sorted((name for name in about if not about[name].rare), key=place)
+    parameters += [_parameter(name, request, about[name]) for name in shown]
+    if request.has_config:
+        config = typer.Option(help=CONFIG, rich_help_panel=OUTPUT, metavar="FILE|NAME=VALUE")
+        parameters.append(_keyword("config", list[str] | None, config, None))
+    as_json = typer.Option("--json", help="Print the report as JSON.", rich_help_panel=OUTPUT)
+    return [*parameters, _keyword("as_json", bool, as_json, False)]
 
 
 def instead_of(flag: str, command_name: str | None) -> str | None:
