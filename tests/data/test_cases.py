@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -61,3 +62,29 @@ def test_what_the_slides_do_not_agree_on_is_left_open_or_refused() -> None:
     assert join_bags([near, bare], name="case")[0].coords is None
     with pytest.raises(InputError, match=r"wide.*width 5.*near.*width 4"):
         join_bags([near, xmil.Bag(np.zeros((1, 5)), slide_id="wide")], name="case")
+
+
+def test_a_cohort_completes_the_files_of_its_slides(tmp_path: Path) -> None:
+    """Columns mpp, patch_size and format count slide by slide; empty cells leave the shared options."""
+    corners = np.stack(np.divmod(np.arange(6), 3), axis=1) * 700
+    for name in ("a", "b", "c"):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["features"] = np.zeros((6, 4), np.float32)
+            file["coords"] = corners
+    table = {
+        **TABLE,
+        "path": tuple(str(tmp_path / f"{name}.h5") for name in "abc"),
+        "mpp": ("0.25", None, None),
+        "patch_size": ("512", None, "256"),
+        "format": ("clam", None, ""),
+    }
+    cases = group_cases(Cohort(table))
+    bags = [read_case(case, patch_size=300)[0] for case in cases]
+    assert [(bag.patch_size, bag.mpp) for bag in bags] == [(512, 0.25), (300, None), (256, None)]
+    assert cases[0].reading(0, {"mpp": 1.0}) == {"mpp": 0.25, "patch_size": 512, "format": "clam"}
+
+
+@pytest.mark.parametrize(("name", "cell"), [("mpp", "-1"), ("patch_size", "0"), ("patch_size", "inf")])
+def test_a_cohort_completes_files_by_positive_numbers(name: str, cell: str) -> None:
+    with pytest.raises(InputError, match=name):
+        group_cases(Cohort({**TABLE, name: (cell, None, None)}))
