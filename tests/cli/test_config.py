@@ -62,3 +62,36 @@ def test_an_option_without_a_flag_is_named_with_its_way(capsys: pytest.CaptureFi
     assert (code, "--config seed=" in error) == (2, True)
     _, out, _ = run("explain", "--help", capsys=capsys)
     assert "seed: " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("explain", "--config", "seed"), "--config seed=VALUE"),
+        (("explain", "--config", "memory=-2"), "--config memory must be"),
+        (("heatmap", "run", "--config", "top=-1"), "--config top must be"),
+        (("heatmap", "run", "--config", "region=0,0,5,0"), "--config region must be"),
+        (("explain", "--mpp", "-1"), "--mpp must be a float in the range (0, inf)"),
+        (("explain", "--slides", "nowhere"), "nowhere: no such"),
+    ],
+)
+def test_values_are_checked_before_anything_starts(
+    words: tuple[str, ...], fault: str, cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = ("--model", cohort / "m0.safetensors", "--features", cohort / "features")
+    more = (*inputs, "--out", tmp_path / "out") if words[0] == "explain" else ()
+    code, _, error = run(*words, *more, capsys=capsys)
+    assert (code, error.count("\n")) == (2, 1)
+    assert fault in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_takes_the_name_of_a_flag(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('param = "ig.steps=7"\nmethods = "ig"\ncheck = "none"\n')
+    inputs = ("--model", cohort / "m0.safetensors", "--features", cohort / "features")
+    code, _, error = run("explain", *inputs, "--config", config, "--out", tmp_path / "run", capsys=capsys)
+    assert code == 0, error
+    assert request_of(tmp_path / "run")["params"] == {"ig": {"steps": 7}}

@@ -77,7 +77,7 @@ def bad(*arguments, capsys):
             ("--repetitions", "0"),
             "--repetitions must be an int in the range [1, 1000]. Got 0",
         ),
-        (("--config", "epochs=0"), "epochs must be in the range"),
+        (("--config", "epochs=0"), "epochs must be an int in the range"),
         (("--config", "bags=10,10"), "such as 2000,500,1000"),
         (("--config", "bags=10,1,10"), "at least two bags"),
         (("--device", "tpu"), "Unknown device 'tpu'"),

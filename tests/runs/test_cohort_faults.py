@@ -222,7 +222,7 @@ def test_outliers_take_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
             "--param lrp.preset is for 'lrp', which is not among the methods",
         ),
         (["--methods", "lrp", "--param", "ig.steps=7"], "--param ig.steps is for 'ig'"),
-        (["--workers", "-1"], "--workers must be in the range [0, inf). Got -1 instead."),
+        (["--workers", "-1"], "--workers must be an int in the range [0, inf). Got -1 instead."),
         (["--workers", "2.5"], ". Try 'xmil explain --help'."),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_config_of_the_version_before_is_read() -> None:
 
 @pytest.mark.parametrize("name", ["preset", "contexts"])
 def test_a_parameter_that_went_says_what_to_write(name: str) -> None:
-    with pytest.raises(InputError, match=rf"params=lrp\.{name}="):
+    with pytest.raises(InputError, match=rf"params=.*'{name}'"):
         ExplainRequest.build(**COHORT, **{name: 4})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -12,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 
 from xmil.cli._screen import Screen
-from xmil.core.errors import XmilError, name_parameters
+from xmil.core.errors import InputError, XmilError, name_parameters
 from xmil.core.request import (
     COMPUTE,
     INPUT,
@@ -24,6 +25,7 @@ from xmil.core.request import (
     field_kind,
     options,
     owner,
+    words_of_parameters,
 )
 from xmil.core.text import parse_toml_value, read_toml
 
@@ -62,7 +64,7 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
                     typed[name] = ",".join(typed[name])  # given once with commas, or several times
             try:
                 texts = typed.pop("config", ()) if request.has_config else ()
-                settings = read_config(texts)
+                settings = read_config(texts, request)
                 return function(request.build(**{**settings, **typed}), screen)
             except XmilError as error:
                 raise CommandLineError(say_error(error, flags)) from error
@@ -154,6 +156,8 @@ def in_flags(sentence: str, flags: Mapping[str, str]) -> str:
     def say(name: str, value: str | None) -> str:
         if value is None:  # it is at fault
             return flags.get(name, f"The {name!r} parameter").removesuffix("=")
+        if name == "params" and name in flags and value.startswith("{"):
+            return " ".join(words_of_parameters(flags[name], ast.literal_eval(value)))
         value = value.strip("'\"")
         if name in flags:
             return _with_value(flags[name], value)
@@ -245,17 +249,20 @@ def is_list_of_text(kind: Any) -> bool:
     return get_origin(kind) is tuple and get_args(kind)[0] not in (Path, Any)
 
 
-def read_config(texts: Sequence[str]) -> dict[str, Any]:
-    """Read options from TOML files and NAME=VALUE; later ones win."""
+def read_config(texts: Sequence[str], request: type[Request]) -> dict[str, Any]:
+    """Read options from TOML files and NAME=VALUE, under the names of parameters or flags; later ones win."""
     values: dict[str, Any] = {}
+    names = {about.flag.lstrip("-"): name for name, about in options(request).items() if about.flag}
     for text in texts:
         name, equals, value = text.partition("=")
         if equals and name.replace("_", "").replace("-", "").isalnum() and not Path(text).is_file():
             values[name.strip().replace("-", "_")] = parse_toml_value(value.strip())
             continue
+        if not equals and name.replace("-", "_") in request.model_fields and not Path(text).exists():
+            raise InputError(f"{text}: has no value; write --config {text}=VALUE.")
         content = read_toml(text, way="give options under their names, such as steps = 50")
         values |= {key.replace("-", "_"): one for key, one in content.items()}
-    return values
+    return {names.get(name, name): value for name, value in values.items()}
 
 
 def rare_options(request: type[Request]) -> str | None:

@@ -21,7 +21,7 @@ from xmil.cli._screen import (
     view_command,
 )
 from xmil.core.durable import write_atomically
-from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.text import counted
 from xmil.runs import Listener
 from xmil.runs.requests import DrawRequest, ExplainRequest
@@ -46,6 +46,8 @@ def explain(request: ExplainRequest, screen: Screen) -> int:
     from xmil.runs.explain import draw_run, explain_run
 
     failed = False
+    if request.slides is not None and not request.slides.exists():
+        raise InputError(absent(request.slides, "file or folder of slides"))
     if request.out is None:
         with announce_costs():
             return explain_one(request, screen)

@@ -73,7 +73,7 @@ def option(
 ) -> Any:
     """Declare a field of a request: `steps: int = option("Steps per curve.", 100, panel="Advanced", ge=1)`.
 
-    `bounds` are pydantic's: ge, le.
+    `bounds` are pydantic's: ge, gt, le.
     """
     about = Option(help, panel=panel, flag=flag, argument=argument, decides=decides, rare=rare)
     return Field(default, description=help, json_schema_extra={KEY: cast(Any, about)}, **bounds)
@@ -252,11 +252,12 @@ def requirement(fault: ErrorDetails, field: FieldInfo) -> str:
         return f"one of {str(context['expected']).replace(' or ', ', ').replace(chr(39), '')}"
     limits: dict[str, float] = {}
     for bound in field.metadata:
-        limits |= {key: getattr(bound, key) for key in ("ge", "le") if hasattr(bound, key)}
+        limits |= {key: getattr(bound, key) for key in ("ge", "gt", "le") if hasattr(bound, key)}
     if context.keys() & limits.keys():
-        low = f"[{limits['ge']:g}" if "ge" in limits else "(-inf"
+        low = f"({limits['gt']:g}" if "gt" in limits else f"[{limits['ge']:g}" if "ge" in limits else "(-inf"
         high = f"{limits['le']:.0f}]" if "le" in limits else "inf)"
-        return f"in the range {low}, {high}"
+        what = "an int" if field_kind(field) is int else "a float"
+        return f"{what} in the range {low}, {high}"
     word = _TYPES.get(fault["type"].partition("_")[0])
     return word or fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
 
@@ -341,9 +342,7 @@ def _words(name: str, value: Any, about: Option) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else f"--no-{name.replace('_', '-')}"]
     if isinstance(value, Mapping):
-        each = [(f"{method}.{key}", one) for method, own in value.items() for key, one in own.items()]
-        texts = [f"{place}={one if isinstance(one, str) else json.dumps(one)}" for place, one in each]
-        return [word for text in texts for word in (flag, text)]
+        return words_of_parameters(flag, value)
     if isinstance(value, tuple) and any(not isinstance(one, str | float) for one in value):
         return [word for one in value for word in (flag, str(one))]
     if isinstance(value, tuple):
@@ -351,9 +350,23 @@ def _words(name: str, value: Any, about: Option) -> list[str]:
     return [flag, str(value)]
 
 
+def words_of_parameters(flag: str, parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Write methods' own parameters as words of a command line.
+
+    >>> words_of_parameters("--param", {"ig": {"steps": 100}, "lrp": {"preset": "paper"}})
+    ['--param', 'ig.steps=100', '--param', 'lrp.preset=paper']
+    """
+    words = []
+    for method, own in parameters.items():
+        for name, value in own.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += [flag, f"{method}.{name}={text}"]
+    return words
+
+
 REMOVED = {  # parameters of the version before, by command, and what to write instead
-    "explain.preset": "use `params=lrp.preset=paper`",
-    "explain.contexts": "use `params=lrp.contexts=24`",
+    "explain.preset": "use `params={'lrp': {'preset': 'paper'}}`",
+    "explain.contexts": "use `params={'lrp': {'contexts': 24}}`",
     "evaluate.run": "readers' annotations are compared by xmil study agreement",
     "evaluate.annotations": "readers' annotations are compared by xmil study agreement",
     "train.label": "use `set=data.label=COLUMN`",

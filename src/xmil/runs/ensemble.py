@@ -54,8 +54,8 @@ from xmil.storage import Run
 
 BACKGROUND = "background.npz"
 HINT = (
-    "The model has no background. Pass `background=`, a folder of ordinary slides: scores then measure "
-    "what differs from these, which ranks patches better on most models."
+    "The model has no background. Pass `background=`, a folder of features of ordinary slides: scores then "
+    "measure what differs from these, which ranks patches better on most models."
 )
 ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}

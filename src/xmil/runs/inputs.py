@@ -248,7 +248,8 @@ def _has_labels(cohort: Cohort, column: str, say: Say) -> bool:
 
 def _every_file(request: CohortRequest, say: Say) -> list[Case]:
     if request.by != "slide" or request.split:
-        raise InputError("`split=` and `by='case'` need a `cohort=` that names them.")
+        what = "`split=`" if request.split else "`by='case'`"
+        raise InputError(f"{what} needs a `cohort=` that names it.")
     files, links = feature_files(request.features, follow_links=request.follow_links)
     if links:
         names = shorten([path.name for path in links], NAMED)

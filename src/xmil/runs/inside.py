@@ -127,7 +127,7 @@ def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
         if len(models) > 1:
             raise InputError(
                 f"{run.run.path}: has {len(models)} models, but maps inside patches take one; "
-                "explain with `params=lrp.feature_level=true` and leave out `model=`."
+                "explain with `params={'lrp': {'feature_level': True}}` and leave out `model=`."
             )
         model = models[0]
     return lambda slide: _look_into(run, encoder, model, slide, background)
@@ -145,7 +145,7 @@ def _look_into(
     if model is None and e.relevance is None:
         raise InputError(
             "The run stores no relevance per feature: pass `model=` and `features=`, or explain again with "
-            "`params=lrp.feature_level=true`."
+            "`params={'lrp': {'feature_level': True}}`."
         )
     bag = read_bag(run.features[slide], request.format) if slide in run.features else None
     with open_slide(run.pictures[slide]) as opened:

@@ -171,10 +171,10 @@ class FilesRequest(Request):
         decides=True,
     )
     mpp: float | None = option(
-        "Microns per level-0 pixel, if the files do not store it.", None, panel=INPUT, decides=True
+        "Microns per level-0 pixel, if the files do not store it.", None, gt=0, panel=INPUT, decides=True
     )
     patch_size: int | None = option(
-        "Patch edge in level-0 pixels, if the files do not store it.", None, panel=INPUT, decides=True
+        "Patch edge in level-0 pixels, if the files do not store it.", None, ge=1, panel=INPUT, decides=True
     )
     format: str = option(
         "Layout of the feature files, if it cannot be recognised.", "auto", decides=True, rare=True
@@ -287,7 +287,7 @@ class ExplainRequest(CohortRequest):
         "Find pairs that act together among this many of the strongest patches.", 0, ge=0, rare=True
     )
     memory: Size = option(
-        "Memory limit in bytes for a method's temporary arrays; also as 500MB or 4GB.", 10**9, rare=True
+        "Memory limit in bytes for a method's temporary arrays; also as 500MB or 4GB.", 10**9, ge=1, rare=True
     )
 
     @model_validator(mode="after")
@@ -465,7 +465,7 @@ class DrawRequest(RunRequest):
     tissue: str = option("Show the slide under the colours in grey or colour.", "grey", rare=True)
     size: int = option("Pixels of a picture's longer edge.", 1200, ge=1, panel=OUTPUT)
     region: tuple[float, ...] | None = option("Zoom: x,y,width,height in level-0 pixels.", None, rare=True)
-    top: int = option("Number of highest and lowest patches on a sheet.", 8, rare=True)
+    top: int = option("Number of highest and lowest patches on a sheet.", 8, ge=0, rare=True)
     pairs: int = option(
         "Largest number of lines between patches that act together, if the run has interactions.",
         30,
@@ -476,7 +476,10 @@ class DrawRequest(RunRequest):
         "Origin of exported coordinates: the scanned bounds, as in QuPath, or level0.", "bounds", rare=True
     )
     downsample: int | None = option(
-        "Level-0 pixels per OME-TIFF pixel; by default 1 unless the slide is very wide.", None, rare=True
+        "Level-0 pixels per OME-TIFF pixel; by default 1 unless the slide is very wide.",
+        None,
+        ge=1,
+        rare=True,
     )
 
     @model_validator(mode="after")
@@ -488,8 +491,9 @@ class DrawRequest(RunRequest):
         if not is_scale:
             must = "whiskers, none, or a percentile above 50, up to 100"
             raise bad_parameter("clip", "heatmap", must, self.clip)
-        if self.region is not None and len(self.region) != 4:
-            raise bad_parameter("region", "heatmap", "x,y,width,height in level-0 pixels", self.region)
+        if self.region is not None and (len(self.region) != 4 or min(self.region[2:]) <= 0):
+            must = "x,y,width,height in level-0 pixels, with a width and height above 0"
+            raise bad_parameter("region", "heatmap", must, self.region)
         return self
 
 
