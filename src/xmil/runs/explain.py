@@ -103,7 +103,7 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     such as {"ig": {"steps": 100}}; with {"lrp": {"contexts": 24}}, also of ig and gxi, scores are means over
     that many sub-bags. `interactions` adds the pairs among that many of the strongest patches. A stopped run
     continues in its folder, and other `methods` add their columns to it. `mpp`, `patch_size`, `format` and
-    `class_names` fill in what files lack; columns of these names in the cohort do so per slide. A model may be
+    `class_names` fill in what files lack; such columns of the cohort do so per slide. A model may be
     your own function that builds it, as "mine:build" or "nets/mine.py:build". `background` is a folder or
     file of ordinary features that lrp and one_added measure against, in place of the model's own.
 
