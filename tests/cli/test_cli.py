@@ -42,8 +42,20 @@ def inspected(*paths: Path, capsys: pytest.CaptureFixture[str]) -> list[dict]:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from xmil.cli._app import build; build();"
-        "heavy = {'torch', 'numpy', 'h5py', 'pyarrow', 'zarr', 'scipy'} & set(sys.modules);"
+        "heavy = {'torch', 'numpy', 'h5py', 'pyarrow', 'zarr', 'scipy', 'pydantic'} & set(sys.modules);"
         "sys.exit(str(heavy) if heavy else 0)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_explaining_a_bag_needs_no_requests() -> None:
+    """Pydantic declares options of commands; xmil.explain has none of them."""
+    code = (
+        "import sys, numpy, xmil; model = xmil.create_model('meanpool', in_dim=4, n_classes=2, seed=0);"
+        "xmil.explain(model, numpy.eye(4, dtype='float32'), method='lrp', target=1);"
+        "sys.exit('pydantic' in sys.modules)"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
