@@ -59,7 +59,7 @@ def command_reference() -> str:
 
     from xmil.cli._app import build
 
-    group = typer.main.get_command(build())
+    group = typer.main.get_command(build(every=True))
     with typer.Context(group, info_name="xmil") as context:
         text = get_docs_for_click(obj=group, ctx=context, name="xmil")
     for name, command in group.commands.items():  # the list of commands cuts their sentences short

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 import xmil
 from tests.docs.pages import ROOT
 from xmil.cli._app import command_panels
+from xmil.cli._command import REQUESTS, flags_of
+from xmil.core.request import options
 
 LACKS = find_spec("mkdocs") is None or find_spec("mkdocstrings") is None
 pytestmark = [pytest.mark.early, pytest.mark.skipif(LACKS, reason="pip install 'xmil[docs]'")]
@@ -32,6 +35,14 @@ def test_every_command_is_described(site: Path) -> None:
     text = (site / "cli" / "index.html").read_text("utf-8")
     missing = [name for name in command_panels() if f'id="xmil-{name}"' not in text]
     assert missing == []
+    for name in command_panels():
+        import_module(f"xmil.cli.{name}")
+    named = [(command, option) for command, request in REQUESTS.items() for option in options(request)]
+    assert len(named) > 200
+    for command, option in named:
+        about = options(REQUESTS[command])[option]
+        word = option if about.rare or about.argument else flags_of(REQUESTS[command])[option]
+        assert word.lower() in text.lower(), f"{command}: {word}"
 
 
 def test_every_public_name_is_described(site: Path) -> None:
