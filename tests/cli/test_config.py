@@ -45,6 +45,10 @@ def test_a_file_holds_any_option_and_what_is_typed_wins(
         ("seed=many", "--config seed must be"),
         ("check=some", "--config check must be"),
         ("nowhere.toml", "nowhere.toml"),
+        ("params=3", "--param must be METHOD.NAME=VALUE"),
+        ("mpp=inf", "--mpp must be"),
+        ("mpp=nan", "--mpp must be"),
+        (f"by={'x' * 3000}", "--config by must be"),
     ],
 )
 def test_a_bad_setting_takes_one_line(

@@ -255,7 +255,7 @@ def read_config(texts: Sequence[str], request: type[Request]) -> dict[str, Any]:
     names = {about.flag.lstrip("-"): name for name, about in options(request).items() if about.flag}
     for text in texts:
         name, equals, value = text.partition("=")
-        if equals and name.replace("_", "").replace("-", "").isalnum() and not Path(text).is_file():
+        if equals and name.replace("_", "").replace("-", "").isalnum():  # a file of such a name: ./a=b
             values[name.strip().replace("-", "_")] = parse_toml_value(value.strip())
             continue
         if not equals and name.replace("-", "_") in request.model_fields and not Path(text).exists():

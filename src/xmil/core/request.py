@@ -87,7 +87,11 @@ class Request(BaseModel):
 
     has_config: ClassVar[bool] = False
     model_config = ConfigDict(
-        extra="forbid", frozen=True, arbitrary_types_allowed=True, coerce_numbers_to_str=True
+        extra="forbid",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
     )
 
     @classmethod
@@ -241,6 +245,8 @@ _TYPES = {
     "bool": "of type bool",
     "string": "of type str",
     "path": "of type Path",
+    "dict": "a table of names and values",
+    "mapping": "a table of names and values",
     "is": "of another type",
 }
 

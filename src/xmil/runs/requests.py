@@ -70,8 +70,8 @@ def parse_parameters(texts: Any) -> Any:
     if texts is None or isinstance(texts, Mapping):
         return texts
     parameters: dict[str, dict[str, Any]] = {}
-    for text in [texts] if isinstance(texts, str) else texts:
-        place, _, value = text.partition("=")
+    for text in texts if isinstance(texts, list | tuple) else [texts]:
+        place, _, value = str(text).partition("=")
         method, _, name = place.partition(".")
         if not (method and name and value):
             raise ValueError("METHOD.NAME=VALUE, such as ig.steps=100")
