@@ -28,7 +28,7 @@ from xmil.data.bags import Case
 from xmil.runs.ensemble import load_models
 from xmil.runs.explain import ExplainRun
 from xmil.runs.requests import ExplainRequest
-from xmil.runs.workers.pool import Workers
+from xmil.execute.workers import Workers
 from xmil.storage import read_explanations
 
 

@@ -26,7 +26,7 @@ from xmil.data.bags import Case
 from xmil.runs.ensemble import Ensemble
 from xmil.runs.explain import ExplainRun
 from xmil.runs.requests import ExplainRequest
-from xmil.runs.workers.pool import Stages, Workers, process
+from xmil.execute.workers import Stages, Workers, process
 
 
 def reading_options(parser: argparse.ArgumentParser) -> None:

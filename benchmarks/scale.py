@@ -30,7 +30,7 @@ from xmil.runs.ensemble import load_models
 from xmil.runs.explain import ExplainRun, slide_file
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.summary import summarise_run
-from xmil.runs.workers.pool import Workers
+from xmil.execute.workers import Workers
 from xmil.storage import write_explanations
 
 SLIDES = 5  # measured of each size

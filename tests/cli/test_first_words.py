@@ -15,7 +15,7 @@ import xmil
 from tests.cli.test_cli import run
 from tests.training.cohorts import config_of, write_cohort
 from xmil.heatmaps import Scale
-from xmil.runs import Listener
+from xmil.execute import Listener
 from xmil.training.train import train
 
 DIM = 6

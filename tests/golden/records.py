@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.core.journal import MANIFEST  # digests of files, and so the machine's; its own tests check it
+from xmil.core.ledger import MANIFEST  # digests of files, and so the machine's; its own tests check it
 
 Record = dict[str, Any]
 

@@ -11,7 +11,7 @@ import pytest
 import xmil
 from xmil.cli import main
 from xmil.core.errors import InputError
-from xmil.runs import Listener
+from xmil.execute import Listener
 
 NAMES = ("a", "b", "c")
 

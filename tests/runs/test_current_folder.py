@@ -26,7 +26,7 @@ PROGRAM = """
 import json, os, sys
 from functools import partial
 from xmil.core.registry import load_function
-from xmil.runs.workers.pool import Workers, process
+from xmil.execute.workers import Workers, process
 from tests.runs.test_current_folder import listening_addresses
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tests.runs.every_run import commands, damages, make_runs
 from xmil.cli._app import run
 from xmil.core.durable import remove_file, write_folder, write_text
 from xmil.core.errors import InputError, XmilError
-from xmil.core.journal import MANIFEST
+from xmil.core.ledger import MANIFEST
 from xmil.runs.verify import unknowns, verify_run
 from xmil.storage import Run, RunFolder, compare_files, open_run, read_manifest
 

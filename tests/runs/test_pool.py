@@ -20,7 +20,7 @@ from tests.runs.workers import make, make_broken, make_staged
 from tests.waiting import wait_for
 from xmil.cli._app import run
 from xmil.core.errors import InputError, StopError, UnknownNameError
-from xmil.runs.workers.pool import Stages, Workers, process
+from xmil.execute.workers import Stages, Workers, process
 
 pytestmark = pytest.mark.early
 HERE, TWO, RAY = Workers(), Workers(workers=2), Workers("ray", workers=2)
@@ -91,7 +91,7 @@ def test_workers_that_cannot_start_name_the_cause(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("xmil.runs.workers.pool.ProcessPoolExecutor", refuse)
+    monkeypatch.setattr("xmil.execute.workers.ProcessPoolExecutor", refuse)
     with pytest.raises(StopError, match=cause):
         list(process(range(3), make, TWO))
 
@@ -196,7 +196,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "from functools import partial\n"
         "from tests.runs.workers import make\n"
-        "from xmil.runs.workers.pool import Workers, process\n"
+        "from xmil.execute.workers import Workers, process\n"
         "if __name__ == '__main__':\n"
         f"    worker = partial(make, {str(tmp_path)!r}, seconds=0.1)\n"
         "    for o in process(['pid'] * 500, worker, Workers(workers=2)):\n"
@@ -217,7 +217,7 @@ RAY_DRIVER = """
 import os, sys
 from functools import partial
 from tests.runs.workers import make
-from xmil.runs.workers.pool import Workers, process
+from xmil.execute.workers import Workers, process
 for o in process(["pid"] * 40, partial(make, seconds=0.3), Workers("ray", workers=1, address={address!r})):
     print(o.result, flush=True)
 """
@@ -244,7 +244,7 @@ from functools import partial
 from pathlib import Path
 from tests.runs.workers import make
 from xmil.core.errors import StopError
-from xmil.runs.workers.pool import Workers, process
+from xmil.execute.workers import Workers, process
 
 def kill_raylet():
     for entry in Path("/proc").glob("[0-9]*"):

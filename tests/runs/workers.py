@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import InputError, StopError
-from xmil.runs.workers.pool import Stages
+from xmil.execute.workers import Stages
 
 
 def make(folder: str = "", *, seconds: float = 0.0) -> Callable[[Any], Any]:

@@ -42,7 +42,7 @@ from xmil.methods.lrp import account_warnings
 from xmil.runs import cohort_run
 from xmil.runs.ensemble import Ensemble
 from xmil.runs.inputs import training_overlap_warning
-from xmil.runs.workers.pool import Workers
+from xmil.execute.workers import Workers
 from xmil.slides.open import slide_files
 from xmil.storage import lock_folder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.core.text import merge_notes, text_table
-from xmil.runs import Listener
+from xmil.execute import Listener
 
 if TYPE_CHECKING:
     from rich.progress import Progress

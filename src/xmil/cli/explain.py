@@ -23,7 +23,7 @@ from xmil.cli._screen import (
 from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.text import counted
-from xmil.runs import Listener
+from xmil.execute import Listener
 from xmil.runs.requests import DrawRequest, ExplainRequest
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import OPEN_FILES, FileError, StrPath, WriteError, absent, unreadable
-from xmil.core.journal import (
+from xmil.core.ledger import (
     UNABLE,
     note_done,
     note_failure,
@@ -39,7 +39,7 @@ UNSYNCED = 64 << 20  # bytes after which to sync a large file
 def write_atomically(path: StrPath, write: Callable[[str], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent.
 
-    A file in a run's folder is recorded in the run's journal first.
+    A file in a run's folder is recorded in the run's ledger first.
     """
     target = Path(path)
     run = owning_run(target)
@@ -166,17 +166,20 @@ class _Target(FileIO):
 
 
 def remove_file(path: StrPath) -> None:
-    """Remove a file if it exists, and record that in the journal of its run."""
+    """Remove a file or a store if it exists, and record that in the ledger of its run."""
     target = Path(path)
     run = owning_run(target)
     if os.path.lexists(target):
         note_removal(run, target)
-        target.unlink(missing_ok=True)
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
         note_done(run, target)
 
 
 def note_as_it_is(path: StrPath) -> None:
-    """Record a file that another library writes under its final name in the run's journal."""
+    """Record a file that another library writes under its final name in the run's ledger."""
     target = Path(path)
     run = owning_run(target)
     note_file(run, target, target)

@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     )
     from xmil.evaluate.minimal import MinimalSet, minimal_set
     from xmil.evaluate.predictions import (
-        Answer,
         Predictions,
         balanced_accuracy,
         c_index,
@@ -113,7 +112,7 @@ _NAMES = {
     "marks": "Truth covered_by_polygons marked_by_geojson marked_by_mask pointing_game read_polygons "
     "relevance_mass score_regions",
     "minimal": "MinimalSet minimal_set",
-    "predictions": "Answer Predictions balanced_accuracy c_index calibration_bins calibration_error "
+    "predictions": "Predictions balanced_accuracy c_index calibration_bins calibration_error "
     "class_metrics draw_calibration draw_figures draw_roc draw_survival draw_values "
     "prediction_columns r_squared risk_metrics value_metrics write_predictions",
     "report": "FORMATS as_text draw_certificate draw_summary statistics_csv summarise",
@@ -124,7 +123,7 @@ _HOME = {name: f"xmil.evaluate.{module}" for module, names in _NAMES.items() for
 
 __all__ = [
     "ACTIONS", "CANDIDATES", "DEFAULT_METHODS", "FORMATS", "KINDS", "LIMIT", "MEASURES", "ORDERS",
-    "Answer", "Band", "Certificate", "Choice", "Curve", "FaithfulnessSettings", "Flips", "Judge",
+    "Band", "Certificate", "Choice", "Curve", "FaithfulnessSettings", "Flips", "Judge",
     "MinimalSet", "Predictions", "Row", "SlideResult", "SurvivalCurve", "Truth", "Verdict",
     "as_text", "audit_summary", "auprc2", "auroc", "average_precision", "bag_word",
     "balanced_accuracy", "c_index", "calibration_bins", "calibration_error", "choose", "choose_method",

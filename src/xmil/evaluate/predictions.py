@@ -55,15 +55,6 @@ SIZE = (5.2, 5.6)  # inches
 EDGE = 1e-6  # by which rounding may move a probability out of its range
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The models' outputs (m, c) for a bag, its number of instances, the encoder of its features."""
-
-    outputs: npt.NDArray[np.float64]
-    n: int
-    encoder: str | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """Outputs (n, m, c) of m models for n cases."""

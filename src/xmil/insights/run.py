@@ -66,12 +66,12 @@ from xmil.insights.tables import STABILITY, write_insight
 from xmil.methods import explain
 from xmil.methods.inside import baseline_shift, explain_again
 from xmil.network import open_network
-from xmil.runs import Listener
+from xmil.execute import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally
 from xmil.runs.ensemble import BACKGROUND, Ensemble, load_models, recorded_features, recorded_model
 from xmil.runs.inputs import caseless_warning, named_slides
 from xmil.runs.requests import InsightRequest
-from xmil.runs.workers.pool import MakeWorker
+from xmil.execute.workers import MakeWorker
 from xmil.slides import open_slide
 from xmil.storage import (
     ConceptMaps,

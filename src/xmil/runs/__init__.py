@@ -1,5 +1,1 @@
-"""Cohort runs: the same function over many slides, in process, in worker processes or on a Ray cluster."""
-
-from xmil.runs.requests import Listener
-
-__all__ = ["Listener"]
+"""Verbs over slides: explain, predict, evaluate, tile, embed, draw, each a step that `execute` works on."""

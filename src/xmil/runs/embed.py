@@ -34,13 +34,13 @@ from xmil.data import Header, feature_files, open_bag
 from xmil.data.header import slide_name
 from xmil.encoders import Encoder, Transform
 from xmil.network import find_device
-from xmil.runs import Listener
+from xmil.execute import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.feed.feed import EncodedRows, Feed, GpuBatches, HostBatches, Part, encode_batch
 from xmil.runs.feed.reader import PatchSource
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import EmbedRequest
-from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, error_line, stop_of
+from xmil.execute.workers import MakeWorker, Outcome, Stages, Worker, error_line, stop_of
 from xmil.slides import Slide, open_slide
 from xmil.slides.slide import Pixels
 from xmil.slides.stain import Macenko

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -34,13 +33,13 @@ from xmil.data.files import (
     is_features,
     same_encoder,
 )
+from xmil.execute import MakeWorker, Worker
 from xmil.methods import METHODS
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import IN_FOLDER, checkpoint_files, in_folder
 from xmil.network import declared_names, declared_references, find_device, first_line, open_network
 from xmil.network.network import frozen
-from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally
 from xmil.runs.inputs import (
     Missing,
     Say,
@@ -49,8 +48,7 @@ from xmil.runs.inputs import (
     training_overlap_warning,
 )
 from xmil.runs.requests import CohortRequest, EvaluateRequest, ExplainRequest
-from xmil.runs.workers.pool import MakeWorker, Worker
-from xmil.storage import Run
+from xmil.storage import Item, Record, Run
 
 BACKGROUND = "background.npz"
 HINT = (
@@ -59,8 +57,6 @@ HINT = (
 )
 ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
-FIRST = ("slide_id", "case_id", "label", "predicted", "correct")  # columns of slides.csv, and its last ones
-LAST, NOTES = ("n", "features", "seconds"), ("measured", "warnings")  # notes only if a slide has one
 
 
 @dataclass(frozen=True)
@@ -133,6 +129,11 @@ class Ensemble:
         """The spec that the models share."""
         return shared_spec(self.specs)
 
+    def save_background(self, out: Path) -> None:
+        """Save the background, if one was chosen, so that a run that goes on keeps it."""
+        if self.background is not None:
+            self.background.save(out / BACKGROUND)
+
     def about(self) -> dict[str, Any]:
         """Entries of run.json on the models."""
         every = [
@@ -148,58 +149,34 @@ class Ensemble:
         return {"model": first, "models": every, "class_names": shared.class_names, "task": shared.task}
 
 
-@dataclass(frozen=True)
-class ModelRun(CohortRun[Case, Result]):
-    request: CohortRequest
-    models: Ensemble
-    device: str = "cpu"
-    missing: Missing = field(default_factory=Missing)
-
-    def slides_of(self, item: Case) -> Sequence[str]:
-        return item.slides
-
-    def header(self, rows: Sequence[TableRow]) -> list[str]:
-        """Order the columns: names, outputs, the rest."""
-        between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST, *NOTES))
-        notes = [name for name in NOTES if any(row.get(name) for row in rows)]
-        return [*FIRST, *between, *LAST, *notes]
-
-    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Save the background of the models."""
-        if self.models.background is not None:
-            self.models.background.save(self.out / BACKGROUND)
-
-    @abstractmethod
-    def worker(self) -> Worker[Case, Result]:
-        """Return a function that works on a case with the models."""
-
-    def make_worker(self) -> MakeWorker[Case, Result]:
-        """Make a worker; other processes load the models from the files that were hashed here."""
-        if self.request.pool.in_process:
-            return self.worker
-        return partial(_make_worker, replace(self, models=replace(self.models, models=())))
-
-    @property
-    def uses_bins(self) -> bool:
-        """Whether results depend on the time bins of the models."""
-        return True
-
-    def warnings(self, items: Sequence[Case], tally: Tally[Result]) -> list[str]:
-        """Sentences on encoders, overlap with the training, time bins and missing slides."""
-        models, done = self.models, [case for case in items if case.slides[0] in tally.results]
-        every = (
-            features_mismatch_warning(models.spec, done),
-            training_overlap_warning(models.paths, done),
-            bins_warning(models.specs) if self.uses_bins else None,
-            ensemble_warning(models.specs, models.paths),
-            self.missing.incomplete_warning(),
-            caseless_warning(self.missing.without_case),
-        )
-        return [warning for warning in every if warning is not None]
+def worker_with(
+    models: Ensemble, device: str, make: Callable[[Ensemble], Worker[Item[Case], Record]], *, in_process: bool
+) -> MakeWorker[Item[Case], Record]:
+    """Make a worker of the models; other processes load them from the files that were hashed here."""
+    if in_process:
+        return partial(make, models)
+    return partial(_load_and_make, replace(models, models=()), device, make)
 
 
-def _make_worker(run: ModelRun[Result]) -> Worker[Case, Result]:
-    return replace(run, models=run.models.load(run.device)).worker()
+def _load_and_make(
+    models: Ensemble, device: str, make: Callable[[Ensemble], Worker[Item[Case], Record]]
+) -> Worker[Item[Case], Record]:
+    return make(models.load(device))
+
+
+def warnings_of_models(
+    models: Ensemble, cases: Sequence[Case], missing: Missing, *, uses_bins: bool = True
+) -> list[str]:
+    """Write sentences on encoders, overlap with the training, time bins and missing slides."""
+    every = (
+        features_mismatch_warning(models.spec, cases),
+        training_overlap_warning(models.paths, cases),
+        bins_warning(models.specs) if uses_bins else None,
+        ensemble_warning(models.specs, models.paths),
+        missing.incomplete_warning(),
+        caseless_warning(missing.without_case),
+    )
+    return [warning for warning in every if warning is not None]
 
 
 def load_models(

@@ -45,7 +45,7 @@ from xmil.evaluate import (
     summarise,
 )
 from xmil.methods import list_methods
-from xmil.runs import Listener
+from xmil.execute import Listener
 from xmil.runs.cohort_run import TableRow, Tally, slide_row
 from xmil.runs.ensemble import ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share

@@ -53,7 +53,7 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.network import Network
-from xmil.runs import Listener
+from xmil.execute import Listener
 from xmil.runs.check import SOME, Check, RunChoice, choose_for_run, in_seeded_order, judge_run
 from xmil.runs.cohort_run import TableRow, Tally, slide_row
 from xmil.runs.ensemble import (
@@ -69,7 +69,7 @@ from xmil.runs.ensemble import (
 from xmil.runs.inputs import guessed_edges, guessed_edges_warning, stored_edge, task_cases
 from xmil.runs.requests import ExplainRequest
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
-from xmil.runs.workers.pool import Stages
+from xmil.execute.workers import Stages
 from xmil.storage import (
     Run,
     check_folder,

@@ -32,11 +32,11 @@ from xmil.heatmaps import (
     with_targets,
 )
 from xmil.heatmaps.panel import FORMATS
-from xmil.runs import Listener
+from xmil.execute import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.inputs import guessed_edges_warning, named_slides
 from xmil.runs.requests import DrawRequest
-from xmil.runs.workers.pool import MakeWorker
+from xmil.execute.workers import MakeWorker
 from xmil.slides.open import SlideListing
 from xmil.storage import Run, check_folder, list_interactions, open_explanations, read_json, read_run
 

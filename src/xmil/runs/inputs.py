@@ -29,7 +29,7 @@ from xmil.data.header import slide_name
 from xmil.models.base import ModelSpec
 from xmil.runs.requests import CohortRequest
 from xmil.slides.open import SlideListing, slide_files, sort_slides
-from xmil.storage import read_run
+from xmil.storage import Item, read_run
 
 if TYPE_CHECKING:
     from xmil.models import MILModel
@@ -263,6 +263,14 @@ def _every_file(request: CohortRequest, say: Say) -> list[Case]:
         several = counted(len(repeated), "slide")
         say(f"{request.features}: {several} with several files: {shorten(used, NAMED)}.")
     return [Case(name, (name,), (path,)) for name, path in by_name.items()]
+
+
+def item_of_case(case: Case, *more: Path | None, parts: Sequence[str] = (), **decides: Any) -> Item[Case]:
+    """Make the item of a case, which reads its feature files and `more`; `decides` also decides its results."""
+    about = {**decides, "slides": list(case.slides)}
+    if any(case.files):
+        about["files"] = [dict(file) for file in case.files]
+    return Item(case.name, case, (*case.paths, *more), about, tuple(parts), case.slides)
 
 
 LOOKING = 16  # threads that read headers: they wait for the disk

@@ -27,12 +27,12 @@ from xmil.core.text import counted
 from xmil.data import feature_files, read_bag
 from xmil.data.header import slide_name
 from xmil.network import find_device
-from xmil.runs import Listener
+from xmil.execute import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.ensemble import BACKGROUND, load_models, recorded_features, recorded_model
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
-from xmil.runs.workers.pool import MakeWorker
+from xmil.execute.workers import MakeWorker
 from xmil.storage import Run, explained_run, pick_explanation
 
 SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")

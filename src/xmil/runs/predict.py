@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -20,22 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import Bag
-from xmil.core.durable import identity, remove_file
+from xmil.core.durable import remove_file
 from xmil.core.request import takes
 from xmil.core.task import with_reference
 from xmil.core.text import counted, shorten, text_table
 from xmil.data.bags import Case, read_case
-from xmil.evaluate import Answer, Predictions, draw_figures, write_predictions
+from xmil.evaluate import Predictions, draw_figures, write_predictions
 from xmil.evaluate.statistics import FEWEST, Interval, count_units, why_no_interval
+from xmil.execute import Listener, Stages, Step, Tally, execute
 from xmil.models import MILModel
 from xmil.network import open_network
-from xmil.runs import Listener
-from xmil.runs.cohort_run import Tally
-from xmil.runs.ensemble import ModelRun, open_models
-from xmil.runs.inputs import task_cases
+from xmil.runs.ensemble import Ensemble, open_models, warnings_of_models, worker_with
+from xmil.runs.inputs import Missing, item_of_case, task_cases
 from xmil.runs.requests import PredictRequest
-from xmil.runs.workers.pool import Stages
-from xmil.storage import Run, write_json
+from xmil.storage import Item, Record, Run, write_json
 
 FIGURES = ("roc.png", "calibration.png", "values.png", "survival.png")
 WRITTEN = ("predictions.parquet", "predictions.csv", "metrics.json", *FIGURES)
@@ -67,13 +66,46 @@ def predict_slides(request: PredictRequest, *, listener: Listener | None = None)
     models, device = open_models(request)
     request.check_apart(out)
     cases, missing = task_cases(request, models.spec, say=listener.say)
-    run = PredictRun(out, request, models, device, missing)
-    tally = run.execute(cases, listener)
-    for line in run.lines:
+    summary = PredictSummary(request, models, missing, cases)
+    step = Step(
+        "predict",
+        [item_of_case(case) for case in cases],
+        settings=request.with_options(settings_of(request, models)),
+        about={**models.about(), **about_request(request), **missing.as_dict()},
+        make_worker=worker_with(
+            models, device, partial(make_predictor, request), in_process=request.pool.in_process
+        ),
+        prepare=partial(remove_results, out),
+        finish=summary.write,
+        doing=f"predicting {request.by}s",
+        columns=None,
+    )
+    tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)
+    for line in summary.lines:
         listener.say(line)
     several = f" by {len(models.models)} models" if len(models.models) > 1 else ""
-    listener.say(f"{len(tally.results)} predicted{several}, {len(tally.failed)} failed. Written to {out}.")
-    return Run(run.out)
+    listener.say(f"{len(tally.records)} predicted{several}, {len(tally.failed)} failed. Written to {out}.")
+    return Run(out)
+
+
+def settings_of(request: PredictRequest, models: Ensemble) -> dict[str, Any]:
+    """The settings that decide predictions and their measures."""
+    names = ("by", "draws", "seed", *(("instances", "repetitions") if request.instances else ()))
+    chosen = {**request.places(), "label": list(request.label), "split": list(request.split)}
+    chosen |= {name: getattr(request, name) for name in names}
+    own = {**models.settings(), **({"reading": request.reading} if request.reading else {})}
+    return {**chosen, "models": list(models.digests), **own}
+
+
+def about_request(request: PredictRequest) -> dict[str, Any]:
+    """Entries of run.json on the request."""
+    return {"features": request.places()["features"], "request": request.as_dict()}
+
+
+def remove_results(out: Path) -> None:
+    """Remove the tables of the earlier run, which are written again from all predictions."""
+    for name in WRITTEN:
+        remove_file(out / name)
 
 
 def draw_samples(bag: Bag, request: PredictRequest) -> list[Bag]:
@@ -88,63 +120,56 @@ def draw_samples(bag: Bag, request: PredictRequest) -> list[Bag]:
     return [bag.select(np.sort(rows)) for rows in samples]
 
 
-@dataclass(frozen=True)
-class PredictRun(ModelRun[Answer]):
+def make_predictor(request: PredictRequest, models: Ensemble) -> Stages[Item[Case], Record]:
+    """Make the worker that reads a case while the previous one is predicted."""
+
+    def read(item: Item[Case]) -> Bag:
+        return read_case(item.what, **request.reading)[0]
+
+    return Stages(read, lambda _, bag: predict_bag(bag, request, models))
+
+
+def predict_bag(bag: Bag, request: PredictRequest, models: Ensemble) -> Record:
+    """Keep the outputs of each model for a bag, averaged over samples, in double precision."""
+    samples = draw_samples(bag, request)
+    outputs = [np.mean([_outputs(m, part) for part in samples], axis=0) for m in models.models]
+    return Record(facts={"outputs": np.stack(outputs).tolist(), "n": len(bag)})
+
+
+@dataclass
+class PredictSummary:
+    """The summary of a run: its table, measures and figures; `lines` are for the screen."""
+
     request: PredictRequest
-    lines: list[str] = field(default_factory=list)  # of the measures, for the screen
-    kind = "predict"
-    doing = "predicting"
-    verb = "predicted"
-    tabled = False
+    models: Ensemble
+    missing: Missing
+    cases: Sequence[Case]
+    lines: list[str] = field(default_factory=list)
 
-    def settings(self) -> dict[str, Any]:
-        request = self.request
-        names = ("by", "draws", "seed", *(("instances", "repetitions") if request.instances else ()))
-        chosen = {**request.places(), "label": list(request.label), "split": list(request.split)}
-        chosen |= {name: getattr(request, name) for name in names}
-        own = {**self.models.settings(), **({"reading": request.reading} if request.reading else {})}
-        return {**chosen, "models": list(self.models.digests), **own}
-
-    def about(self) -> dict[str, Any]:
-        places = {"features": self.request.places()["features"], "request": self.request.as_dict()}
-        return {**self.models.about(), **places, **self.missing.as_dict()}
-
-    def worker(self) -> Stages[Case, Answer]:
-        """Read a case while the previous one is predicted."""
-        reading = self.request.reading
-        return Stages(lambda case: read_case(case, **reading)[0], lambda _, bag: self._predict(bag))
-
-    def _predict(self, bag: Bag) -> Answer:
-        """Return the outputs of each model for a bag, averaged over samples, in double precision."""
-        samples = draw_samples(bag, self.request)
-        outputs = [np.mean([_outputs(m, part) for part in samples], axis=0) for m in self.models.models]
-        return Answer(np.stack(outputs), len(bag), bag.encoder)
-
-    def outputs(self, items: Sequence[Case]) -> list[Path]:  # noqa: ARG002 - the base's signature
-        return [self.out / name for name in WRITTEN]
-
-    def begin(self, *, again: bool) -> None:
-        """Remove the tables of the earlier run, because every case is predicted again."""
-        for path in self.outputs(()) if again else ():
-            remove_file(path)
-
-    def finish(self, items: Sequence[Case], tally: Tally[Answer]) -> Mapping[str, Any]:
-        cases = [case for case in items if case.slides[0] in tally.results]
-        answers = [tally.results[case.slides[0]] for case in cases]
-        outputs = np.stack([answer.outputs for answer in answers])
-        predictions = Predictions(self.models.spec, cases, outputs, [answer.n for answer in answers])
-        write_predictions(predictions.columns(), self.out)
-        metrics = predictions.metrics(draws=self.request.draws, seed=self.request.seed)
-        report = self._report(predictions, metrics, tally)
-        write_json(self.out / "metrics.json", report)
+    def write(self, tally: Tally) -> dict[str, Any]:
+        """Write the tables and figures."""
+        request, out = self.request, self.request.out
+        cases = [case for case in self.cases if case.name in tally.records]
+        facts = [tally.records[case.name].facts for case in cases]
+        outputs = np.stack([np.asarray(each["outputs"], dtype=np.float64) for each in facts])
+        warnings = warnings_of_models(self.models, cases, self.missing)
+        predictions = Predictions(self.models.spec, cases, outputs, [each["n"] for each in facts])
+        write_predictions(predictions.columns(), out)
+        metrics = predictions.metrics(draws=request.draws, seed=request.seed)
+        report = self._report(predictions, metrics, failed=len(tally.failed), warnings=warnings)
+        write_json(out / "metrics.json", report)
         if metrics:
-            draw_figures(predictions.labelled(), metrics, self.out, seed=self.request.seed)
+            draw_figures(predictions.labelled(), metrics, out, seed=request.seed)
         self.lines.extend(measure_lines(predictions, metrics))
-        read = [(slide, path) for case in cases for slide, path in zip(case.slides, case.paths, strict=True)]
-        return {"sources": {slide: identity(path) for slide, path in read if path.exists()}}
+        return {"warnings": warnings}
 
     def _report(
-        self, predictions: Predictions, metrics: Mapping[str, Interval], tally: Tally[Answer]
+        self,
+        predictions: Predictions,
+        metrics: Mapping[str, Interval],
+        *,
+        failed: int,
+        warnings: Sequence[str],
     ) -> dict[str, Any]:
         """Make the content of metrics.json; undefined numbers are null."""
         labelled, request, outputs = predictions.labelled(), self.request, predictions.outputs
@@ -156,8 +181,8 @@ class PredictRun(ModelRun[Answer]):
             "predictions": len(predictions),
             "labelled": len(labelled),
             "cases": cases,
-            "failed": len(tally.failed),
-            "warnings": tally.warnings,
+            "failed": failed,
+            "warnings": list(warnings),
             "interval": {"level": 0.95, "draws": request.draws, "seed": request.seed, "drawn": drawn}
             | ({"none": none} if none else {}),
             "metrics": {name: _plain(interval) for name, interval in metrics.items()},

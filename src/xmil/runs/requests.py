@@ -1,12 +1,8 @@
-"""The requests of all commands over slides: each option with its type, default and help, once.
-
-A `Listener` gets the messages of a command while it works on a request.
-"""
+"""The requests of all commands over slides: each option with its type, default and help, once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -16,28 +12,11 @@ from pydantic import BeforeValidator, model_validator
 from xmil.core.errors import MOST_PASSES, InputError, bad_parameter
 from xmil.core.request import COMPUTE, INPUT, OUTPUT, WHAT, Request, option, owner
 from xmil.core.text import parse_json
-from xmil.runs.workers.pool import Workers
+from xmil.execute import Workers
 
 SLIDES = "Slides without features"
 COMPUTING = ("out", "engine", "workers", "device", "memory", "restart")  # without effect on results
 PICTURES, WRITTEN = ("panel", "overlay", "patches"), ("png", "geojson")
-
-
-class Listener:
-    """Gets the messages of a run; this base class ignores them."""
-
-    def say(self, sentence: str) -> None:
-        """Report what was found, left out or inferred."""
-
-    def warn(self, sentence: str) -> None:
-        """Report what makes the results doubtful."""
-
-    def failures(self, failed: Mapping[str, str]) -> None:
-        """Report the slides that have no result, with the reason."""
-
-    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG002
-        """Count `total` items; call the function that this yields for each item done."""
-        return nullcontext(lambda: None)
 
 
 def parse_size(text: Any) -> Any:
@@ -108,6 +87,23 @@ class RunRequest(Request):
     def as_dict(self) -> dict[str, Any]:
         """Convert to entries of run.json, without workers, device and output folder."""
         return {name: value for name, value in super().as_dict().items() if name not in COMPUTING}
+
+    def with_options(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Add to the settings of a run the options that decide results and are not among them.
+
+        Defaults are left out, so that a new option does not change the folders of earlier versions.
+        """
+        covered = {
+            *settings,
+            *settings.get("reading", ()),
+        }  # options of reading files are a group of their own
+        fields = type(self).model_fields
+        options = {
+            name: value
+            for name, value in self.settings().items()
+            if name not in covered and getattr(self, name) != fields[name].default
+        }
+        return {**settings, **options}
 
     @property
     def pool(self) -> Workers:

@@ -23,7 +23,7 @@ from xmil._version import __version__
 from xmil.core.durable import add_file, remove_file, sync_folder
 from xmil.core.explanation import Explanation
 from xmil.core.text import parse_json
-from xmil.runs.workers.pool import Outcome, Workers, process
+from xmil.execute.workers import Outcome, Workers, process
 from xmil.storage import (
     MADE_OF,
     SUMMARY,

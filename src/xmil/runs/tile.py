@@ -15,11 +15,11 @@ from xmil.core.request import takes
 from xmil.core.text import counted, merge_notes
 from xmil.data import open_bag
 from xmil.heatmaps import drawable
-from xmil.runs import Listener
+from xmil.execute import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import TileRequest
-from xmil.runs.workers.pool import MakeWorker
+from xmil.execute.workers import MakeWorker
 from xmil.slides import open_slide
 from xmil.slides.artefacts import counted_kinds
 from xmil.slides.tiling import FOLDERS, TileSettings, patches_file, tile_slide, write_tiling

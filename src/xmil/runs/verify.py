@@ -21,7 +21,7 @@ from xmil.core.budget import check_regular, read_parquet
 from xmil.core.durable import reads_every_byte, unchanged
 from xmil.core.errors import FileError, XmilError, one_line
 from xmil.core.explanation import Explanation
-from xmil.core.journal import MANIFEST, store_files
+from xmil.core.ledger import MANIFEST, store_files
 from xmil.core.registry import is_function_name
 from xmil.core.task import TASKS, with_reference
 from xmil.core.text import counted, parse_json

@@ -18,7 +18,7 @@ from unicodedata import category, is_normalized, normalize
 
 from xmil.core.durable import write_text
 from xmil.core.errors import FileError, InputError, WriteError, XmilError
-from xmil.core.journal import lock, opened
+from xmil.core.ledger import lock, opened
 from xmil.core.text import is_plain
 from xmil.storage import read_json, sweep_folder
 from xmil.viewer.cache import Files

@@ -30,7 +30,7 @@ import numpy as np
 from xmil._version import __version__
 from xmil.core.durable import write_folder, write_text
 from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
-from xmil.core.journal import opened
+from xmil.core.ledger import opened
 from xmil.core.text import counted, csv_text, is_plain, name_class, shorten
 from xmil.evaluate.marks import parse_polygons
 from xmil.storage import (

@@ -1,11 +1,11 @@
-"""The journal of a run's files: path, size and digest of each, recorded before the file gets its name.
+"""The ledger of a run's folder: what every writer of a file appends to it.
 
-A run's folder has a `manifest.jsonl`. Its first line has the number of files in the sorted list below it, and
-the digest of that list; the lines after the list are the journal. Every writer of files in the folder appends
-to it: workers, other machines, the viewer. One line precedes the rename, and one without a path follows it,
-so that after a kill a file matches its last line, or the one before. `by` distinguishes writers: only the
-last line of each may name a file that did not get its name. `xmil.storage.manifest` reads the journal and
-folds it into the list.
+A run's folder has a `ledger.jsonl`. Its first line has the number of lines in the sorted list below it, and
+the digest of that list; the lines after the list were appended. Every writer of files in the folder appends
+to it: workers, other machines, the viewer. One line with path, size and digest precedes the rename, and one
+without a path follows it, so that after a kill a file matches its last line, or the one before. `by`
+distinguishes writers: only the last line of each may name a file that did not get its name. `of` is the item,
+such as a slide, that the file belongs to. `xmil.storage.ledger` reads the lines and folds them into the list.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -27,10 +28,24 @@ from xmil.core.errors import WriteError, bad_parameter
 
 SYNC = "XMIL_SYNC"
 UNABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)  # errors of file systems without sync
-RUN, MANIFEST = "run.json", "manifest.jsonl"
-MARK = b'{"xmil": "manifest"'  # start of a manifest; a user's file of the same name lacks it
+RUN, LEDGER = "run.json", "ledger.jsonl"
+MARK = b'{"xmil": "ledger"'  # start of a ledger; a user's file of the same name lacks it
+MANIFEST = "manifest.jsonl"  # of xmil 0.2: a list of the files, without the items
+MANIFEST_MARK = b'{"xmil": "manifest"'
 LEVELS = 8  # folders above a file to search for its run
 Entry = dict[str, Any]
+
+_item: ContextVar[str | None] = ContextVar("item", default=None)
+
+
+@contextmanager
+def writing_for(item: str) -> Iterator[None]:
+    """Record the files written within the block as those of an item."""
+    token = _item.set(item)
+    try:
+        yield
+    finally:
+        _item.reset(token)
 
 
 def owning_run(path: Path) -> Path | None:
@@ -53,12 +68,12 @@ def owning_run(path: Path) -> Path | None:
 
 
 def note_file(run: Path | None, target: Path, written: Path) -> None:
-    """Record in the run's journal that the file, store or run `written` will be renamed to `target`."""
+    """Record in the run's ledger that the file, store or run `written` will be renamed to `target`."""
     _note(run, target, lambda: {"run": True} if is_run(written) else describe(written))
 
 
 def note_removal(run: Path | None, target: Path) -> None:
-    """Record in the run's journal that a file is about to be removed."""
+    """Record in the run's ledger that a file is about to be removed."""
     _note(run, target, lambda: {"removed": True})
 
 
@@ -70,19 +85,25 @@ def note_failure(run: Path | None, target: Path) -> None:
 
 def note_done(run: Path | None, target: Path) -> None:
     """Record that this writer's last change, of `target`, is complete."""
-    if run is not None and target.name != MANIFEST and is_manifest(run / MANIFEST):
+    if run is not None and target.name != LEDGER and is_ledger(run / LEDGER):
         append(run, {}, lasting=False)
 
 
 def _note(run: Path | None, target: Path, entry: Callable[[], Entry]) -> None:
-    if run is not None and target.name != MANIFEST and is_manifest(run / MANIFEST):
-        path, facts = Path(os.path.abspath(target)).relative_to(run).as_posix(), entry()
-        append(run, {"run": path} if "run" in facts else {"path": path, **facts})
+    if run is not None and target.name != LEDGER and is_ledger(run / LEDGER):
+        path = Path(os.path.abspath(target)).relative_to(run).as_posix()
+        facts = entry()
+        if "run" in facts:
+            append(run, {"run": path})
+            return
+        item = _item.get()
+        owner = {} if item is None else {"of": item}
+        append(run, {"path": path, **facts, **owner})
 
 
 def is_run(folder: Path) -> bool:
     """Whether a folder inside a run is a run of its own."""
-    return os.path.lexists(folder / RUN) or is_manifest(folder / MANIFEST)
+    return os.path.lexists(folder / RUN) or is_ledger(folder / LEDGER)
 
 
 def describe(path: Path) -> Entry:
@@ -113,25 +134,40 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def is_ledger(path: Path) -> bool:
+    """Whether a file is a ledger; a link, a pipe or a user's file of that name is not."""
+    return _starts_with(path, MARK)
+
+
 def is_manifest(path: Path) -> bool:
-    """Whether a file is a manifest; a link, a pipe or a user's file of that name is not."""
+    """Whether a file is the manifest of a run of xmil 0.2."""
+    return _starts_with(path, MANIFEST_MARK)
+
+
+def _starts_with(path: Path, mark: bytes) -> bool:
     try:
         with opened(path, os.O_RDONLY) as handle:
-            return os.read(handle, len(MARK)) == MARK
+            return os.read(handle, len(mark)) == mark
     except OSError:
         return False
 
 
+def plain_number(value: Any) -> Any:
+    """Convert a NumPy number for JSON, and anything else to text."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
 def append(run: Path, line: Mapping[str, Any], *, lasting: bool = True) -> None:
-    """Append a whole line to the run's journal, safe with other writers; sync it if files are synced."""
-    text = json.dumps({**line, "by": _writer(os.getpid(), threading.get_ident())}).encode() + b"\n"
+    """Append a whole line to the run's ledger, safe with other writers; sync it if files are synced."""
+    by = _writer(os.getpid(), threading.get_ident())
+    text = json.dumps({**line, "by": by}, default=plain_number).encode() + b"\n"
     with suppress(PermissionError):  # another user's run, which need not record this file
-        while not _append(run / MANIFEST, text, lasting=lasting):
+        while not _append(run / LEDGER, text, lasting=lasting):
             pass
 
 
 def _append(path: Path, text: bytes, *, lasting: bool) -> bool:
-    """Append a line; return False if the manifest was replaced while waiting for the lock."""
+    """Append a line; return False if the ledger was replaced while waiting for the lock."""
     with opened(path, os.O_RDWR | os.O_APPEND) as handle:
         lock(handle)
         if not os.path.samestat(os.fstat(handle), os.stat(path)):

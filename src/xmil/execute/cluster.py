@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from xmil.core.errors import InputError, StopError
 from xmil.core.interpreter import safe_path, variable
-from xmil.runs.workers.pool import (
+from xmil.execute.workers import (
     Item,
     Line,
     MakeWorker,

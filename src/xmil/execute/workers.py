@@ -124,7 +124,7 @@ def process(
         return iter(())  # nothing to do: no worker is made, no Ray is started
     items = chain(first, source)
     if workers.kind == "ray":
-        from xmil.runs.workers.cluster import process_on_ray
+        from xmil.execute.cluster import process_on_ray
 
         return process_on_ray(items, make_worker, workers)
     if workers.workers > 1:

@@ -1,0 +1,18 @@
+"""Work on many items: a `Step` says what to do, `execute` does it with workers and keeps the ledger."""
+
+from xmil.execute.step import Listener, Step, TableRow, Tally, complete_record, every_column, execute
+from xmil.execute.workers import (
+    MakeWorker,
+    Outcome,
+    Stages,
+    Worker,
+    Workers,
+    error_line,
+    process,
+    stop_of,
+)
+
+__all__ = [
+    "Listener", "MakeWorker", "Outcome", "Stages", "Step", "TableRow", "Tally", "Worker", "Workers",
+    "complete_record", "error_line", "every_column", "execute", "process", "stop_of",
+]  # fmt: skip

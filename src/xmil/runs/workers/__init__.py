@@ -1,1 +1,0 @@
-"""Who computes: this process, worker processes, or a Ray cluster."""
