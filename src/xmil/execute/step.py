@@ -81,8 +81,9 @@ class Step(Generic[T]):
     run may extend. `about` are further entries of run.json. `make_worker` makes a function from an item to
     its `Record`, or `Stages`, once in each process. `finish` sums up the run and returns entries of run.json,
     such as `warnings`. The rest is optional: `prepare` runs first; `adopt` makes the record of an item from
-    its files, if the ledger has none; `schedule` replaces the workers; `refused` are slides that failed
-    before, with the reason; `adds` keeps the rows of other slides; without `columns` there is no slides.csv.
+    its files, if the ledger has none; `holds` may refuse a record for another reason; `schedule` replaces the
+    workers; `refused` are slides that failed before, with the reason; `adds` keeps the rows of other slides;
+    without `columns` there is no slides.csv.
     """
 
     kind: str
@@ -94,7 +95,8 @@ class Step(Generic[T]):
     doing: str = "working on slides"
     columns: Callable[[Sequence[TableRow]], list[str]] | None = every_column
     prepare: Callable[[], None] = lambda: None
-    adopt: Callable[[T], Record | None] = lambda _: None
+    adopt: Callable[[Item[T]], Record | None] = lambda _: None
+    holds: Callable[[Record], bool] = lambda _: True
     schedule: Callable[[Sequence[Item[T]]], Iterator[Outcome[Item[T], Record]]] | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     grows: tuple[str, ...] = ()
@@ -160,7 +162,7 @@ def _make_recorder(make_worker: MakeWorker[Item[T], Record]) -> Stages[Item[T], 
     stages = worker if isinstance(worker, Stages) else Stages(lambda _: None, lambda item, _: worker(item))
 
     def read(item: Item[T]) -> tuple[Item[T], Any]:
-        item = replace(item, sources=tuple(map(_identify, item.inputs, [item.by_time] * len(item.inputs))))
+        item = identify_inputs(item)
         return item, stages.read(item)
 
     def work(_: Item[T], ready: tuple[Item[T], Any]) -> tuple[Item[T], Any]:
@@ -177,6 +179,11 @@ def _make_recorder(make_worker: MakeWorker[Item[T], Record]) -> Stages[Item[T], 
     if stages.write is None:
         return Stages(read, lambda item, ready: write(work(item, ready)))
     return Stages(read, work, write)
+
+
+def identify_inputs(item: Item[T]) -> Item[T]:
+    """Note which input files an item has, before they are read."""
+    return replace(item, sources=tuple(_identify(path, item.by_time) for path in item.inputs))
 
 
 def _identify(path: Path | None, by_time: bool) -> str | None:
@@ -201,7 +208,11 @@ def _missing(
     advance: Callable[[], None],
 ) -> Iterator[Item[T]]:
     """Yield the items that are not done; add the records of the others to the tally."""
-    find = partial(folder.find_record, adopt=step.adopt)
+
+    def find(item: Item[T]) -> Record | None:
+        record = folder.find_record(item, step.adopt)
+        return record if record is not None and step.holds(record) else None
+
     with ThreadPoolExecutor(LOOKING) as threads:
         for start in range(0, len(items), AT_A_TIME):
             chunk = items[start : start + AT_A_TIME]

@@ -6,14 +6,11 @@ Files are drawn once, and again if the explanations change.
 from __future__ import annotations
 
 import io
-import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from hashlib import sha256
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -23,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import Patches
-from xmil.core.durable import identity, write_atomically
+from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, WriteError, XmilError, check_names
 from xmil.core.explanation import PARTS, Explanation
 from xmil.core.interactions import Interactions
+from xmil.core.ledger import Entry
 from xmil.core.services import register_service
 from xmil.core.task import Target
 from xmil.core.text import counted
@@ -52,7 +50,7 @@ from xmil.heatmaps.words import (
     without_repeats,
 )
 from xmil.slides.slide import FRAMES, Box, Slide, export_frame
-from xmil.storage import Run, make_folder, read_explanations, read_header, read_json
+from xmil.storage import Run, file_fault, make_folder, read_explanations, read_header, read_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -416,9 +414,17 @@ class Order:
         """Return the settings that decide the look of a file."""
         names = ("look", "scales", "mpp", "patch_size", "frame", "downsample")
         style = {name: value for name, value in asdict(self).items() if name in names}
+        style |= style.pop("look")
         if self.look.pairs == DRAWN:  # equal to the style of versions without lines
-            del style["look"]["pairs"]
+            del style["pairs"]
         return style
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of files to write for each slide, with methods and targets if only some are drawn."""
+        some = [name for names in (self.methods, self.targets) for name in names]
+        pictures = [f"{kind}.{suffix}" for kind in self.pictures for suffix in self.formats]
+        return [":".join([kind, *some]) for kind in (*pictures, *self.exports)]
 
     def select(self, explanations: Sequence[Explanation]) -> list[Explanation]:
         """Select the explanations of `methods`, in their order, and of `targets`."""
@@ -436,13 +442,18 @@ class Order:
 
 @dataclass(frozen=True)
 class DrawingJob:
-    """One slide to draw: its explanations, and its file if there is one."""
+    """One slide to draw: its explanations, and its file if there is one.
+
+    `drawn` are the files of the slide that an earlier call wrote, if its inputs are still the same, and `note`
+    is what that call said of the slide.
+    """
 
     slide_id: str
     explanations: Path
     slide: Path | None = None
     fault: str = ""  # why the slide cannot be used
-    drawn: str = ""  # identity of the files at the last drawing
+    drawn: Mapping[str, Entry] = field(default_factory=dict)
+    note: str | None = None
     pairs: tuple[Path, ...] = ()  # its interactions, if the run has any
     row: Mapping[str, str] = field(default_factory=dict)  # of the run's table
     certificate: Path | None = None  # of `xmil evaluate`
@@ -450,16 +461,15 @@ class DrawingJob:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The numbers of written files and of files already current, and a doubt about the slide.
+    """What drawing one slide did: files written, files up to date, a warning about the slide.
 
-    `source` identifies the explanations and the slide, `beyond` is the largest share of patches beyond the
-    colour scale of an explanation, 0 if no colours are drawn. `edge` is the patch edge if it is a guess.
+    `beyond` is the largest share of patches beyond the colour scale of an explanation, 0 if no colours are
+    drawn. `edge` is the patch edge if it is a guess.
     """
 
     written: int = 0
     kept: int = 0
     note: str | None = None
-    source: str = ""
     beyond: float = 0.0
     edge: Patches | None = None
 
@@ -512,15 +522,8 @@ def _columns(path: Path) -> list[tuple[str, Target, Sequence[float]]]:
         return []
 
 
-def make_drawer(
-    order: Order, out: Path, *, restart: bool = False, slides: Path | None = None
-) -> Callable[[DrawingJob], Drawn]:
-    """Make the function that draws one slide; `slides` is the folder that must hold it."""
-    return partial(_draw_slide, order=order, out=out, restart=restart, slides=slides)
-
-
-def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slides: Path | None) -> Drawn:
-    """Draw files that are missing, or older than the explanations."""
+def draw_slide(job: DrawingJob, *, order: Order, out: Path, slides: Path | None = None) -> Drawn:
+    """Draw the files of a slide that are missing or changed; `slides` is the folder that must have it."""
     if job.fault:
         raise InputError(job.fault)
     if slides is not None and job.slide is None:
@@ -530,23 +533,16 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
         )
     if job.explanations.is_symlink():
         raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
-    inputs = (job.explanations, *job.pairs, *(() if job.slide is None else (job.slide,)))
     stored = read_explanations(job.explanations)
     explanations = order.select(stored)
     if not explanations:
         raise InputError(f"{job.explanations}: holds no explanation of {', '.join(order.targets)}.")
     verdicts = _verdicts(job, explanations, order, tested=stored[0].target)  # `xmil explain` tests the first
-    together = sha256(json.dumps(verdicts).encode()).hexdigest()[:16]  # a panel shows all of them
-    source = " ".join([*(identity(path) for path in inputs), together])
-    restart = restart or job.drawn != source  # not recorded if a kill came between; file times do not decide
     targets = {e.target for e in explanations}
     every = [Interactions.load(path) for path in job.pairs] if order.look.pairs else []
     pairs = [each for each in every if each.target in targets]
     files = list(_files(job, explanations, pairs, order, out))
-    changed = max(path.stat().st_mtime_ns for path in (job.explanations, *job.pairs))
-    due = [
-        file for file in files if restart or not file.path.exists() or file.path.stat().st_mtime_ns < changed
-    ]
+    due = [file for file in files if not _is_drawn(file.path, out, job.drawn)]
     beyond = 0.0
     if {*order.pictures, *order.exports} & {*KINDS, "colours"}:
         shares = [
@@ -557,7 +553,7 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
         beyond = max(shares, default=0.0)
     if not due:
         edge = explanations[0].patches.guessed_edge if order.patch_size is None else None
-        return Drawn(kept=len(files), source=source, beyond=beyond, edge=edge)
+        return Drawn(kept=len(files), beyond=beyond, edge=edge)
     with_views = any(file.kind in KINDS for file in due)
     with opened(job.slide, order.mpp) as slide:
         scene = Scene.of(
@@ -587,7 +583,13 @@ def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slid
     names = [scene.caption.name, *(str(e.target) for e in scene.explanations)]
     note = scene.note or (spelt_out("".join(names)) if with_views else None)
     edge = scene.explanations[0].patches.guessed_edge
-    return Drawn(len(due), len(files) - len(due), note, source, beyond, edge)
+    return Drawn(len(due), len(files) - len(due), note, beyond, edge)
+
+
+def _is_drawn(path: Path, out: Path, drawn: Mapping[str, Entry]) -> bool:
+    """Whether a file is as an earlier call wrote it."""
+    entry = drawn.get(path.relative_to(out).as_posix())
+    return entry is not None and not file_fault(path, entry)
 
 
 def _verdicts(

@@ -38,7 +38,7 @@ from xmil.slides import open_slide
 from xmil.storage import Run, read_explanations
 
 if TYPE_CHECKING:
-    from xmil.insights.run import InsightRun
+    from xmil.insights.run import Analysis
 
 EDGE, ACROSS, GAP = 96, 5, 4  # pixels of a patch, patches in a row of a sheet, pixels between them
 STRONGEST = 3  # patches of a suspect slide
@@ -51,7 +51,7 @@ LIMIT = "For research use only: not a medical device."
 WORDS = {"density_per_mm2": "supporting patches per mm\u00b2", "models": "models compared"}
 
 
-def suspect_patches(run: InsightRun, shortcuts: Sequence[Association]) -> list[tuple[str, bytes]]:
+def suspect_patches(run: Analysis, shortcuts: Sequence[Association]) -> list[tuple[str, bytes]]:
     """Cut the strongest patches of the slides that the first shortcut names."""
     slides = next((a.slides for a in shortcuts if a.is_shortcut), ())
     sizes = {slide: np.abs(run.explanation(slide).scores) for slide in slides}
@@ -60,7 +60,7 @@ def suspect_patches(run: InsightRun, shortcuts: Sequence[Association]) -> list[t
     )
 
 
-def cut_patches(run: InsightRun, patches: Sequence[tuple[str, int]]) -> list[tuple[str, bytes]]:
+def cut_patches(run: Analysis, patches: Sequence[tuple[str, int]]) -> list[tuple[str, bytes]]:
     """Cut patches from their slides as JPEGs; skip slides that are missing or unreadable."""
     from PIL import Image
 
@@ -79,7 +79,7 @@ def cut_patches(run: InsightRun, patches: Sequence[tuple[str, int]]) -> list[tup
     return [(patch[0], pictures[patch]) for patch in patches if patch in pictures]
 
 
-def write_sheet(run: InsightRun, concept: int, pictures: Sequence[bytes]) -> None:
+def write_sheet(run: Analysis, concept: int, pictures: Sequence[bytes]) -> None:
     """Write a page of the atlas: the patches of a concept, strongest first."""
     from PIL import Image
 
@@ -95,7 +95,7 @@ def write_sheet(run: InsightRun, concept: int, pictures: Sequence[bytes]) -> Non
     write_atomically(path, lambda part: sheet.save(part, format="JPEG", quality=90))
 
 
-def write_album(run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:
+def write_album(run: Analysis, slides: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:
     """Write the album page by page, so that memory does not grow with the cohort; whole or not at all."""
     from matplotlib.backends.backend_pdf import PdfPages
 
@@ -111,7 +111,7 @@ def write_album(run: InsightRun, slides: Sequence[str], results: Sequence[Mappin
     write_atomically(run.out / "album.pdf", write)
 
 
-def _draw_page(run: InsightRun, slide: str, result: Mapping[str, Any], row: Mapping[str, str]) -> Any:
+def _draw_page(run: Analysis, slide: str, result: Mapping[str, Any], row: Mapping[str, str]) -> Any:
     """Draw a slide's page: label, prediction, thumbnail, map, strongest patches, biomarkers, certificate."""
     from matplotlib.figure import Figure
 

@@ -28,7 +28,7 @@ import torch
 
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
-from xmil.core.durable import identity, unchanged, write_text
+from xmil.core.durable import unchanged, write_text
 from xmil.core.errors import InputError, UnknownNameError, XmilError
 from xmil.core.explanation import Explanation
 from xmil.core.request import takes
@@ -36,6 +36,7 @@ from xmil.core.text import counted, shorten
 from xmil.data import feature_files, open_bag, read_bag, read_cohort
 from xmil.data.cohort import read_cell
 from xmil.data.header import slide_name
+from xmil.execute import Listener, Step, TableRow, Tally, execute
 from xmil.heatmaps import cut_patch, place_on
 from xmil.insights.biomarkers import (
     OUTCOMES,
@@ -60,23 +61,23 @@ from xmil.insights.concepts import (
     split_scores,
 )
 from xmil.insights.pictures import write_album
-from xmil.insights.report import PAGES
 from xmil.insights.shortcuts import INK, LIGHT, appearance, light, patch_correlations
 from xmil.insights.tables import STABILITY, write_insight
 from xmil.methods import explain
 from xmil.methods.inside import baseline_shift, explain_again
 from xmil.network import open_network
-from xmil.execute import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow, Tally
 from xmil.runs.ensemble import BACKGROUND, Ensemble, load_models, recorded_features, recorded_model
 from xmil.runs.inputs import caseless_warning, named_slides
 from xmil.runs.requests import InsightRequest
-from xmil.execute.workers import MakeWorker
 from xmil.slides import open_slide
 from xmil.storage import (
     ConceptMaps,
+    Item,
+    Record,
     Run,
     explained_run,
+    fingerprint,
+    make_folder,
     open_run,
     pick_explanation,
     read_explanations,
@@ -122,7 +123,7 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
     if request.slides is not None:
         pictures = named_slides(request.slides, follow_links=request.follow_links, say=listener.say).slides
     files, _ = feature_files(features, follow_links=request.follow_links)
-    analysis = InsightRun(
+    analysis = Analysis(
         out,
         request,
         explained,
@@ -134,18 +135,30 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
         regions={} if request.regions is None else region_files(request.regions),
     )
     check_inputs(analysis)
-    tally = analysis.execute(analysis.items, listener)
+    step = Step(
+        "insight",
+        [Item(slide, slide, analysis.inputs_of(slide), by_time=False) for slide in analysis.items],
+        settings=request.with_options(analysis.settings()),
+        about={"run": str(explained.path.resolve()), "task": explained.task},
+        make_worker=partial(make_slide_worker, analysis if request.pool.in_process else replace(analysis)),
+        prepare=analysis.fit_dictionary,
+        adopt=analysis.adopt,
+        finish=analysis.finish,
+        doing="analysing slides",
+    )
+    tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)
     listener.say(f"{len(tally.done)} slides analysed, {tally}. See {out / 'report.html'}.")
-    return Run(analysis.out)
+    return Run(out)
 
 
 insight_slides = insight  # named as the other verbs over slides are
 
 
 @dataclass(frozen=True)
-class InsightRun(CohortRun[str, dict[str, Any]]):
-    """A folder of results about one run of explanations."""
+class Analysis:
+    """What all slides share: the run that explained them, the request, and their files."""
 
+    out: Path
     request: InsightRequest
     explained: Run
     paths: Mapping[str, Path]  # of the features, by slide
@@ -154,10 +167,6 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     beside: tuple[Path, ...]  # other runs of the same slides
     evaluated: Run | None
     regions: Mapping[str, Path]
-    kind = "insight"
-    doing = "analysing"
-    folders = ("slides", "concepts", "consensus")
-    verb = "looked at"
 
     @cached_property
     def items(self) -> tuple[str, ...]:
@@ -173,11 +182,11 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         """Read the explanation of a slide by the method and target of the request."""
         return pick_explanation(self.explained.file(slide), self.request.method, self.request.target)
 
-    def identity_of(self, slide: str) -> list[Any]:
-        """Identify the inputs of a slide's results: its explanations, its features and its region."""
+    def inputs_of(self, slide: str) -> tuple[Path, ...]:
+        """The inputs of a slide's results: its explanations, its features and its region."""
         runs = [run / "slides" / f"{slide}.parquet" for run in (self.explained.path, *self.beside)]
         region = [self.regions[slide]] if slide in self.regions else []
-        return [identity(path) for path in (*runs, self.paths[slide], *region)]
+        return (*runs, self.paths[slide], *region)
 
     def settings(self) -> dict[str, Any]:
         """The settings that decide results, and the run."""
@@ -205,15 +214,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         background = Background.load(self.explained.path / BACKGROUND)
         return load_models(self.request.model, background, self.request.features)
 
-    def about(self) -> dict[str, Any]:
-        """Describe the explained run for run.json."""
-        return {"run": str(self.explained.path.resolve()), "task": self.explained.task}
-
-    def slides_of(self, item: str) -> Sequence[str]:
-        """An item is one slide."""
-        return (item,)
-
-    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
+    def fit_dictionary(self) -> None:
         """Fit the dictionary and judge its size, unless an earlier run with these settings did."""
         table = self.out / STABILITY
         if self.dictionary_path.is_file() and table.is_file():
@@ -243,38 +244,25 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
                 start += count
         return sample
 
-    def make_worker(self) -> MakeWorker[str, dict[str, Any]]:
-        """Make a worker with the dictionary, the models and the paths of the files."""
-        return partial(make_slide_worker, self if self.request.pool.in_process else replace(self))
-
-    def find_result(self, item: str) -> dict[str, Any] | None:
-        """Find the earlier result of a slide with these settings."""
+    def adopt(self, item: Item[str]) -> Record | None:
+        """Make the record of a slide from its result, which in a run of xmil 0.2 says what made it."""
         try:
-            result = read_json(self.out / "slides" / f"{item}.json")
+            result = read_json(self.result_file(item.key))
         except XmilError:
             return None
-        is_same = result.get("fingerprint") == self.folder.fingerprint
-        return result if is_same and result.get("source") == self.identity_of(item) else None
+        mark = fingerprint("insight", self.request.with_options(self.settings()))
+        if result.get("fingerprint") != mark or not isinstance(result.get("source"), list):
+            return None
+        return Record(self.rows_of(item.key, result), sources=result["source"], extra=result)
 
-    def outputs(self, items: Sequence[str]) -> list[Path]:
-        """List the files that a restart removes."""
-        kinds = (("slides", "json"), ("concepts", "npz"), ("consensus", "parquet"))
-        files = [self.out / folder / f"{slide}.{suffix}" for folder, suffix in kinds for slide in items]
-        return [
-            *files,
-            self.dictionary_path,
-            self.out / STABILITY,
-            *(self.out / name for name in (*PAGES, "album.pdf")),
-        ]
+    def result_file(self, slide: str) -> Path:
+        """The file of a slide's result."""
+        return self.out / "slides" / f"{slide}.json"
 
-    def rows_of(self, item: str, result: dict[str, Any]) -> list[TableRow]:
+    def rows_of(self, slide: str, result: dict[str, Any]) -> list[TableRow]:
         """Make the slide's row with its output and biomarkers."""
-        row = {"slide_id": item, "target": result["target"], "output": result["output"]}
+        row = {"slide_id": slide, "target": result["target"], "output": result["output"]}
         return [{**row, **result["biomarkers"]}]
-
-    def warnings(self, items: Sequence[str], tally: Tally[dict[str, Any]]) -> list[str]:  # noqa: ARG002
-        """Warn of features, models and evaluations that do not belong to the run."""
-        return self.doubts
 
     @cached_property
     def doubts(self) -> list[str]:
@@ -308,10 +296,10 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
             )
         return doubts
 
-    def finish(self, items: Sequence[str], tally: Tally[dict[str, Any]]) -> Mapping[str, Any]:
+    def finish(self, tally: Tally) -> Mapping[str, Any]:
         """Write the tables over the cohort, report and card."""
-        slides = [slide for slide in items if slide in tally.results]
-        results = [tally.results[slide] for slide in slides]
+        slides = [slide for slide in self.items if slide in tally.records]
+        results = [tally.records[slide].extra or read_json(self.result_file(slide)) for slide in slides]
         sizes, patches = ([r["biomarkers"][name] for r in results] for name in ("mean_absolute", "patches"))
         scale = STRONG * float(np.average(sizes, weights=patches))  # the cohort's own
         for slide, result in zip(slides, results, strict=True):
@@ -320,12 +308,11 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
             if slide in self.regions:
                 inside = region_mask(self.regions[slide], e, self.request.within)
                 own["region_strong_share"] = strong_share(e.scores, scale, region=inside)
-            tally.rows |= {row["slide_id"]: row for row in self.rows_of(slide, result)}
-        self._write_tables(self.folder, items, tally)
+            tally.records[slide] = replace(tally.records[slide], rows=self.rows_of(slide, result))
         about = {"strong_above": scale, **write_insight(self, slides, results)}
         if self.request.album:
             write_album(self, slides, results)
-        return about
+        return {"warnings": self.doubts, **about}
 
 
 # Checking the inputs: columns of the cohort, features, model, slides and other runs.
@@ -457,7 +444,7 @@ def _read_outcomes(
     return outcomes, []
 
 
-def check_inputs(run: InsightRun) -> None:
+def check_inputs(run: Analysis) -> None:
     """Refuse inputs that do not fit the run, before computing anything."""
     if run.evaluated is not None:
         folder = run.evaluated.path
@@ -481,7 +468,7 @@ def check_inputs(run: InsightRun) -> None:
             raise InputError(f"{path}: explains none of the run's slides; name a run of the same slides.")
 
 
-def _check_widths(run: InsightRun) -> None:
+def _check_widths(run: Analysis) -> None:
     """Refuse features of another width than the explained ones, and a model that takes another width."""
     width, unread = run.explained.spec.get("in_dim"), []
     if run.models is not None and isinstance(width, int):
@@ -507,7 +494,7 @@ def _check_widths(run: InsightRun) -> None:
         raise unread[0]
 
 
-def _check_method(run: InsightRun) -> None:
+def _check_method(run: Analysis) -> None:
     """Refuse a method or target that no slide was explained with."""
     unknown = []
     for slide in run.items:
@@ -522,7 +509,7 @@ def _check_method(run: InsightRun) -> None:
     raise unknown[0]
 
 
-def _has_explained_features(run: InsightRun, slide: str) -> bool:
+def _has_explained_features(run: Analysis, slide: str) -> bool:
     """Whether a feature file is the explained one, as far as the run recorded it."""
     try:
         provenance = read_provenance(run.explained.file(slide))[0].get("provenance")
@@ -536,13 +523,22 @@ def _has_explained_features(run: InsightRun, slide: str) -> bool:
 # One slide: its concepts, its biomarkers, the look of its patches.
 
 
-def make_slide_worker(run: InsightRun) -> Callable[[str], dict[str, Any]]:
+def make_slide_worker(run: Analysis) -> Callable[[Item[str]], Record]:
     """Make a function that analyses a slide, with dictionary and models loaded once."""
     models: Models = () if run.models is None else run.models.models
-    return partial(_analyse, run, Dictionary.load(run.dictionary_path), models)
+    dictionary = Dictionary.load(run.dictionary_path)
+
+    def analyse(item: Item[str]) -> Record:
+        result = _analyse(run, dictionary, models, item.key)
+        write_text(run.result_file(item.key), json.dumps(result) + "\n")
+        return Record(run.rows_of(item.key, result), extra=result)
+
+    return analyse
 
 
-def _analyse(run: InsightRun, dictionary: Dictionary, models: Models, slide: str) -> dict[str, Any]:
+def _analyse(run: Analysis, dictionary: Dictionary, models: Models, slide: str) -> dict[str, Any]:
+    for folder in ("slides", "concepts", "consensus"):
+        make_folder(run.out / folder)
     e = run.explanation(slide)
     bag = read_bag(run.paths[slide], run.request.format)
     if len(bag) != len(e):
@@ -551,8 +547,6 @@ def _analyse(run: InsightRun, dictionary: Dictionary, models: Models, slide: str
             "that were explained."
         )
     result: dict[str, Any] = {
-        "fingerprint": run.folder.fingerprint,
-        "source": run.identity_of(slide),
         "target": str(e.target),
         "output": float(e.output),
         "audit": None if e.audit is None else e.audit.as_dict(),
@@ -581,13 +575,11 @@ def _analyse(run: InsightRun, dictionary: Dictionary, models: Models, slide: str
             audit=None, relevance=None, stderr=None, stable=None,
         )  # fmt: skip
         write_explanations([agreed], path)
-    path = run.out / "slides" / f"{slide}.json"
-    write_text(path, json.dumps(result) + "\n")
     return result
 
 
 def _split(
-    run: InsightRun, dictionary: Dictionary, e: Explanation, bag: Bag, models: Models
+    run: Analysis, dictionary: Dictionary, e: Explanation, bag: Bag, models: Models
 ) -> ConceptShares | None:
     """Split the scores by concept; None without relevance per feature, stored or computed with the models."""
     if e.relevance is not None:
@@ -621,7 +613,7 @@ def _weigh_features(e: Explanation, bag: Bag, background: Background | None) -> 
 
 
 def _scores_of_models(
-    run: InsightRun, slide: str, e: Explanation, bag: Bag, models: Models
+    run: Analysis, slide: str, e: Explanation, bag: Bag, models: Models
 ) -> FloatArray | None:
     """Collect scores (m, n) of the models of an ensemble, and of other runs; None if there is only one."""
     rows = [e.scores]
@@ -651,7 +643,7 @@ def _summarise(shares: ConceptShares) -> dict[str, Any]:
 
 
 def _class_profiles(
-    run: InsightRun, slide: str, dictionary: Dictionary, bag: Bag, models: Models
+    run: Analysis, slide: str, dictionary: Dictionary, bag: Bag, models: Models
 ) -> dict[str, list[float]]:
     """Compute the profile of every explained class, if there are several and none is named."""
     every = [e for e in read_explanations(run.explained.file(slide)) if e.method == run.request.method]

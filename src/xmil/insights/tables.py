@@ -35,7 +35,7 @@ from xmil.methods import explain
 from xmil.storage import write_table
 
 if TYPE_CHECKING:
-    from xmil.insights.run import InsightRun
+    from xmil.insights.run import Analysis
 
 PICTURES, ON_SHEET = 12, 25  # patches of a concept in the report, and on its sheet
 ONE_MODEL = 0.7  # if one model has a larger share of the absolute scores, the mean is hardly of several
@@ -49,7 +49,7 @@ STABILITY = "concept_stability.csv"
 class _Cohort:
     """The analysed slides of a run, and their results."""
 
-    run: InsightRun
+    run: Analysis
     slides: Sequence[str]
     results: Sequence[Mapping[str, Any]]
 
@@ -98,7 +98,7 @@ class _Cohort:
 
 
 def write_insight(
-    run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
+    run: Analysis, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Write all files over the cohort; return the entries for run.json."""
     cohort = _Cohort(run, slides, results)
@@ -232,7 +232,7 @@ def _rank_concepts(cohort: _Cohort) -> list[ConceptRow]:
     return rows
 
 
-def _read_agreement(run: InsightRun) -> dict[int, float]:
+def _read_agreement(run: Analysis) -> dict[int, float]:
     """Read the agreement of seeds by the number of concepts; the largest number is the dictionary's."""
     return {int(row["concepts"]): float(row["agreement"]) for row in csv_rows(run.out / STABILITY)}
 
@@ -332,7 +332,7 @@ def _write_stability(cohort: _Cohort) -> dict[str, float]:
     }
 
 
-def _read_faithfulness(run: InsightRun) -> dict[str, str]:
+def _read_faithfulness(run: Analysis) -> dict[str, str]:
     """Read the method's measures in the evaluated run, with their intervals."""
     if run.evaluated is None:
         return {}
@@ -381,7 +381,7 @@ def _write_tables(cohort: _Cohort, findings: Findings) -> None:
     write_table(out / "shortcuts.csv", (*keys, "found", "tissue", "slides"), rows)
 
 
-def _test_sanity(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
+def _test_sanity(run: Analysis, slides: Sequence[str]) -> dict[str, str]:
     """Explain a few slides again, with the model and with new weights, and write sentences for the card.
 
     Also write a row for each slide to sanity.csv. Without a model there is nothing to test.

@@ -22,8 +22,8 @@ from xmil.core.request import takes
 from xmil.core.text import counted, csv_text, shorten, text_table
 from xmil.evaluate.marks import covered_by_polygons, read_regions, score_regions
 from xmil.evaluate.statistics import bootstrap_mean, holm, sign_flip_p, unit_means
-from xmil.heatmaps import opened
 from xmil.execute import Listener
+from xmil.heatmaps import opened
 from xmil.runs.inputs import guessed_edges, guessed_edges_warning, stored_edge
 from xmil.runs.requests import AgreementRequest
 from xmil.slides import find_slides

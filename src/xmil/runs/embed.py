@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,26 +26,37 @@ import numpy.typing as npt
 import torch
 
 from xmil._version import __version__
-from xmil.core.durable import create_hdf5, file_digest, identity, unchanged, write_atomically
+from xmil.core.durable import create_hdf5, file_digest, identity, write_atomically
 from xmil.core.errors import FileError, InputError, StopError, XmilError, absent
+from xmil.core.ledger import writing_for
 from xmil.core.request import takes
 from xmil.core.text import counted
 from xmil.data import Header, feature_files, open_bag
 from xmil.data.header import slide_name
 from xmil.encoders import Encoder, Transform
+from xmil.execute import (
+    Listener,
+    Outcome,
+    Stages,
+    Step,
+    Worker,
+    complete_record,
+    error_line,
+    execute,
+    identify_inputs,
+    stop_of,
+    work_on,
+)
 from xmil.network import find_device
-from xmil.execute import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.feed.feed import EncodedRows, Feed, GpuBatches, HostBatches, Part, encode_batch
 from xmil.runs.feed.reader import PatchSource
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import EmbedRequest
-from xmil.execute.workers import MakeWorker, Outcome, Stages, Worker, error_line, stop_of
 from xmil.slides import Slide, open_slide
 from xmil.slides.slide import Pixels
 from xmil.slides.stain import Macenko
 from xmil.slides.tiling import in_blocks, read_patch
-from xmil.storage import Run
+from xmil.storage import Item, Record, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,11 +76,26 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
     check_encoder(request.encoder, weights=request.weights, random=request.random)
     pairs, refused = _pairs(request, listener)
     folder = request.out or request.tiles / f"features_{short_name(request.encoder)}"
-    run = EmbedRun(folder, request, find_device(request.place))
-    tally = run.execute([(name, *pair) for name, pair in pairs.items()], listener, refused=refused)
-    patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
+    embedder = Embedder(folder, request, find_device(request.place))
+    step = Step(
+        "embed",
+        [Item(name, pair, pair, by_time=False) for name, pair in pairs.items()],
+        settings=request.with_options(embedder.settings()),
+        about={
+            "device": embedder.device,
+            "weights": None if request.weights is None else str(request.weights),
+        },
+        make_worker=partial(_make_worker, embedder, embedder.digests),
+        adopt=partial(adopt_features, folder),
+        schedule=embedder.schedule,
+        doing="encoding slides",
+        refused=refused,
+        adds=True,
+    )
+    tally = execute(step, folder, workers=request.pool, listener=listener, restart=request.restart)
+    patches = counted(sum(tally.records[name].facts["patches"] for name in tally.done), "patch")
     listener.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
-    return Run(run.out)
+    return Run(folder)
 
 
 def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[Path, Path]], dict[str, str]]:
@@ -96,18 +122,16 @@ def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[P
 
 THREADS = min(16, max(2, os.cpu_count() or 2))  # that read patches without reading processes
 AHEAD = 4  # batches that they read ahead
-Item = tuple[str, Path, Path]  # name, slide, patches
-Result = dict[str, Any]
+EmbedItem = Item[tuple[Path, Path]]  # the file of a slide, and that of its patches
 
 
 @dataclass(frozen=True)
-class EmbedRun(CohortRun[Item, Result]):
+class Embedder:
+    """What all slides of a run share: the folder of features, the request and the device."""
+
+    out: Path
     request: EmbedRequest
     device: str = "cpu"
-    kind = "embed"
-    doing = "encoding"
-    verb = "used"
-    adds = True
 
     @property
     def digests(self) -> list[str]:
@@ -136,10 +160,6 @@ class EmbedRun(CohortRun[Item, Result]):
         values |= {"compile": True} if request.compile else {}  # folders of earlier versions do not name it
         return {**values, "files": self.digests}
 
-    def about(self) -> dict[str, Any]:
-        weights = self.request.weights
-        return {"device": self.device, "weights": None if weights is None else str(weights)}
-
     def load_encoder(self) -> Encoder:
         from xmil.encoders import load_encoder
 
@@ -154,55 +174,50 @@ class EmbedRun(CohortRun[Item, Result]):
         """Whether processes read for this encoder; a user's own transform runs in threads here."""
         return self.readers > 0 and os.name == "posix" and isinstance(encoder.transform, Transform)
 
-    def outputs(self, items: Sequence[Item]) -> Iterator[Path]:
-        """The features of these slides; the folder may hold others."""
-        return (self.out / f"{item[0]}.h5" for item in items)
-
-    def make_worker(self) -> MakeWorker[Item, Result]:
-        """Encode one slide after another, with the encoder's files that were hashed here."""
-        return partial(_make_worker, self, self.digests)
-
-    def outcomes(self, items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
+    def schedule(self, items: Sequence[EmbedItem]) -> Iterator[Outcome[EmbedItem, Record]]:
         """Embed slides in order; if processes read the patches, slides share batches."""
         if self.request.pool.in_process and items and self.readers:
             encoder = self.load_encoder()
             if self.reads_by_processes(encoder):
                 return _embed_by_processes(self, encoder, items)
-        return super().outcomes(items)
-
-    def find_result(self, item: Item) -> Result | None:
-        """Find the result of a slide whose features match its patches, which may have been tiled again."""
-        name, slide, patches = item
-        path = self.out / f"{name}.h5"
-        if not path.is_file():
-            return None
-        try:
-            is_current, tiled = open_bag(path), open_bag(patches)
-        except FileError:
-            return {"patches": 0}  # the worker reports faults of patches, the reader those of features
-        stored = is_current.extra.get("source")
-        if stored is not None and not unchanged(slide, stored):
-            return None
-        if is_current.coords is None or tiled.coords is None:
-            return {"patches": len(is_current)}
-        same = is_current.patch_size == tiled.patch_size and np.array_equal(is_current.coords, tiled.coords)
-        return {"patches": len(is_current)} if same else None
-
-    def rows_of(self, item: Item, result: Result) -> list[TableRow]:
-        return [{"slide_id": item[0], "n": result["patches"], "slide": str(item[1].absolute())}]
+        return work_on(items, partial(_make_worker, self, self.digests), self.request.pool)
 
     def write(
-        self, item: Item, patches: SlidePatches, encoder: Encoder, encoded: Iterator[Encoded]
-    ) -> Result:
-        with patches:
+        self, item: EmbedItem, patches: SlidePatches, encoder: Encoder, encoded: Iterator[Encoded]
+    ) -> Record:
+        """Write the features of a slide as they come."""
+        with patches, writing_for(item.key):
             write = partial(
-                write_features, slide_id=item[0], patches=patches, encoder=encoder, encoded=encoded
+                write_features, slide_id=item.key, patches=patches, encoder=encoder, encoded=encoded
             )
-            write_atomically(self.out / f"{item[0]}.h5", write)
-        return {"patches": len(patches)}
+            write_atomically(self.out / f"{item.key}.h5", write)
+        return complete_record(record_of(item, len(patches)), item)
 
 
-def _make_worker(run: EmbedRun, digests: list[str]) -> Worker[Item, Result]:
+def record_of(item: EmbedItem, patches: int) -> Record:
+    """Make the record of a slide from its number of patches."""
+    row = {"slide_id": item.key, "n": patches, "slide": str(item.what[0].absolute())}
+    return Record([row], {"patches": patches})
+
+
+def adopt_features(out: Path, item: EmbedItem) -> Record | None:
+    """Make the record of a slide from its features, if they have its patches."""
+    path, (slide, patches) = out / f"{item.key}.h5", item.what
+    if not path.is_file():
+        return None
+    try:
+        features, tiled = open_bag(path), open_bag(patches)
+        sources = [features.extra.get("source") or identity(slide), identity(patches)]
+    except FileError:
+        return None
+    if features.coords is not None and tiled.coords is not None:
+        has_size = features.patch_size == tiled.patch_size
+        if not has_size or not np.array_equal(features.coords, tiled.coords):
+            return None
+    return replace(record_of(item, len(features)), sources=sources)
+
+
+def _make_worker(run: Embedder, digests: list[str]) -> Worker[EmbedItem, Record]:
     encoder = run.load_encoder()
     if run.digests != digests:
         raise StopError(
@@ -210,11 +225,11 @@ def _make_worker(run: EmbedRun, digests: list[str]) -> Worker[Item, Result]:
         )
     if not run.reads_by_processes(encoder):
         return Stages(
-            lambda item: PatchStream(item[1], item[2], encoder.transform, run.request),
+            lambda item: PatchStream(*item.what, encoder.transform, run.request, item.sources[0]),
             lambda item, patches: run.write(item, patches, encoder, _vectors(encoder, patches)),
         )
 
-    def embed_one(item: Item) -> Result:
+    def embed_one(item: EmbedItem) -> Record:
         (outcome,) = _embed_by_processes(run, encoder, [item])
         if outcome.result is None:
             raise FileError(outcome.error or "no result")
@@ -245,15 +260,15 @@ QUEUED = 64  # batches that may wait to be written
 class OpenSlide:
     """A slide in progress: how many patches are not yet encoded, and the thread that writes them."""
 
-    item: Item
+    item: EmbedItem
     left: int
     encoded: Queue[Encoded | BaseException | None]
-    written: Future[Result]
+    written: Future[Record]
 
 
 def _embed_by_processes(
-    run: EmbedRun, encoder: Encoder, items: Iterable[Item]
-) -> Iterator[Outcome[Item, Result]]:
+    run: Embedder, encoder: Encoder, items: Iterable[EmbedItem]
+) -> Iterator[Outcome[EmbedItem, Record]]:
     """Embed slides with reading processes and yield the outcomes as they finish.
 
     Their memory holds patches of one size; a slide with larger patches restarts them.
@@ -288,7 +303,7 @@ def _embed_by_processes(
 class _Slides:
     """The slides of a run: the next one, opened ahead, and those in progress."""
 
-    def __init__(self, run: EmbedRun, encoder: Encoder, items: Iterator[Item], stack: ExitStack) -> None:
+    def __init__(self, run: Embedder, encoder: Encoder, items: Iterator[EmbedItem], stack: ExitStack) -> None:
         assert isinstance(encoder.transform, Transform)  # noqa: S101  # `reads_by_processes` has seen to it
         self._run, self._encoder, self._items, self._fit = run, encoder, items, encoder.transform.fit
         self._writers = stack.enter_context(ThreadPoolExecutor(WRITERS, thread_name_prefix="xmil-write"))
@@ -296,7 +311,7 @@ class _Slides:
         self.on_gpu = torch.device(encoder.device).type == "cuda"
         self._open: dict[int, OpenSlide] = {}
         self._count = 0
-        self._ahead: tuple[Item, Future[SlidePatches]] | None = None
+        self._ahead: tuple[EmbedItem, Future[SlidePatches]] | None = None
         self._open_next()
 
     @property
@@ -334,9 +349,13 @@ class _Slides:
     def _open_next(self) -> None:
         self._ahead = None
         if (item := next(self._items, None)) is not None:
-            self._ahead = item, self._opener.submit(SlidePatches, item[1], item[2], self._run.request)
+            item = identify_inputs(item)
+            self._ahead = (
+                item,
+                self._opener.submit(SlidePatches, *item.what, self._run.request, item.sources[0]),
+            )
 
-    def first(self) -> Generator[Outcome[Item, Result], None, PatchSource | None]:
+    def first(self) -> Generator[Outcome[EmbedItem, Record], None, PatchSource | None]:
         """Describe how to read the next slide that can be opened; yield outcomes for those that cannot."""
         while self._ahead is not None:
             item, opening = self._ahead
@@ -357,7 +376,7 @@ class _Slides:
             return True
         return self.part_bytes(self.source(self._ahead[1].result())) <= feed.ring.slot_bytes
 
-    def fill(self, feed: Feed) -> Iterator[Outcome[Item, Result]]:
+    def fill(self, feed: Feed) -> Iterator[Outcome[EmbedItem, Record]]:
         """Start slides until the processes have enough work."""
         while self._ahead is not None and len(feed.blocks) < feed.readers:
             if feed.busy and not self._ahead[1].done():
@@ -402,7 +421,7 @@ class _Slides:
                 slide.encoded.put(what, timeout=0.2)
                 return
 
-    def finished(self, *, wait: bool = False) -> Iterator[Outcome[Item, Result]]:
+    def finished(self, *, wait: bool = False) -> Iterator[Outcome[EmbedItem, Record]]:
         """Yield the slides that are written or failed."""
         for number, slide in list(self._open.items()):
             if not (wait or slide.written.done()):
@@ -511,9 +530,9 @@ SAMPLE = 32  # patches from which the stains of a slide are found
 class SlidePatches:
     """A slide with its patches, checked against each other; close it after use."""
 
-    def __init__(self, slide: Path, patches: Path, request: EmbedRequest) -> None:
+    def __init__(self, slide: Path, patches: Path, request: EmbedRequest, source: str | None = None) -> None:
         self.request = request
-        self.source = identity(slide)
+        self.source = source or identity(slide)
         self.header = open_bag(patches)
         corners, edge0 = self.header.coords, self.header.patch_size
         if corners is None or edge0 is None:
@@ -566,13 +585,18 @@ class PatchStream(SlidePatches):
     """The patches of a slide in batches, a few of which threads read ahead."""
 
     def __init__(
-        self, slide: Path, patches: Path, transform: Callable[[Any], Tensor], request: EmbedRequest
+        self,
+        slide: Path,
+        patches: Path,
+        transform: Callable[[Any], Tensor],
+        request: EmbedRequest,
+        source: str | None = None,
     ) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="xmil-patches")
         self._transform = transform
         self._waiting: deque[list[Future[Tensor]]] = deque()
         self._next = 0
-        super().__init__(slide, patches, request)
+        super().__init__(slide, patches, request, source)
         self._fill()
 
     def __iter__(self) -> Iterator[Tensor]:

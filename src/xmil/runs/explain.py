@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -25,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from xmil.core.bag import Bag, Patches
-from xmil.core.durable import identity, unchanged
+from xmil.core.durable import unchanged
 from xmil.core.errors import (
     FileError,
     InputError,
@@ -41,6 +42,7 @@ from xmil.core.text import counted, is_plain, shorten
 from xmil.data.bags import Case, join_bags, named, open_bag, read_case
 from xmil.data.files import UNTRAINED, feature_facts, is_untrained
 from xmil.evaluate.choice import CANDIDATES, Choice
+from xmil.execute import Listener, Stages, Step, Tally, execute
 from xmil.methods import (
     METHODS,
     OUTPUTS,
@@ -53,31 +55,42 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.network import Network
-from xmil.execute import Listener
 from xmil.runs.check import SOME, Check, RunChoice, choose_for_run, in_seeded_order, judge_run
-from xmil.runs.cohort_run import TableRow, Tally, slide_row
 from xmil.runs.ensemble import (
     Ensemble,
-    ModelRun,
     average,
     bins_warning,
     model_paths,
     open_models,
     predicted_by,
+    warnings_of_models,
     with_background,
+    worker_with,
 )
-from xmil.runs.inputs import guessed_edges, guessed_edges_warning, stored_edge, task_cases
+from xmil.runs.inputs import (
+    Missing,
+    guessed_edges,
+    guessed_edges_warning,
+    item_of_case,
+    stored_edge,
+    task_cases,
+)
 from xmil.runs.requests import ExplainRequest
+from xmil.runs.rows import columns_of_cases, slide_row
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
-from xmil.execute.workers import Stages
 from xmil.storage import (
+    SLIDES,
+    Item,
+    Record,
     Run,
     check_folder,
+    fingerprint,
     interactions_file,
     make_folder,
     other_settings,
     read_explanations,
     read_provenance,
+    read_rows,
     read_run,
     write_explanations,
 )
@@ -86,6 +99,8 @@ from xmil.subsets import memory_budget
 if TYPE_CHECKING:
     from xmil.runs.slide_features import SlideFeatures
 
+KIND = "explain"
+GROWS = ("methods", "params")  # settings that a later run may extend
 TILED = "tiles/run.json"  # in a folder whose slides are tiled but not explained yet
 PREDICTED, LABEL, ALL = "predicted", "label", "all"
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)  # raised by odd headers
@@ -155,20 +170,33 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
         request = with_method(request, chosen.choice)
         listener.say(chosen.choice.sentence)
         earlier = earlier_methods(request, out, before)
-    run = ExplainRun(out, request, models, device, missing, earlier, chosen, before.get("verdict"))
-    tally = run.execute(cases, listener, refused=None if prepared is None else prepared.refused)
-    if run.outliers:
-        n = counted(len(run.outliers), "outlier slide")
-        listener.say(f"{n}: {shorten(run.outliers, 5)} (summary/outliers.csv)")
-    warned = {slide: text for slide, row in tally.rows.items() if (text := run.doubts_of(slide, row))}
-    if warned:
-        slide, text = next(iter(warned.items()))
-        share = f"{len(warned)} of {counted(len(tally.rows), 'slide')} carry a warning (slides.csv)"
-        listener.say(f"{share}; {slide}: {text}")
-    listener.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
-    if (line := run.dropped_note(cases, before)) is not None:
+    questions = Questions(request, models.settings(), models.digests, earlier)
+    explaining = Explaining(questions, device, keeps_summaries=len(cases) <= MANY)
+    summary = Summary(questions, models, cases, missing, chosen, before)
+    step = Step(
+        KIND,
+        [questions.item_of(case) for case in cases],
+        settings=questions.settings,
+        about={**models.about(), **questions.about(), **missing.as_dict(), **summary.about()},
+        make_worker=worker_with(
+            models, device, partial(make_explainer, explaining), in_process=request.pool.in_process
+        ),
+        prepare=partial(models.save_background, out),
+        adopt=partial(adopt_slides, questions, models),
+        finish=summary.write,
+        columns=columns_of_cases,
+        doing=f"explaining {request.by}s",
+        refused={} if prepared is None else prepared.refused,
+        grows=GROWS,
+        marks=(TILED,),
+    )
+    tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)
+    for line in [*summary.lines, f"{len(tally.done)} explained, {tally}. Written to {out}."]:
         listener.say(line)
-    done = Run(run.out)
+    dropped = dropped_note(request, cases, before)
+    if dropped is not None:
+        listener.say(dropped)
+    done = Run(out)
     if done.verdict is not None:
         listener.say(done.verdict.sentence)
     return done
@@ -210,7 +238,7 @@ def features_of_slides(request: ExplainRequest, out: Path, listener: Listener) -
         models, _ = open_models(request)  # other models need features for a trial
         check_request(request, models)
         spec = models.specs[0]
-    check_folder(out, ExplainRun.kind, marks=ExplainRun.marks)
+    check_folder(out, KIND, marks=(TILED,))
     return make_features(request, spec, out, listener)
 
 
@@ -234,7 +262,7 @@ def earlier_methods(request: ExplainRequest, out: Path, before: Mapping[str, Any
     A method with other parameters than in that run is an error. A method in run.json that no slide's file
     has, because adding it failed, does not count.
     """
-    if before.get("kind") != ExplainRun.kind:
+    if before.get("kind") != KIND:
         return {}
     own, stored = method_parameters(request), before.get("settings", {})
     methods = stored_methods(out, before.get("fingerprint"), stored.get("methods", ()))
@@ -345,61 +373,23 @@ def case_targets(
 
 
 @dataclass(frozen=True)
-class Read:
-    """The bag of a case, the bags of its slides, and their rows in it."""
+class Questions:
+    """What decides the results of a run: the request, the models, and the methods already in the folder."""
 
-    bag: Bag
-    parts: list[Bag]
-    rows: list[slice]
-    sources: list[str]
-    earlier: list[list[Explanation]]  # of each slide, from its file
-    seconds: float
-    is_untrained: bool = False  # whether the encoder of its features is
-
-
-@dataclass(frozen=True)
-class Explained:
-    """A worker's result for a case: a row and a summary per slide, and edges that were guessed."""
-
-    rows: list[TableRow]
-    summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)
-    edges: dict[str, Patches] = field(default_factory=dict)  # of slides with a guessed patch edge
-
-
-@dataclass(frozen=True)
-class ExplainedCase:
-    """A case that is explained, but not written yet."""
-
-    case: Case
-    read: Read
-    explanations: list[Explanation]
-    logits: list[list[float]]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class ExplainRun(ModelRun[Explained]):
     request: ExplainRequest
-    present: Parameters = field(default_factory=dict)  # methods already in the folder
-    chosen: RunChoice | None = None  # with `auto`
-    judged: Mapping[str, Any] | None = None  # the verdict already in the folder
-    outliers: list[str] = field(default_factory=list)
-    summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
-    edges: dict[str, Patches] = field(default_factory=dict)  # of slides with a guessed patch edge
-    kind = "explain"
-    doing = "explaining"
-    folders = ("slides",)
-    verb = "explained"
-    grows = ("methods", "params")
-    marks = (TILED,)
+    of_models: Mapping[str, Any]
+    digests: tuple[str, ...]
+    earlier: Parameters = field(default_factory=dict)
 
     @property
     def methods(self) -> Parameters:
         """All methods of the folder with their parameters, those of the request last."""
         own = method_parameters(self.request)
-        return {**self.present, **{name: own.get(name, {}) for name in self.request.methods}}
+        return {**self.earlier, **{name: own.get(name, {}) for name in self.request.methods}}
 
+    @cached_property
     def settings(self) -> dict[str, Any]:
+        """The settings of the run."""
         request, methods = self.request, self.methods
         settings: dict[str, Any] = {
             "methods": list(methods),
@@ -411,113 +401,160 @@ class ExplainRun(ModelRun[Explained]):
             "reading": request.reading,
         }
         pairs = {"interactions": request.interactions} if request.interactions else {}
-        return {**settings, **pairs, "models": list(self.models.digests), **self.models.settings()}
+        return request.with_options({**settings, **pairs, "models": list(self.digests), **self.of_models})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The name of the settings, in the file of each slide."""
+        return fingerprint(KIND, self.settings, GROWS)
 
     def about(self) -> dict[str, Any]:
+        """Entries of run.json on the request."""
+        request = self.request
         return {
-            **self.models.about(),
             "methods": list(self.methods),
-            "targets": list(self.request.target),
-            **self.request.places(),
-            "request": self.request.as_dict(),
-            "seed": self.request.seed,
-            **self.missing.as_dict(),
-            **({} if self.chosen is None else {"choice": self.chosen.as_dict()}),
+            "targets": list(request.target),
+            **request.places(),
+            "request": request.as_dict(),
+            "seed": request.seed,
         }
 
-    @property
-    def uses_bins(self) -> bool:
-        return targets_bins(self.request)
+    def item_of(self, case: Case) -> Item[Case]:
+        """Make the item of a case: done once its files have all methods of the request."""
+        return item_of_case(case, parts=self.request.methods, targets=self.targets_of(case))
 
-    def worker(self) -> Stages[Case, Explained]:
-        """Read a case while the previous one is explained, and write it while the next one is."""
-        explainer = Explainer(self)
-        return Stages(explainer.read, explainer.work, explainer.write)
+    def targets_of(self, case: Case) -> list[str]:
+        """The targets of a case, where `label` says which."""
+        return [f"label={case.label}" if text == LABEL else text for text in self.request.target]
 
     def file_provenance(self, case: Case) -> dict[str, Any]:
-        """Provenance of a slide's file; the slide is done if a new run would write the same."""
-        targets = [f"label={case.label}" if text == LABEL else text for text in self.request.target]
-        about: dict[str, Any] = {"fingerprint": self.fingerprint, "targets": targets}
+        """Provenance of a slide's file; the file is current if a new run would write the same."""
+        about: dict[str, Any] = {"fingerprint": self.fingerprint, "targets": self.targets_of(case)}
         mpp = [own.get("mpp") for own in case.files]
         others = [{name: value for name, value in own.items() if name != "mpp"} for own in case.files]
         about |= {"mpp": mpp} if any(mpp) else {}
         about |= {"files": others} if any(others) else {}
         return dict(json.loads(json.dumps(about, default=str)))
 
-    def is_current(self, case: Case, place: int, header: Mapping[str, Any]) -> bool:
-        """Whether a slide's file was made with these settings and inputs."""
+    def source_of(self, case: Case, header: Mapping[str, Any]) -> str | None:
+        """The features of a slide's file, if it was made with these settings for this case."""
         stored = header.get("provenance", {})
         together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
         if not together or any(stored.get(key) != v for key, v in self.file_provenance(case).items()):
-            return False
-        return unchanged(case.paths[place], stored.get("source"), times=True)
+            return None
+        source = stored.get("source")
+        return source if isinstance(source, str) else None
 
-    def rows_of(self, item: Case, result: Explained) -> list[TableRow]:  # noqa: ARG002 - the base's signature
-        """Return the rows of a case's slides; keep their summaries for `finish` unless there are many."""
-        if len(self.summaries) < MANY:
-            self.summaries.update(result.summaries)
-        result.summaries.clear()
-        return result.rows
 
-    def find_result(self, item: Case) -> Explained | None:
-        """Read the rows of a case whose files have all methods of the request."""
-        return self._stored(item, self.request.methods)
+def adopt_slides(questions: Questions, models: Ensemble, item: Item[Case]) -> Record | None:
+    """Make the record of a case from the headers of its files, if a run with these settings wrote them."""
+    case, out = item.what, folder_of(questions.request)
+    try:
+        stored = [read_provenance(slide_file(out, slide)) for slide in case.slides]
+        headers = [header for header, _ in stored]
+        sources = [questions.source_of(case, header) for header in headers]
+        if None in sources:
+            return None
+        shared = set.intersection(*map(methods_of, headers))
+        seconds = read_rows(out / SLIDES)
+        rows = []
+        for place, (header, n) in enumerate(stored):
+            columns = list(header["columns"].values())
+            logits = header["provenance"]["logits"] if len(models.models) > 1 else columns[0]["logits"]
+            spent = seconds.get(case.slides[place], {}).get("seconds")
+            spec = vars(models.spec)
+            row = slide_row(
+                case, place, logits=logits, spec=spec, n=n, seconds=float(spent) if spent else None
+            )
+            rows.append({**row, **_column_notes(columns, stored_edge(header))})
+        edges = guessed_edges(zip(case.slides, map(stored_edge, headers), strict=True))
+    except (FileError, OSError, *DAMAGED):
+        return None  # absent or damaged: explain it again
+    methods = [name for name in questions.methods if name in shared]
+    return Record(rows, facts_of(edges), methods, list(sources), dict(item.decides))
 
-    def earlier_rows(self, item: Case) -> list[TableRow]:
-        """Read the rows of a case whose files have some methods."""
-        stored = self._stored(item)
-        return [] if stored is None else stored.rows
 
-    def _stored(self, case: Case, methods: Sequence[str] = ()) -> Explained | None:
-        """Read the result of a case if all its files exist and match settings, features and methods."""
-        try:
-            stored = [read_provenance(slide_file(self.out, slide)) for slide in case.slides]
-            for place, (header, _) in enumerate(stored):
-                if not (methods_of(header).issuperset(methods) and self.is_current(case, place, header)):
-                    return None
-            rows = [self._row(case, i, *header) for i, header in enumerate(stored)]
-            pairs = zip(case.slides, (stored_edge(header) for header, _ in stored), strict=True)
-            return Explained(rows, edges=guessed_edges(pairs))
-        except (FileError, OSError, *DAMAGED):
-            return None  # absent or damaged: explain it again
+def facts_of(edges: Mapping[str, Patches]) -> dict[str, Any]:
+    """The facts of a record: patch edges that were guessed, by slide."""
+    if not edges:
+        return {}
+    own = {slide: {"patch_size": e.patch_size, "edge_guess": e.edge_guess} for slide, e in edges.items()}
+    return {"edges": own}
 
-    def finish(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any]:
+
+@dataclass
+class Summary:
+    """What sums up a run: summary/, the verdict and the warnings; `lines` are for the screen."""
+
+    questions: Questions
+    models: Ensemble
+    cases: Sequence[Case]
+    missing: Missing
+    chosen: RunChoice | None  # with `auto`
+    before: Mapping[str, Any]  # run.json of the earlier run in the folder
+    lines: list[str] = field(default_factory=list)
+    rows_before: set[str] = field(default_factory=set)  # slides in the earlier table
+
+    def __post_init__(self) -> None:
+        with suppress(XmilError):
+            self.rows_before = set(read_rows(self.out / SLIDES))
+
+    @property
+    def out(self) -> Path:
+        """The folder of the run."""
+        return folder_of(self.questions.request)
+
+    def about(self) -> dict[str, Any]:
+        """Entries of run.json on the choice of `auto`."""
+        return {} if self.chosen is None else {"choice": self.chosen.as_dict()}
+
+    def write(self, tally: Tally) -> Mapping[str, Any]:
         """Write the summary and the verdict; warn if a finished slide's file cannot be read."""
-        slides = [slide for case in items for slide in case.slides if slide in tally.rows]
-        files = [slide_file(self.out, slide) for slide in slides]
-        summaries = {slide_file(self.out, slide): summary for slide, summary in self.summaries.items()}
-        far, unread = summarise_run(self.out, files, workers=self.request.pool, ready=summaries)
-        self.outliers.extend(far)
-        verdict = self.verdict(items, tally)
-        about = {} if verdict is None else {"verdict": verdict}
-        if not unread:
-            return about
-        warning = (  # only their headers could be read
-            f"{counted(len(unread), 'slide')} left out of summary/, because the file in slides/ cannot be "
-            f"read: {shorten(list(unread), 5)}. Remove it and run the same command: the slide is explained "
-            "again."
+        cases = [case for case in self.cases if case.name in tally.records]
+        files = [slide_file(self.out, slide) for case in cases for slide in case.slides]
+        ready: dict[Path, list[SlideSummary]] = {}
+        for record in tally.records.values():
+            for slide, parts in (record.extra or {}).items():
+                ready[slide_file(self.out, slide)] = parts
+        workers = self.questions.request.pool
+        summarised = summarise_run(
+            self.out, files, workers=workers, ready=ready, made_of=self.before.get("summary")
         )
-        return {**about, "warnings": [warning]}
+        edges = {
+            slide: Patches(**own)
+            for record in tally.records.values()
+            for slide, own in record.facts.get("edges", {}).items()
+        }
+        self._describe(tally, summarised.outliers, edges)
+        uses_bins = targets_bins(self.questions.request)
+        warnings = warnings_of_models(self.models, cases, self.missing, uses_bins=uses_bins)
+        warnings += filter(None, [guessed_edges_warning(edges), summarised.warning])
+        verdict = self._judge(cases, tally)
+        about = {} if verdict is None else {"verdict": verdict}
+        return {**about, "summary": summarised.made_of, "warnings": warnings}
 
-    def warnings(self, items: Sequence[Case], tally: Tally[Explained]) -> list[str]:
-        """Those of every run with models, and one on patch edges that were guessed."""
-        for result in tally.results.values():
-            self.edges.update(result.edges)
-        guessed = guessed_edges_warning(self.edges)
-        return [*super().warnings(items, tally), *filter(None, [guessed])]
+    def _describe(self, tally: Tally, outliers: Sequence[str], edges: Mapping[str, Patches]) -> None:
+        """Write lines on outlier slides, and on warnings in slides.csv."""
+        if outliers:
+            n = counted(len(outliers), "outlier slide")
+            self.lines.append(f"{n}: {shorten(list(outliers), 5)} (summary/outliers.csv)")
+        rows, warned = tally.rows, {}
+        for slide, row in rows.items():
+            note = edges[slide].edge_note if slide in edges else None  # it has a line for all slides
+            if text := str(row.get("warnings") or "").removesuffix(note or "").strip():
+                warned[slide] = text
+        if warned:
+            slide, text = next(iter(warned.items()))
+            share = f"{len(warned)} of {counted(len(rows), 'slide')} carry a warning (slides.csv)"
+            self.lines.append(f"{share}; {slide}: {text}")
 
-    def doubts_of(self, slide: str, row: Mapping[str, Any]) -> str:
-        """The warnings in a slide's row, without that on its patch edge, which has a line for all slides."""
-        note = self.edges[slide].edge_note if slide in self.edges else None
-        return str(row.get("warnings") or "").removesuffix(note or "").strip()
-
-    def verdict(self, items: Sequence[Case], tally: Tally[Explained]) -> Mapping[str, Any] | None:
+    def _judge(self, cases: Sequence[Case], tally: Tally) -> Mapping[str, Any] | None:
         """Judge the maps; keep the verdict of the folder if nothing is new and it has its cases."""
-        request, chosen = self.request, self.chosen
+        request, chosen, judged = self.questions.request, self.chosen, self.before.get("verdict")
         check = Check(request.check)
-        cases = [case for case in items if case.slides[0] in tally.results]
         names = {case.case_id or case.name for case in cases}
-        judged, is_old = self.judged, not tally.done and all(slide in self.before for slide in tally.rows)
+        slides = {slide for case in cases for slide in case.slides}
+        is_old = not tally.done and slides <= self.rows_before
         least = 0 if check.text == SOME else min(check.most, len(names))
         old = set(judged.get("cases", ())) if judged else set()
         if not check.most or (judged and is_old and len(old) >= least and names.issuperset(old)):
@@ -528,52 +565,52 @@ class ExplainRun(ModelRun[Explained]):
         judging = [case for case in cases if (case.case_id or case.name) not in used]
         note = f"the method was chosen on {counted(len(used), 'other case')}"
         if not judging:
-            judging, note = cases, "the method was chosen on these cases, so this is optimistic"
+            judging = list(cases)
+            note = "the method was chosen on these cases, so this is optimistic"
         order = in_seeded_order(judging, request.seed)
         with memory_budget(request.memory):
-            verdict = judge_run(check, self.models.models, order, self.maps, seed=request.seed)
+            verdict = judge_run(check, self.models.models, order, self._maps, seed=request.seed)
         if verdict is not None and used:
             verdict = verdict.with_note(note)
         return None if verdict is None else verdict.as_dict()
 
-    def maps(self, case: Case) -> tuple[Bag, Target, dict[str, npt.NDArray[np.float32]]]:
+    def _maps(self, case: Case) -> tuple[Bag, Target, dict[str, npt.NDArray[np.float32]]]:
         """Read a case's bag, and the scores of its first target by each method."""
+        request = self.questions.request
         stored = [read_explanations(slide_file(self.out, slide)) for slide in case.slides]
         target = stored[0][0].target
-        methods = dict.fromkeys([*self.request.methods, *(e.method for e in stored[0])])
+        methods = dict.fromkeys([*request.methods, *(e.method for e in stored[0])])
         scored = {
             name: [e.scores for part in stored for e in part if (e.method, e.target) == (name, target)]
             for name in methods
         }
         scores = {name: np.concatenate(parts) for name, parts in scored.items() if len(parts) == len(stored)}
-        return read_case(case, **self.request.reading)[0], target, scores
+        return read_case(case, **request.reading)[0], target, scores
 
-    def dropped_note(self, items: Sequence[Case], before: Mapping[str, Any]) -> str | None:
-        """Write a line on slides explained earlier but not now, and on how to bring them back."""
-        slides = {slide for case in items for slide in case.slides}
-        dropped = sorted({path.stem for path in (self.out / "slides").glob("*.parquet")} - slides)
-        if not dropped:
-            return None
-        current = self.request.places()
-        inputs = [f"`{key}={shlex.quote(str(before[key]))}`" for key in current if before.get(key)]
-        changed = any(before.get(key) != value for key, value in current.items())
-        options = " ".join(inputs) if changed and inputs else "their `features=`, `cohort=` and `split=`"
-        return (
-            f"{self.out}: {counted(len(dropped), 'slide')} explained earlier, not part of this run: "
-            f"{shorten(dropped, 3)}. "
-            f"slides.csv and summary/ leave them out, but their files stay; the same command with {options} "
-            "brings them back."
-        )
 
-    def _row(self, case: Case, place: int, header: dict[str, Any], n: int) -> TableRow:
-        columns = list(header["columns"].values())
-        logits = header["provenance"]["logits"] if len(self.models.models) > 1 else columns[0]["logits"]
-        try:
-            seconds = float(self.before[case.slides[place]]["seconds"])
-        except (FileError, KeyError, ValueError):  # unknown for some slides explained earlier
-            seconds = None
-        row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
-        return {**row, **_column_notes(columns, stored_edge(header))}
+def dropped_note(request: ExplainRequest, items: Sequence[Case], before: Mapping[str, Any]) -> str | None:
+    """Write a line on slides explained earlier but not now, and on how to bring them back."""
+    out = folder_of(request)
+    slides = {slide for case in items for slide in case.slides}
+    dropped = sorted({path.stem for path in (out / "slides").glob("*.parquet")} - slides)
+    if not dropped:
+        return None
+    current = request.places()
+    inputs = [f"`{key}={shlex.quote(str(before[key]))}`" for key in current if before.get(key)]
+    changed = any(before.get(key) != value for key, value in current.items())
+    options = " ".join(inputs) if changed and inputs else "their `features=`, `cohort=` and `split=`"
+    return (
+        f"{out}: {counted(len(dropped), 'slide')} explained earlier, not part of this run: "
+        f"{shorten(dropped, 3)}. "
+        f"slides.csv and summary/ leave them out, but their files stay; the same command with {options} "
+        "brings them back."
+    )
+
+
+def folder_of(request: ExplainRequest) -> Path:
+    """The folder for results, which `explain_run` requires."""
+    assert request.out is not None  # noqa: S101  # narrows the type for mypy
+    return request.out
 
 
 def _column_notes(columns: Sequence[Mapping[str, Any]], patches: Patches) -> dict[str, str | None]:
@@ -619,23 +656,65 @@ def _check_target(text: str, spec: ModelSpec) -> None:
         raise InputError(f"The contrast {text!r} needs classes, values or time bins, not a risk.")
 
 
+@dataclass(frozen=True)
+class Explaining:
+    """What the workers of a run share; summaries of slides travel back unless there are many."""
+
+    questions: Questions
+    device: str
+    keeps_summaries: bool = True
+
+
+@dataclass(frozen=True)
+class Read:
+    """The bag of a case, the bags of its slides, and their rows in it."""
+
+    bag: Bag
+    parts: list[Bag]
+    rows: list[slice]
+    earlier: list[list[Explanation]]  # of each slide, from its file
+    seconds: float
+    is_untrained: bool = False  # whether the encoder of its features is
+
+
+@dataclass(frozen=True)
+class ExplainedCase:
+    """A case that is explained, but not written yet."""
+
+    item: Item[Case]
+    read: Read
+    explanations: list[Explanation]
+    logits: list[list[float]]
+    seconds: float
+
+
+def make_explainer(explaining: Explaining, models: Ensemble) -> Stages[Item[Case], Record]:
+    """Make the worker: it reads a case ahead, and writes it while the next one is explained."""
+    explainer = Explainer(explaining, models)
+    return Stages(explainer.read, explainer.work, explainer.write)
+
+
 class Explainer:
     """Explains one case after another with the models of a run."""
 
-    def __init__(self, run: ExplainRun) -> None:
-        self.run, self.models, self.spec = run, run.models.models, run.models.spec
-        self.request, self.parameters = run.request, method_parameters(run.request)
-        self._empty = pinned_empty if run.device.startswith("cuda") else np.empty
+    def __init__(self, explaining: Explaining, models: Ensemble) -> None:
+        self.questions, self.device = explaining.questions, explaining.device
+        self.keeps_summaries = explaining.keeps_summaries
+        self.models, self.spec = models.models, models.spec
+        self.request = self.questions.request
+        self.out = folder_of(self.request)
+        self.parameters = method_parameters(self.request)
+        self._empty = pinned_empty if self.device.startswith("cuda") else np.empty
 
-    def read(self, case: Case) -> Read:
+    def read(self, item: Item[Case]) -> Read:
         """Read the bags of a case, ahead in a thread."""
+        case = item.what
         start = time.perf_counter()
         for slide in case.slides:
             if not is_plain(slide):
                 raise InputError(f"The slide_id {slide!r} cannot name a file; rename the slide.")
         for path in case.paths:
             read_ahead(path)
-        sources = [identity(path, times=True) for path in case.paths]
         options, pairs = self.request.reading, zip(case.slides, case.paths, strict=True)
         headers = [(open_bag(p, **case.reading(i, options)), s) for i, (s, p) in enumerate(pairs)]
         is_single = len(headers) == 1  # slides of a case are joined in float32
@@ -643,24 +722,27 @@ class Explainer:
         bag, rows = join_bags(parts, name=case.name)
         if len(parts) > 1:  # views, to keep the features in memory once
             parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
-        earlier = [self._earlier(case, place) for place in range(len(parts))]
+        earlier = [self._earlier(item, place) for place in range(len(parts))]
         trained = self.spec.features or {}
         untrained = any(is_untrained(trained, feature_facts(header)) for header, _ in headers)
-        return Read(bag, parts, rows, sources, earlier, time.perf_counter() - start, untrained)
+        return Read(bag, parts, rows, earlier, time.perf_counter() - start, untrained)
 
-    def _earlier(self, case: Case, place: int) -> list[Explanation]:
+    def _earlier(self, item: Item[Case], place: int) -> list[Explanation]:
         """Read the explanations in a slide's file of this run, to which other methods are added."""
-        path = slide_file(self.run.out, case.slides[place])
+        case = item.what
+        path = slide_file(self.out, case.slides[place])
         if not path.exists():
             return []
         try:
-            ours = self.run.is_current(case, place, read_provenance(path)[0])
-            return read_explanations(path) if ours else []
+            source = self.questions.source_of(case, read_provenance(path)[0])
+            is_same = source == item.sources[place] or unchanged(case.paths[place], source, times=True)
+            return read_explanations(path) if is_same else []
         except (FileError, OSError, *DAMAGED):
             return []  # damaged: explain it again
 
-    def work(self, case: Case, read: Read) -> ExplainedCase:
+    def work(self, item: Item[Case], read: Read) -> ExplainedCase:
         start = time.perf_counter()
+        case = item.what
         has = [{e.method for e in own} for own in read.earlier]
         methods = [name for name in self.request.methods if not all(name in own for own in has)]
         methods = methods or list(self.request.methods)  # a worker wrote the file and died before replying
@@ -670,20 +752,26 @@ class Explainer:
         if self.request.interactions and not all(has):
             self._write_pairs(case, read.bag, explanations)
         seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
-        return ExplainedCase(case, read, explanations, logits, seconds)
+        return ExplainedCase(item, read, explanations, logits, seconds)
 
-    def write(self, work: ExplainedCase) -> Explained:
+    def write(self, work: ExplainedCase) -> Record:
         """Write the files of a case's slides while the next case is explained."""
-        summaries = {slide: self._write(work, place) for place, slide in enumerate(work.case.slides)}
-        every = [e for own in (*work.read.earlier, work.explanations) for e in own]
+        case, read = work.item.what, work.read
+        make_folder(self.out / "slides")
+        written = {slide: self._write(work, place) for place, slide in enumerate(case.slides)}
+        every = [e for own in (*read.earlier, work.explanations) for e in own]
         columns = [{"method": e.method, "params": e.params, "warnings": e.warnings} for e in every]
         about: dict[str, Any] = {"logits": work.logits, "spec": vars(self.spec), "seconds": work.seconds}
         rows = [
-            {**slide_row(work.case, i, n=len(part), **about), **_column_notes(columns, part.patches)}
-            for i, part in enumerate(work.read.parts)
+            {**slide_row(case, i, n=len(part), **about), **_column_notes(columns, part.patches)}
+            for i, part in enumerate(read.parts)
         ]
-        pairs = zip(work.case.slides, (part.patches for part in work.read.parts), strict=True)
-        return Explained(rows, summaries, guessed_edges(pairs))
+        edges = guessed_edges(zip(case.slides, (part.patches for part in read.parts), strict=True))
+        shared = set.intersection(*({e.method for e in own} for own in written.values()))
+        summaries = None
+        if self.keeps_summaries:
+            summaries = {slide: [summarise_slide(e) for e in own if len(e)] for slide, own in written.items()}
+        return Record(rows, facts_of(edges), sorted(shared), extra=summaries)
 
     def explain(
         self, case: Case, bag: Bag, methods: Sequence[str]
@@ -723,26 +811,26 @@ class Explainer:
             budget //= 4
             if budget < LEAST_MEMORY:
                 raise InputError(
-                    f"{case.name}: memory ran out for {len(bag):,} patches on {self.run.device}; use a "
+                    f"{case.name}: memory ran out for {len(bag):,} patches on {self.device}; use a "
                     "device with more, fewer `workers=`, or methods that need less."
                 )
-            if self.run.device.startswith("cuda"):
+            if self.device.startswith("cuda"):
                 torch.cuda.empty_cache()
 
-    def _write(self, work: ExplainedCase, place: int) -> list[SlideSummary]:
-        case, read, explanations, logits = work.case, work.read, work.explanations, work.logits
+    def _write(self, work: ExplainedCase, place: int) -> list[Explanation]:
+        """Write the file of a slide, with the explanations that it already had."""
+        case, read, explanations, logits = work.item.what, work.read, work.explanations, work.logits
         part, rows = read.parts[place], read.rows[place]
         own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
         there = {e.column for e in read.earlier[place]}
         own = [*read.earlier[place], *(e for e in own if e.column not in there)]
-        about = {**self.run.file_provenance(case), "source": read.sources[place]}
+        about = {**self.questions.file_provenance(case), "source": work.item.sources[place]}
         if len(logits) > 1:
             about["logits"] = logits  # of each model, since the risk of an ensemble is the mean of risks
         if len(read.parts) > 1:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
-        path = slide_file(self.run.out, case.slides[place])
-        write_explanations(own, path, provenance=about)
-        return [summarise_slide(e) for e in own if len(e)]
+        write_explanations(own, slide_file(self.out, case.slides[place]), provenance=about)
+        return own
 
     def _write_pairs(self, case: Case, bag: Bag, explanations: Sequence[Explanation]) -> None:
         """Write interactions of each target, before the slide's file, which marks the slide as done."""
@@ -757,7 +845,7 @@ class Explainer:
                     output=request.output,
                     seed=[request.seed, crc32(case.name.encode())],
                 )
-            path = interactions_file(self.run.out, case.name, target)
+            path = interactions_file(self.out, case.name, target)
             make_folder(path.parent)
             pairs.save(path)
 

@@ -1,46 +1,50 @@
 """`draw_slides`: draw and export a run's explanations for many slides.
 
-run.json, slides.csv, failures.csv, style.json
+run.json, slides.csv, failures.csv
 <kind>/<slide>[.<method>.<target>].<suffix>
 pairs/<slide>.<target>.geojson    lines, if the run has interactions
 """
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from xmil.core.durable import write_text
+from xmil.core.bag import Patches
 from xmil.core.errors import FileError, InputError, check_names
 from xmil.core.request import takes
 from xmil.core.text import counted, merge_notes, shorten
+from xmil.execute import Listener, Step, Tally, execute
 from xmil.heatmaps import (
     BEYOND,
     NEED_SLIDE,
     DrawingJob,
-    Drawn,
     Look,
     Order,
     cohort_scales,
-    make_drawer,
+    draw_slide,
     with_targets,
 )
 from xmil.heatmaps.panel import FORMATS
-from xmil.execute import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.inputs import guessed_edges_warning, named_slides
 from xmil.runs.requests import DrawRequest
-from xmil.execute.workers import MakeWorker
 from xmil.slides.open import SlideListing
-from xmil.storage import Run, check_folder, list_interactions, open_explanations, read_json, read_run
+from xmil.storage import (
+    Item,
+    Record,
+    Run,
+    check_folder,
+    list_interactions,
+    open_explanations,
+    read_ledger,
+    read_run,
+)
 
-STYLE = "style.json"
 Region = tuple[float, float, float, float]
 SHOWN = 3  # outdated files in a sentence
 
@@ -78,28 +82,41 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     if request.scale == "cohort":
         order = replace(order, scales=cohort_scales(saved, order))
     out = request.out or saved.path / "heatmaps"
-    drawing = HeatmapRun(out, request, saved, order)
-    drawing.check_style()
-    drawing.check_slides()
-    tally = drawing.execute(drawing.jobs(listener), listener)
+    slides = slides_to_draw_over(request, out)
+    check_slides(request, out, slides, order)
+    step = Step(
+        "heatmap",
+        items_to_draw(request, saved, order, out, listener),
+        settings=request.with_options(order.style()),
+        about={"run": str(saved.path.resolve()), "slides": slides},
+        make_worker=partial(partial, draw_item, order, out, request.slides),
+        doing="drawing slides",
+        adds=True,
+    )
+    tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)
     if not saved.is_finished:
         listener.warn(
             f"{saved.path}: the run is unfinished ({counted(len(saved.files), 'slide')} so far); repeat its "
             "command to finish it, then this one to draw the rest."
         )
-    results = tally.results
-    lines = merge_notes({name: each.note for name, each in results.items() if each.note is not None})
-    edges = {name: each.edge for name, each in results.items() if each.edge is not None}
+    for line in describe_drawing(tally, request, order, out) + describe_outdated(out, saved):
+        listener.say(line)
+    return Run(out)
+
+
+def describe_drawing(tally: Tally, request: DrawRequest, order: Order, out: Path) -> list[str]:
+    """Write a line on each doubt about the slides, and on how many files were written."""
+    facts = {name: record.facts for name, record in tally.records.items()}
+    lines = merge_notes({name: own["note"] for name, own in facts.items() if own.get("note")})
+    edges = {name: Patches(**own["edge"]) for name, own in facts.items() if own.get("edge")}
     lines += filter(None, [guessed_edges_warning(edges)])
     if order.pictures:
-        shares = {name: each.beyond for name, each in results.items()}
+        shares = {name: own["beyond"] for name, own in facts.items()}
         lines += describe_clipped(shares, unclipped_command(request))
-    written, present = (sum(getattr(each, kind) for each in results.values()) for kind in ("written", "kept"))
+    written = sum(facts[name]["written"] for name in tally.done)
+    present = sum(own["files"] for own in facts.values()) - written
     also = f", {present} already there" if present else ""
-    lines.append(f"{counted(len(results), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
-    for line in lines + describe_outdated(out, saved):
-        listener.say(line)
-    return Run(drawing.out)
+    return [*lines, f"{counted(len(facts), 'slide')}: {counted(written, 'file')} written{also}. See {out}."]
 
 
 def unclipped_command(request: DrawRequest) -> str:
@@ -155,109 +172,76 @@ def _with_slide(order: Order, slides: Path | None, listener: Listener) -> Order:
     return replace(order, pictures=rest)
 
 
-@dataclass(frozen=True)
-class HeatmapRun(CohortRun[DrawingJob, Drawn]):
-    request: DrawRequest
-    run: Run
-    order: Order
-    kind = "heatmap"
-    doing = "drawing"
-    verb = "drawn"
-    adds = True
-    marks = (STYLE,)
+def slides_to_draw_over(request: DrawRequest, out: Path) -> str | None:
+    """The slides of the request; without any, those that pictures in the folder were drawn over."""
+    if request.slides is not None:
+        return str(request.slides.resolve())
+    before = read_run(out) or {}
+    return str(before["slides"]) if before.get("slides") else None
 
-    def settings(self) -> dict[str, Any]:
-        """Nothing, since a later run may add pictures, in the style of style.json."""
-        return {}
 
-    def about(self) -> dict[str, Any]:
-        style = self.order.style()
-        return {"run": str(self.run.path.resolve()), "slides": self.slides, "style": style}
+def check_slides(request: DrawRequest, out: Path, slides: str | None, order: Order) -> None:
+    """Refuse to replace pictures that were drawn over slides by pictures without them."""
+    check_folder(out, "heatmap")
+    drawn = [kind for kind in order.pictures if any((out / kind).glob("*"))]
+    if request.slides is None and slides is not None and drawn:
+        raise InputError(
+            f"{out}: holds pictures drawn over slides; pass `slides={slides!r}` to draw over them again, or "
+            "choose another `out=` for pictures without slides."
+        )
 
-    @cached_property
-    def slides(self) -> str | None:
-        """The slides of the request; without any, those that pictures in the folder were drawn over."""
-        if self.request.slides is not None:
-            return str(self.request.slides.resolve())
-        before = read_run(self.out) or {}
-        return str(before["slides"]) if before.get("slides") else None
 
-    def jobs(self, listener: Listener) -> list[DrawingJob]:
-        """List the run's slides, or those of `names`, each with its slide file if there is one."""
-        request, files, rows = self.request, self.run.files, self.run.rows
-        pairs = list_interactions(self.run.path)
-        check_names("slide", request.names, files)
-        listing = SlideListing({}, {}, [])
-        if request.slides is not None:
-            listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
-        return [
-            DrawingJob(
-                name, files[name], listing.slides.get(name), listing.twice.get(name, ""),
-                drawn=str(self.before.get(name, {}).get("source") or ""),
-                pairs=tuple(pairs.get(name, ())), row=rows.get(name, {}),
-                certificate=self._find_certificate(name),
-            )
-            for name in request.names or files
-        ]  # fmt: skip
+def items_to_draw(
+    request: DrawRequest, run: Run, order: Order, out: Path, listener: Listener
+) -> list[Item[DrawingJob]]:
+    """List the run's slides, or those of `names`, each with its slide file if there is one."""
+    files, rows, pairs = run.files, run.rows, list_interactions(run.path)
+    check_names("slide", request.names, files)
+    listing = SlideListing({}, {}, [])
+    if request.slides is not None:
+        listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
+    ledger = None if request.restart else read_ledger(out)
+    drawn = {} if ledger is None else ledger.files_by_item()
+    decides = {"verdict": None if order.verdict is None else order.verdict.as_dict()}
+    items = []
+    for name in request.names or files:
+        certificate = _find_certificate(run, name)
+        job = DrawingJob(
+            name, files[name], listing.slides.get(name), listing.twice.get(name, ""),
+            drawn=drawn.get(name, {}), pairs=tuple(pairs.get(name, ())), row=rows.get(name, {}),
+            certificate=certificate,
+        )  # fmt: skip
+        inputs = (job.explanations, *job.pairs, job.slide, certificate)
+        item = Item(name, job, inputs, decides, tuple(order.kinds), by_time=False)
+        record = None if ledger is None else ledger.records.get(name)
+        if record is None or not item.is_same(record):
+            items.append(replace(item, what=replace(job, drawn={})))
+        else:
+            items.append(replace(item, what=replace(job, note=record.facts.get("note"))))
+    return items
 
-    def _find_certificate(self, slide: str) -> Path | None:
-        """Find the slide's certificate of `xmil evaluate`; a link out of the folder is not followed."""
-        with suppress(FileError):
-            return self.run.find("certificate", slide)
-        return None
 
-    def check_style(self) -> None:
-        """Refuse a folder with pictures in another style, unless they are replaced."""
-        style = self.out / STYLE
-        check_folder(self.out, self.kind, marks=self.marks if self._is_style(style) else ())
-        if style.is_file() and not self.request.restart and style.read_text(encoding="utf-8") != self._style:
-            raise InputError(
-                f"{self.out}: holds pictures drawn in another style ({style.name} says how); "
-                "choose another `out=`, or `restart=True` to draw them again."
-            )
+def _find_certificate(run: Run, slide: str) -> Path | None:
+    """Find the slide's certificate of `xmil evaluate`; a link out of the folder is not followed."""
+    with suppress(FileError):
+        return run.find("certificate", slide)
+    return None
 
-    def check_slides(self) -> None:
-        """Refuse to replace pictures that were drawn over slides by pictures without them."""
-        drawn = [kind for kind in self.order.pictures if any((self.out / kind).glob("*"))]
-        if self.request.slides is None and self.slides is not None and drawn:
-            raise InputError(
-                f"{self.out}: holds pictures drawn over slides; pass `slides={self.slides!r}` to draw over "
-                "them again, or choose another `out=` for pictures without slides."
-            )
 
-    def _is_style(self, path: Path) -> bool:
-        """Whether a file is a style of xmil, not a user's file of that name."""
-        try:
-            return read_json(path).keys() <= self.order.style().keys()
-        except FileError:
-            return False
-
-    @property
-    def _style(self) -> str:
-        return json.dumps(self.order.style(), indent=2, default=str)
-
-    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        self.check_style()  # again, now that the folder is locked
-        write_text(self.out / STYLE, self._style)
-
-    def slides_of(self, item: DrawingJob) -> Sequence[str]:
-        return (item.slide_id,)
-
-    def outputs(self, items: Sequence[DrawingJob]) -> Iterable[Path]:  # noqa: ARG002
-        """None, since files are overwritten, and the folder may hold others."""
-        return ()
-
-    def make_worker(self) -> MakeWorker[DrawingJob, Drawn]:
-        """Draw one slide after another, and skip files that are current."""
-        request = self.request
-        return partial(make_drawer, self.order, self.out, restart=request.restart, slides=request.slides)
-
-    def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
-        """Return a slide's number of files and what they were drawn from."""
-        files, before = result.written + result.kept, self.before.get(item.slide_id, {})
-        guess = None if result.edge is None else result.edge.edge_note
-        note = " ".join(filter(None, [result.note, guess]))
-        if result.kept and before.get("source") == result.source:  # files not redrawn keep their note
-            note = note or before.get("note", "")
-        facts = {"note": note, "beyond_scale": f"{result.beyond:.3g}", "source": result.source}
-        return [{"slide_id": item.slide_id, "files": files, **facts}]
+def draw_item(order: Order, out: Path, slides: Path | None, item: Item[DrawingJob]) -> Record:
+    """Draw one slide; files that are up to date are left."""
+    result = draw_slide(item.what, order=order, out=out, slides=slides)
+    guess = None if result.edge is None else result.edge.edge_note
+    own_note = result.note or item.what.note
+    note = " ".join(filter(None, [own_note, guess]))
+    files = result.written + result.kept
+    row = {"slide_id": item.key, "files": files, "note": note, "beyond_scale": f"{result.beyond:.3g}"}
+    facts: dict[str, Any] = {
+        "note": own_note,
+        "beyond": result.beyond,
+        "files": files,
+        "written": result.written,
+    }
+    if result.edge is not None:
+        facts["edge"] = {"patch_size": result.edge.patch_size, "edge_guess": result.edge.edge_guess}
+    return Record([row], facts)

@@ -266,7 +266,7 @@ def _every_file(request: CohortRequest, say: Say) -> list[Case]:
 
 
 def item_of_case(case: Case, *more: Path | None, parts: Sequence[str] = (), **decides: Any) -> Item[Case]:
-    """Make the item of a case, which reads its feature files and `more`; `decides` also decides its results."""
+    """Make the item of a case, which reads its feature files and `more`; `decides` is what else matters."""
     about = {**decides, "slides": list(case.slides)}
     if any(case.files):
         about["files"] = [dict(file) for file in case.files]

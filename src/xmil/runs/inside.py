@@ -9,33 +9,28 @@ run.json, slides.csv, failures.csv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xmil.core.background import Background
-from xmil.core.durable import identity
 from xmil.core.errors import FileError, InputError, UnsupportedError, name_parameters
 from xmil.core.inside import Inside
 from xmil.core.request import takes
 from xmil.core.text import counted
 from xmil.data import feature_files, read_bag
 from xmil.data.header import slide_name
+from xmil.execute import Listener, Step, TableRow, execute
 from xmil.network import find_device
-from xmil.execute import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.ensemble import BACKGROUND, load_models, recorded_features, recorded_model
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
-from xmil.execute.workers import MakeWorker
-from xmil.storage import Run, explained_run, pick_explanation
-
-SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")
+from xmil.storage import SLIDES, Item, Record, Run, explained_run, pick_explanation, read_rows
 
 
 @takes(InsideRequest, "run")
@@ -58,64 +53,61 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
     if request.features is not None:
         features = {slide_name(path): path for path in feature_files(request.features)[0]}
     out = request.out or run.path / "inside"
-    inside = InsideRun(out, request, run, find_device(request.place), pictures, features)
-    if not inside.items:
+    slides = [slide for slide in run if slide in pictures]
+    if not slides:
         raise InputError(f"{request.slides}: has none of the run's slides; name the folder that was tiled.")
-    tally = inside.execute(inside.items, listener)
+    inside = Inputs(out, request, run, find_device(request.place), pictures, features)
+    files = run.files
+    parts = ("maps", "tiff") if request.tiff else ("maps",)
+    step = Step(
+        "inside",
+        [Item(slide, slide, (files.get(slide),), parts=parts, by_time=False) for slide in slides],
+        settings=request.with_options(settings_of(inside)),
+        make_worker=partial(_make_worker, inside),
+        adopt=partial(adopt_maps, out),
+        doing="explaining slides",
+    )
+    tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)
     listener.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {out}.")
-    return Run(inside.out)
+    return Run(out)
 
 
 @dataclass(frozen=True)
-class InsideRun(CohortRun[str, TableRow]):
+class Inputs:
+    """What all slides share: the explained run, the device, and their pictures and features."""
+
+    out: Path
     request: InsideRequest
     run: Run
     device: str
     pictures: Mapping[str, Path]
     features: Mapping[str, Path]
-    kind = "inside"
-    doing = "explaining"
-    verb = "looked into"
-
-    @cached_property
-    def items(self) -> tuple[str, ...]:
-        """The slides of the run whose files exist."""
-        return tuple(slide for slide in self.run if slide in self.pictures)
-
-    def settings(self) -> dict[str, Any]:
-        request, names = self.request, ("encoder", "patches", "target", "patch_px", "random")
-        return {
-            **{name: getattr(request, name) for name in names},
-            "weights": None if request.weights is None else str(request.weights),
-            "method": request.map,
-            "device": self.device,
-            "of": self.run.about.get("fingerprint"),
-        }
-
-    def make_worker(self) -> MakeWorker[str, TableRow]:
-        return partial(_make_worker, self)
-
-    def find_result(self, item: str) -> TableRow | None:
-        """Read the row of a slide whose maps exist and come from the same explanation."""
-        row = self.before.get(item)
-        if row is None or row.get("source") != identity(self.run.file(item)):
-            return None
-        try:
-            Inside.load(self.out / f"{item}.npz")
-        except FileError:
-            return None
-        if self.request.tiff and not (self.out / f"{item}.ome.tif").is_file():
-            return None
-        return dict(row)
-
-    def outputs(self, items: Sequence[str]) -> list[Path]:
-        return [self.out / f"{slide}{suffix}" for slide in items for suffix in SUFFIXES]
-
-    def rows_of(self, item: str, result: TableRow) -> list[TableRow]:
-        return [{"slide_id": item, **result}]
 
 
-def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
+def settings_of(inputs: Inputs) -> dict[str, Any]:
+    """The settings that decide the maps."""
+    request, names = inputs.request, ("encoder", "patches", "target", "patch_px", "random")
+    return {
+        **{name: getattr(request, name) for name in names},
+        "weights": None if request.weights is None else str(request.weights),
+        "method": request.map,
+        "device": inputs.device,
+        "of": inputs.run.about.get("fingerprint"),
+    }
+
+
+def adopt_maps(out: Path, item: Item[str]) -> Record | None:
+    """Make the record of a slide from its maps and its row in the table, if a run of xmil 0.2 made them."""
+    try:
+        Inside.load(out / f"{item.key}.npz")
+        row = read_rows(out / SLIDES)[item.key]
+    except (FileError, KeyError):
+        return None
+    has_tiff = (out / f"{item.key}.ome.tif").is_file()
+    return Record([dict(row)], parts=["maps", "tiff"] if has_tiff else ["maps"], sources=[row.get("source")])
+
+
+def _make_worker(run: Inputs) -> Callable[[Item[str]], Record]:
     from xmil.encoders import load_encoder
 
     request, model = run.request, None
@@ -130,17 +122,17 @@ def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
                 "explain with `params={'lrp': {'feature_level': True}}` and leave out `model=`."
             )
         model = models[0]
-    return lambda slide: _look_into(run, encoder, model, slide, background)
+    return lambda item: Record([_look_into(run, encoder, model, item, background)])
 
 
 def _look_into(
-    run: InsideRun, encoder: Any, model: Any, slide: str, background: Background | None
+    run: Inputs, encoder: Any, model: Any, item: Item[str], background: Background | None
 ) -> TableRow:
     from xmil.heatmaps import write_inside_geojson, write_inside_tiff
     from xmil.methods.inside import explain_inside
     from xmil.slides import open_slide
 
-    request = run.request
+    request, slide = run.request, item.key
     e = pick_explanation(run.run.file(slide), "lrp", request.target)
     if model is None and e.relevance is None:
         raise InputError(
@@ -170,5 +162,5 @@ def _look_into(
         "places": f"{inside.maps.shape[1]} x {inside.maps.shape[2]}",
         "target": inside.target,
     }
-    source = identity(run.run.file(slide))
-    return {**row, "spatial_share": float(share), "warnings": " ".join(inside.warnings), "source": source}
+    row |= {"spatial_share": float(share), "warnings": " ".join(inside.warnings), "source": item.sources[0]}
+    return {"slide_id": slide, **row}

@@ -20,8 +20,8 @@ from xmil.core.request import Verb
 from xmil.core.text import bare_name
 from xmil.data import read_cohort
 from xmil.encoders import WIDTHS, check_encoder, known_encoder
-from xmil.models.base import ModelSpec
 from xmil.execute import Listener
+from xmil.models.base import ModelSpec
 from xmil.runs.embed import embed_slides
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import EmbedRequest, ExplainRequest, TileRequest

@@ -4,12 +4,13 @@ summary/scales.csv and scales.json   quantiles and whiskers of each explanation'
 summary/top.csv, bottom.csv          the patches with the highest and lowest scores
 summary/slides.csv                   the same statistics for each slide
 summary/outliers.csv                 slides far from the others
-summary/made_of.json                 a digest of its input files: if they change, the summary is made again
+
+run.json has a digest of the slides' files: if they change, the summary is made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -20,21 +21,22 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
-from xmil.core.durable import add_file, remove_file, sync_folder
 from xmil.core.explanation import Explanation
-from xmil.core.text import parse_json
-from xmil.execute.workers import Outcome, Workers, process
+from xmil.core.ledger import describe
+from xmil.core.text import counted, shorten
+from xmil.execute import Outcome, Workers, process
 from xmil.storage import (
-    MADE_OF,
-    SUMMARY,
-    check_inside,
+    Ledger,
+    file_fault,
     make_folder,
     read_explanations,
+    read_ledger,
     read_rows,
     write_json,
     write_table,
 )
 
+TABLES = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv")
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 REACH = 1.5  # interquartile ranges from the quartiles to the end of a whisker
 PATCHES = 100  # in each list of patches
@@ -151,66 +153,79 @@ class _Column:
         }
 
 
+@dataclass(frozen=True)
+class Summarised:
+    """The outlier slides, what the tables were made of, and a warning about files that cannot be read."""
+
+    outliers: Sequence[str]
+    made_of: Mapping[str, Any]
+    warning: str | None = None
+
+
 def summarise_run(
     out: Path,
     files: Sequence[Path],
     *,
     workers: Workers | None = None,
     ready: Mapping[Path, list[SlideSummary]] | None = None,
-) -> tuple[list[str], dict[str, str]]:
+    made_of: object = None,
+) -> Summarised:
     """Write `summary/` from the files of the slides.
 
-    Return the outlier slides, and slides whose file cannot be read, with the reason.
-    Cohort quantiles come from a sketch of each slide, exact to a thousandth of a slide's patches.
-    Files in `ready` are not read again; a summary of the same files is not rewritten.
+    Cohort quantiles come from a sketch of each slide, exact to a thousandth of a slide's patches. Files in
+    `ready` are not read again; tables made of the same files, as `made_of` says, are not written again.
     """
-    folder = out / "summary"
-    many, ready = len(files) > MANY, ready or {}
-    mark = {} if many else _made_of(files)
-    if mark and (far := _standing(folder, mark)) is not None:
-        return far, {}
-    if many:  # read again, since `ready` does not cover them
-        outcomes = process(files, _make_reader, workers)
-    else:
-        rest = [path for path in files if path not in ready]
-        read = {outcome.item: outcome for outcome in process(rest, _make_reader)}
-        outcomes = (Outcome(path, ready[path]) if path in ready else read[path] for path in files)
+    folder, ready = out / "summary", ready or {}
+    ledger = read_ledger(out) or Ledger()
+    current = {"version": __version__, "slides": len(files), "files": _digest_of(out, files, ledger)}
+    tables = {f"summary/{name}": ledger.files.get(f"summary/{name}") for name in TABLES}
+    if made_of == current and all(e and not file_fault(out / name, e) for name, e in tables.items()):
+        return Summarised(sorted(read_rows(folder / "outliers.csv")), current)
+    rest = [path for path in files if path not in ready]
+    read = process(rest, _make_reader, workers if len(rest) > MANY else None)
     columns, unread = dict[str, _Column](), dict[str, str]()
-    for outcome in outcomes:
-        if outcome.error is not None:
-            unread[outcome.item.stem] = outcome.error
-        for summary in outcome.result or ():
+    for path, summaries, error in _in_order(files, ready, read):
+        if error is not None:
+            unread[path.stem] = error
+        for summary in summaries:
             columns.setdefault(summary.column, _Column(summary.column, summary.signed)).add(summary)
     make_folder(folder)
-    with suppress(OSError):  # a killed run must not leave the old mark with new tables
-        remove_file(folder / MADE_OF)
-        sync_folder(folder)
-    far = _write(folder, [columns[name] for name in sorted(columns)])
-    if mark and not unread:
-        write_json(folder / MADE_OF, mark)
-    return far, dict(sorted(unread.items()))
+    outliers = _write(folder, [columns[name] for name in sorted(columns)])
+    if not unread:
+        return Summarised(outliers, current)
+    warning = (  # only their headers could be read
+        f"{counted(len(unread), 'slide')} left out of summary/, because the file in slides/ cannot be "
+        f"read: {shorten(sorted(unread), 5)}. Remove it and run the same command: the slide is explained "
+        "again."
+    )
+    return Summarised(outliers, {}, warning)
 
 
-def _made_of(files: Sequence[Path]) -> dict[str, Any]:
-    """Hash every byte of the slides' files, to notice any change."""
+def _in_order(
+    files: Sequence[Path],
+    ready: Mapping[Path, list[SlideSummary]],
+    outcomes: Iterator[Outcome[Path, list[SlideSummary]]],
+) -> Iterator[tuple[Path, list[SlideSummary], str | None]]:
+    """Yield the summaries of each file, or why it cannot be read; in the order of the files if some are ready."""
+    if not ready:  # in order of completion, so that a million summaries never wait in memory
+        yield from ((outcome.item, outcome.result or [], outcome.error) for outcome in outcomes)
+        return
+    read = {outcome.item: outcome for outcome in outcomes}
+    for path in files:
+        if path in ready:
+            yield path, ready[path], None
+        else:
+            yield path, read[path].result or [], read[path].error
+
+
+def _digest_of(out: Path, files: Sequence[Path], ledger: Ledger) -> str:
+    """Hash the names and digests of the slides' files, as the ledger has them."""
     digest = sha256()
     for path in files:
-        digest.update(f"{path.name}|".encode())
+        entry = ledger.files.get(path.relative_to(out).as_posix(), {})
         with suppress(OSError):
-            add_file(digest, path)
-    return {"version": __version__, "slides": len(files), "files": digest.hexdigest()}
-
-
-def _standing(folder: Path, mark: Mapping[str, Any]) -> list[str] | None:
-    """Read the outlier slides from a complete summary of the same files; None if there is none."""
-    if not all((folder / name).is_file() for name in SUMMARY):
-        return None
-    try:
-        check_inside(folder / MADE_OF)
-        stored = parse_json((folder / MADE_OF).read_text(encoding="utf-8"))
-        return sorted(read_rows(folder / "outliers.csv")) if stored == mark else None
-    except (OSError, ValueError):
-        return None
+            digest.update(f"{path.name}|{entry.get('sha256') or describe(path)['sha256']}|".encode())
+    return digest.hexdigest()
 
 
 def summarise_slide(e: Explanation) -> SlideSummary:

@@ -1,6 +1,6 @@
 """`verify_run`: is every file of a run as it was written, and does it match its settings and inputs?
 
-A run's manifest names every file; in runs of earlier versions, without one, each file is read to its end.
+A run's ledger names every file; in runs of early versions, without one, each file is read to its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from xmil.core.budget import check_regular, read_parquet
 from xmil.core.durable import reads_every_byte, unchanged
 from xmil.core.errors import FileError, XmilError, one_line
 from xmil.core.explanation import Explanation
-from xmil.core.ledger import MANIFEST, store_files
+from xmil.core.ledger import LEDGER, MANIFEST, store_files
 from xmil.core.registry import is_function_name
 from xmil.core.task import TASKS, with_reference
 from xmil.core.text import counted, parse_json
@@ -30,8 +30,8 @@ from xmil.data.header import slide_name
 from xmil.data.inspection import inspect_features
 from xmil.methods import deal
 from xmil.models import load_model
-from xmil.runs.cohort_run import prediction
 from xmil.runs.ensemble import model_fault
+from xmil.runs.rows import prediction
 from xmil.storage import (
     RUN,
     SLIDES,
@@ -43,7 +43,7 @@ from xmil.storage import (
     list_runs,
     read_explanation,
     read_explanations,
-    read_manifest,
+    read_ledger,
     read_provenance,
     read_rows,
 )
@@ -108,21 +108,24 @@ def unknowns(run: Run) -> list[str]:
 
 
 def _unknown_files(run: Run) -> Iterator[str]:
-    manifest = read_manifest(run.path)
-    if manifest is None and not run.about.get("manifest"):
+    ledger = read_ledger(run.path)
+    if ledger is None and not _states_ledger(run):
         yield (
-            "The run is from an earlier version, without a manifest: missing files, and changes that leave "
-            "a file readable, cannot be noticed."
+            "The run is from an early version, without a ledger: missing files, and changes that leave a file "
+            "readable, cannot be noticed."
         )
-    if manifest is not None and manifest.begun:
+    if ledger is not None and ledger.begun:
         yield (
-            f"{command_of(manifest.begun[:40])} has not finished; repeat it to continue. Until then, "
+            f"{command_of(ledger.begun[:40])} has not finished; repeat it to continue. Until then, "
             "files without an entry do not count as faults."
         )
-    if manifest is not None and manifest.sized:
-        yield (
-            f"{counted(manifest.sized, 'file')} older than the manifest: compared by size and read in full."
-        )
+    if ledger is not None and ledger.sized:
+        yield f"{counted(ledger.sized, 'file')} older than the ledger: compared by size and read in full."
+
+
+def _states_ledger(run: Run) -> bool:
+    """Whether run.json says that the run has a ledger, or the manifest of xmil 0.2."""
+    return bool(run.about.get("ledger") or run.about.get("manifest"))
 
 
 def _prefix(part: Run, run: Run) -> str:
@@ -142,8 +145,8 @@ def _unlisted(run: Run, *, is_own: bool) -> list[str]:
     """List slides with a file but no row: from the run itself when it had more slides, or foreign ones."""
     if not run.is_finished:  # the table of a killed run may lag behind its files
         return []
-    manifest = read_manifest(run.path)
-    entries = {} if manifest is None else manifest.entries
+    ledger = read_ledger(run.path)
+    entries = {} if ledger is None else ledger.files
     files = {path.stem for path in (run.path / "slides").glob("*.parquet")}
     return sorted(name for name in files - {*run.rows} if (f"slides/{name}.parquet" in entries) is is_own)
 
@@ -325,21 +328,22 @@ def run_files(run: Run) -> list[Path]:
 def file_faults(run: Run, *, quick: bool = False) -> Iterator[Fault]:
     """Find what is missing, changed, extra, a link, or unreadable in a run's folder."""
     try:
-        manifest = read_manifest(run.path)
+        ledger = read_ledger(run.path)
     except XmilError as error:
-        yield Fault(MANIFEST, str(error).removeprefix(f"{run.path / MANIFEST}: "))
-        manifest = None
+        message = str(error).removeprefix(f"{run.path}{os.sep}")
+        yield Fault(message.partition(":")[0], message.partition(": ")[2])
+        ledger = None
     else:
-        if manifest is None and run.about.get("manifest"):
-            yield Fault(MANIFEST, "is missing; copy the run again")
+        if ledger is None and _states_ledger(run):
+            yield Fault(LEDGER if run.about.get("ledger") else MANIFEST, "is missing; copy the run again")
     names: Iterable[str] = list_files(run.path)
-    if manifest is not None:
-        every = compare_files(run.path, manifest, quick=quick)
+    if ledger is not None:
+        every = compare_files(run.path, ledger, quick=quick)
         differing = {name: why for name, why in every if not _is_stage(run, name)}
         for name, why in differing.items():
             damage = "" if quick or not os.path.isfile(run.path / name) else _unreadable(run.path / name)
             yield Fault(name, f"cannot be read ({damage}); run the command again" if damage else why)
-        sized = (name for name, entry in manifest.entries.items() if "sha256" not in entry)
+        sized = (name for name, entry in ledger.files.items() if "sha256" not in entry)
         names = [name for name in sized if name not in differing]
     if not quick:
         yield from _read_faults(run, names)

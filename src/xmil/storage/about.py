@@ -56,7 +56,10 @@ def _upgrade(stored: dict[str, Any], path: Path) -> dict[str, Any]:
     if "protocol_name" in stored:  # of `xmil bench`, which stored no kind and no separate settings
         kind, settings = "bench", stored
     if kind == "heatmap" and layout == 2:
-        settings = stored.get("style")
+        style = stored.get("style")
+        style = dict(style) if isinstance(style, dict) else {}
+        settings = {**style, **style.pop("look", {})}
+        settings.pop("look", None)
     merged = {
         **(inputs if isinstance(inputs, dict) else {}),
         **(settings if isinstance(settings, dict) else {}),

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -82,13 +81,9 @@ class RunWriter:
     def load(self, ledger: Ledger) -> None:
         """Take what an earlier command left."""
         self.records = dict(ledger.records)
-        files: defaultdict[str, dict[str, Entry]] = defaultdict(dict)
-        for path, entry in ledger.files.items():
-            if "of" in entry:
-                files[entry["of"]][path] = entry
-        self._files = dict(files)
+        self._files = ledger.files_by_item()
 
-    def find_record(self, item: Item[Any], adopt: Callable[[Any], Record | None]) -> Record | None:
+    def find_record(self, item: Item[T], adopt: Callable[[Item[T]], Record | None]) -> Record | None:
         """Find the record of an item that is done.
 
         If the ledger has none, such as after a kill or of a run of xmil 0.2, `adopt` makes one from the
@@ -96,7 +91,7 @@ class RunWriter:
         """
         record = self.records.get(item.key)
         if record is None:
-            record = adopt(item.what)
+            record = adopt(item)
             if record is None or not item.is_same(record):
                 return None
             self.record(item.key, record)

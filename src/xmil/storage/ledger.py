@@ -98,9 +98,13 @@ class Ledger:
         """The number of files of which only the size is known."""
         return sum("sha256" not in entry for entry in self.files.values())
 
-    def files_of(self, item: str) -> dict[str, Entry]:
-        """The files that belong to an item."""
-        return {path: entry for path, entry in self.files.items() if entry.get("of") == item}
+    def files_by_item(self) -> dict[str, dict[str, Entry]]:
+        """The files that belong to each item."""
+        files: dict[str, dict[str, Entry]] = {}
+        for path, entry in self.files.items():
+            if "of" in entry:
+                files.setdefault(entry["of"], {})[path] = entry
+        return files
 
 
 def read_ledger(folder: Path) -> Ledger | None:
