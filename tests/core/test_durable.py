@@ -19,7 +19,7 @@ import pytest
 import xmil
 from xmil.core import durable
 from xmil.core.durable import write_atomically, write_text
-from xmil.storage import RunFolder
+from xmil.storage import open_folder
 
 Names = dict[str, bytes]
 
@@ -71,7 +71,7 @@ def after_crash(log: list[tuple[Any, ...]], *, names_kept: bool) -> Names:
 
 def run_of_writes(folder: Path) -> dict[str, list[bytes]]:
     """A small run; for each name the contents it may have, in the order they were written."""
-    run = RunFolder(folder / "run", "explain", {"a": 1})
+    run = open_folder(folder / "run", "explain", {"a": 1})
     with run.open({"slides": 2}, folders=["slides"]):
         for i in range(3):
             write_text(run.path / "slides" / f"s{i}.txt", f"scores of {i}" * 50)

@@ -29,7 +29,7 @@ from xmil.encoders.foreign import read_state as read_encoder
 from xmil.evaluate import Truth
 from xmil.runs.verify import verify_run
 from xmil.slides import open_slide
-from xmil.storage import RunFolder, compare_files, read_interactions, read_manifest
+from xmil.storage import open_folder, compare_files, read_interactions, read_manifest
 from xmil.viewer.app import AnnotationFiles
 from xmil.viewer.study import Study, open_study, read_plan
 from xmil.viewer.study.plan import make_plan
@@ -251,7 +251,7 @@ def _annotated(root: Path) -> Path:
 
 
 def _noted(root: Path) -> Path:
-    with RunFolder(root / "run", "explain", {"a": 1}).open({}):
+    with open_folder(root / "run", "explain", {"a": 1}):
         write_text(root / "run" / "slides.csv", "slide_id\ns0\n")
     return root / "run"
 

@@ -13,7 +13,7 @@ from PIL import Image
 import xmil
 from tests.training.cohorts import config_of, write_cohort
 from xmil.core.durable import write_text
-from xmil.storage import RunFolder
+from xmil.storage import open_folder
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +84,12 @@ def test_what_kills_leave_behind_is_swept(tmp_path: Path) -> None:
         (out / folder / ".s1.zarr.ab12.part" / "new").mkdir(parents=True)  # a store that is a folder
         (out / folder / ".s1.zarr.ab12.part" / "new" / "0").write_text("half")
         (out / folder / ".s2.csv.ab12.part").write_text("half")
-    with RunFolder(out, "explain", {}).open({}):
+    with open_folder(out, "explain", {}):
         pass
     for folder in ("", "slides", "summary", "qupath"):
         (out / folder / "mine.part").write_text("whole")
         (out / folder / ".s3.csv.ab12.part").write_text("half")
-    with RunFolder(out, "explain", {}).open({}):
+    with open_folder(out, "explain", {}):
         pass
     assert sorted(path.name for path in out.rglob("*.part")) == ["mine.part"] * 4
 

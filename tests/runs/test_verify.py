@@ -19,7 +19,7 @@ from tests.runs.cohorts import make_cohort
 from xmil.cli import main
 from xmil.core.errors import InputError
 from xmil.runs.verify import verify_run
-from xmil.storage import RunFolder, read_explanations, read_provenance, write_explanations
+from xmil.storage import open_folder, read_explanations, read_provenance, write_explanations
 
 
 @pytest.fixture(scope="module")
@@ -281,9 +281,9 @@ def test_means_over_sub_bags_fit_their_audit(tmp_path: Path, options: dict[str, 
 def test_tiles_and_features_made_before_the_run_belong_to_it(tmp_path: Path) -> None:
     out = tmp_path / "run"
     for name, kind in (("tiles", "tile"), ("features", "embed")):
-        with RunFolder(out / name, kind).open({}):
+        with open_folder(out / name, kind):
             pass
-    with RunFolder(out, "explain", marks=("tiles/run.json",)).open({}):
+    with open_folder(out, "explain", marks=("tiles/run.json",)):
         pass
     assert error_line(out) == ""
     without_lines(out / "manifest.jsonl", b'"run"')  # as an earlier version wrote it
