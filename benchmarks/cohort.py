@@ -24,11 +24,9 @@ import torch
 
 import xmil
 from benchmarks.cohort_reading import measure_reading, reading_options
+from xmil.core.durable import write_text
 from xmil.data.bags import Case
-from xmil.runs.ensemble import load_models
-from xmil.runs.explain import ExplainRun
-from xmil.runs.requests import ExplainRequest
-from xmil.execute.workers import Workers
+from xmil.execute import Workers
 from xmil.storage import read_explanations
 
 
@@ -66,13 +64,14 @@ def bare(model: Path, cases: Sequence[Case]) -> Times:
 
 
 def cohort(model: Path, cases: Sequence[Case], out: Path, engine: Workers) -> Times:
-    """The run, from the first look at the folder to the summary."""
-    start = _now()
+    """The run over these cases of the folder, from the first look at it to the summary."""
+    table = out.with_suffix(".csv")
+    write_text(table, "\n".join(["slide_id", *(case.name for case in cases)]) + "\n")
     who = {"engine": engine.kind, "workers": engine.workers}
-    request = ExplainRequest.build(model=model, features=cases[0].paths[0].parent, out=out, **who)
-    tally = ExplainRun(out, request, load_models([model])).execute(cases)
-    assert len(tally.done) == len(cases)
+    start = _now()
+    run = xmil.explain_slides(model, cases[0].paths[0].parent, out=out, cohort=table, **who)
     wall, cpu = _now() - start
+    assert len(run) == len(cases), run.failed
     return float(wall), float(cpu)
 
 

@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ import numpy as np
 
 import xmil
 from xmil.data.bags import Case
-from xmil.runs.ensemble import Ensemble
-from xmil.runs.explain import ExplainRun
+from xmil.execute import Stages, Workers, identify_inputs, process
+from xmil.runs.ensemble import Ensemble, open_models, worker_with
+from xmil.runs.explain import Explaining, Questions, make_explainer
 from xmil.runs.requests import ExplainRequest
-from xmil.execute.workers import Stages, Workers, process
+from xmil.storage import Item
 
 
 def reading_options(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +47,8 @@ def measure_reading(options: argparse.Namespace) -> None:
         for model in options.models:
             path = folder / f"{model}.safetensors"
             xmil.save_model(xmil.create_model(model, in_dim=options.width, n_classes=2, seed=0), path)
-            explained(path, cases[:3], folder / f"{model}-warm", Workers(), options.device)
+            first = options_of(path, cases, folder / f"{model}-first", Workers(), options.device)
+            xmil.explain_slides(**{**first, "features": cases[0].paths[0]})  # pays for loading libraries
             for workers in options.processes:
                 for state in ("warm", "cold"):
                     rows.append(_row(options, model, path, cases, folder, workers, state))
@@ -89,7 +91,7 @@ def _row(
         start = time.perf_counter()
         out = folder / f"{model}-{workers}-{state}"
         if what == "read":
-            only_read(path, cases, engine, options.device)
+            only_read(path, cases, out, engine, options.device)
         else:
             explained(path, cases, out, engine, options.device)
         times.append(time.perf_counter() - start)
@@ -112,28 +114,38 @@ def place(cases: Sequence[Case], *, cold: bool) -> None:
 
 def explained(model: Path, cases: Sequence[Case], out: Path, workers: Workers, device: str) -> None:
     """The run, from the first look at the folder to the summary."""
+    run = xmil.explain_slides(**options_of(model, cases, out, workers, device))
+    assert len(run) == len(cases), run.failed
+
+
+def options_of(
+    model: Path, cases: Sequence[Case], out: Path, workers: Workers, device: str
+) -> dict[str, Any]:
+    """What the run and the reading share; several processes compute on the CPU."""
+    features = cases[0].paths[0].parent
     here = device if workers.workers == 1 else "cpu"
-    features, who = cases[0].paths[0].parent, {"engine": workers.kind, "workers": workers.workers}
-    request = ExplainRequest.build(model=model, features=features, out=out, **who)
-    tally = ExplainRun(out, request, Ensemble((model,)).load(here), device).execute(cases)
-    assert len(tally.done) == len(cases), tally.failed
+    who = {"engine": workers.kind, "workers": workers.workers, "device": here}
+    return {"model": model, "features": features, "out": out, **who}
 
 
-def only_read(model: Path, cases: Sequence[Case], workers: Workers, device: str) -> None:
+def only_read(model: Path, cases: Sequence[Case], out: Path, workers: Workers, device: str) -> None:
     """The run's reading, and nothing else."""
-    features, who = cases[0].paths[0].parent, {"engine": workers.kind, "workers": workers.workers}
-    request = ExplainRequest.build(model=model, features=features, **who)
-    here = device if workers.workers == 1 else "cpu"
-    run = ExplainRun(Path(), request, Ensemble((model,)).load(here), device)
-    make = partial(make_reader, run.make_worker())
-    count = sum(outcome.error is None for outcome in process(cases, make, workers))
+    request = ExplainRequest.build(**options_of(model, cases, out, workers, device))
+    models, place = open_models(request)
+    questions = Questions(request, models.settings(), models.digests)
+    make = worker_with(
+        models, place, partial(make_reader, Explaining(questions, place)), in_process=workers.in_process
+    )
+    items = [questions.item_of(case) for case in cases]
+    count = sum(outcome.error is None for outcome in process(items, make, workers))
     assert count == len(cases)
 
 
-def make_reader(make_explainer: Callable[[], Any]) -> Stages[Case, int]:
-    """A worker that reads as an explainer does, and lets go of what it read."""
-    return Stages(make_explainer().read, _count)
+def make_reader(explaining: Explaining, models: Ensemble) -> Stages[Item[Case], int]:
+    """Make a worker that reads as an explainer does, and lets go of what it read."""
+    explainer = make_explainer(explaining, models)
+    return Stages(lambda item: explainer.read(identify_inputs(item)), _count)
 
 
-def _count(case: Case, read: Any) -> int:  # noqa: ARG001 - the signature of a stage
+def _count(item: Item[Case], read: Any) -> int:  # noqa: ARG001 - the signature of a stage
     return len(read.bag)

@@ -22,8 +22,7 @@ from PIL import Image
 
 from benchmarks.embed_mosaic import measure_mosaic, mosaic_options
 from xmil.encoders import Encoder, load_encoder
-from xmil.network import find_device
-from xmil.runs.embed import EmbedRun, PatchStream
+from xmil.runs.embed import Embedder, PatchStream, embed_slides
 from xmil.runs.requests import EmbedRequest
 from xmil.slides import open_slide
 from xmil.slides.slide import Slide
@@ -130,7 +129,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
     alone, whole, inside = [], [], []
     for i in range(options.repeats):
         alone.append(encoder_only(encoder, batches, options.device))
-        seconds, encoding = _embedded(path, patches, folder / f"features{i}", request)
+        seconds, encoding = _embedded(request.replace(out=folder / f"features{i}"), encoder)
         whole.append(seconds)
         inside.append(encoding / seconds)
     busy = min(alone) / min(whole)
@@ -140,12 +139,10 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
     )
 
 
-def _embedded(path: Path, patches: Path, out: Path, request: EmbedRequest) -> tuple[float, float]:
+def _embedded(request: EmbedRequest, encoder: Encoder) -> tuple[float, float]:
     """Seconds of the whole command for one slide, and those inside the encoder; its loading left out."""
     import xmil.runs.embed as embedding
 
-    run = EmbedRun(out, request, find_device(request.place))
-    encoder = run.load_encoder()
     spent: list[float] = []
 
     def timed(made: Encoder, batch: torch.Tensor) -> Any:
@@ -154,16 +151,16 @@ def _embedded(path: Path, patches: Path, out: Path, request: EmbedRequest) -> tu
         spent.append(time.perf_counter() - begin)
         return found
 
-    load, encode = EmbedRun.load_encoder, embedding.encode_batch
-    EmbedRun.load_encoder = lambda _: encoder  # type: ignore[method-assign]
+    load, encode = Embedder.load_encoder, embedding.encode_batch
+    Embedder.load_encoder = lambda _: encoder  # type: ignore[method-assign]
     embedding.encode_batch = timed
     try:
         start = time.perf_counter()
-        results = run.execute([("slide", path, patches)])
+        run = embed_slides.run(request)
         seconds = time.perf_counter() - start
     finally:
-        EmbedRun.load_encoder, embedding.encode_batch = load, encode  # type: ignore[method-assign]
-    assert not results.failed, results.failed
+        Embedder.load_encoder, embedding.encode_batch = load, encode  # type: ignore[method-assign]
+    assert not run.failed, run.failed
     return seconds, sum(spent)
 
 

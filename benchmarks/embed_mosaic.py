@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-import xmil
 from benchmarks.tiled_tiff import as_ycbcr, raw_tiles, write_mosaic, write_patches
 from xmil.core.errors import InputError
 from xmil.encoders import Encoder, Transform, load_encoder
-from xmil.network import find_device
-from xmil.runs.embed import EmbedRun
+from xmil.encoders.encoder import PRECISIONS
+from xmil.runs.embed import Embedder, embed_slides
 from xmil.runs.requests import EmbedRequest
 
 Row = dict[str, Any]
@@ -61,9 +60,12 @@ def measure_mosaic(options: argparse.Namespace) -> None:
         folder = Path(name)
         tiles = raw_tiles(options.mosaic)
         tiles = as_ycbcr(tiles) if options.ycbcr else tiles
-        size = write_mosaic(folder / "large.tif", tiles, options.grid)
-        n = write_patches(folder / "large.h5", size, options.patch)
-        told = f"{n:,} patches of {options.patch} px, {(folder / 'large.tif').stat().st_size / 1e9:.2f} GB"
+        slide = folder / "slides" / "large.tif"
+        for inner in ("slides", "tiles"):
+            (folder / inner).mkdir()
+        size = write_mosaic(slide, tiles, options.grid)
+        n = write_patches(folder / "tiles" / "large.h5", size, options.patch)
+        told = f"{n:,} patches of {options.patch} px, {slide.stat().st_size / 1e9:.2f} GB"
         print(f"{told}; {options.readers} readers, batch {options.batch}, {options.precision}", flush=True)
         for encoder in options.encoders:
             for row in _ways(options, folder, encoder, n):
@@ -81,13 +83,13 @@ def _ways(options: argparse.Namespace, folder: Path, name: str, n: int) -> Itera
     spent = time.perf_counter() - start
     yield {"encoder": name, "way": "alone", "per second": round(alone, 1), "seconds": round(spent, 1)}
     request = EmbedRequest.build(
-        tiles=folder, slides=[folder], encoder=name, **about,
-        batch=options.batch, readers=options.readers, compile=options.compile,
+        tiles=folder / "tiles", slides=[folder / "slides"], out=folder / f"features-{name}", encoder=name,
+        **about, batch=options.batch, readers=options.readers, compile=options.compile,
     )  # fmt: skip
     yield _rated(
         {"encoder": name, "way": "xmil embed", "patches": n},
         alone,
-        partial(_embedded, encoder, request, folder, folder / f"features-{name}"),
+        partial(_embedded, encoder, request),
     )
     if options.loader_patches:
         count = min(n, options.loader_patches)
@@ -117,7 +119,9 @@ def _alone(encoder: Encoder, options: argparse.Namespace) -> float:
     edge = transform.fit.edge(options.patch)
     pixels = torch.randint(0, 256, (options.batch, 3, edge, edge), dtype=torch.uint8, device=options.device)
     batch = transform.scaled(pixels).contiguous(memory_format=encoder.layout)
-    with torch.inference_mode(), encoder._autocast():
+    kind = PRECISIONS[encoder.precision]
+    autocast = torch.autocast(torch.device(options.device).type, dtype=kind, enabled=kind is not None)
+    with torch.inference_mode(), autocast:
         for _ in range(3):
             encoder.network(batch)
         _wait(options.device)
@@ -135,23 +139,22 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _embedded(encoder: Encoder, request: EmbedRequest, folder: Path, out: Path) -> float:
+def _embedded(encoder: Encoder, request: EmbedRequest) -> float:
     """Seconds of the run over the slide; loading the encoder is left out."""
-    load = EmbedRun.load_encoder
-    EmbedRun.load_encoder = lambda _: encoder  # type: ignore[method-assign]
+    load = Embedder.load_encoder
+    Embedder.load_encoder = lambda _: encoder  # type: ignore[method-assign]
     try:
         start = time.perf_counter()
-        run = EmbedRun(out, request, find_device(request.place))
-        tally = run.execute([("large", folder / "large.tif", folder / "large.h5")])
+        run = embed_slides.run(request)
         seconds = time.perf_counter() - start
     except InputError as error:
-        raise InputError(f"{error} {(out / 'failures.csv').read_text()}") from None
+        raise InputError(f"{error} {(request.out / 'failures.csv').read_text()}") from None
     finally:
-        EmbedRun.load_encoder = load  # type: ignore[method-assign]
-    assert not tally.failed, tally.failed
-    for note in xmil.open_run(out).about.get("warnings", ()):
+        Embedder.load_encoder = load  # type: ignore[method-assign]
+    assert not run.failed, run.failed
+    for note in run.warnings:
         print(note, flush=True)
-    (out / "large.h5").unlink()
+    (run.path / "large.h5").unlink()
     return seconds
 
 
@@ -159,8 +162,8 @@ class OpenSlidePatches(Dataset[Tensor]):
     """Patches by OpenSlide, scaled to floats by the worker."""
 
     def __init__(self, folder: Path, transform: Transform, *, patch: int, count: int) -> None:
-        self._path, self._transform, self._patch = folder / "large.tif", transform, patch
-        with h5py.File(folder / "large.h5") as file:
+        self._path, self._transform, self._patch = folder / "slides" / "large.tif", transform, patch
+        with h5py.File(folder / "tiles" / "large.h5") as file:
             self._xy = file["coords"][:count]
         self._slide: Any = None
 

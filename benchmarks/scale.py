@@ -26,11 +26,9 @@ import torch
 import xmil
 from benchmarks.cohort import make_features, make_model
 from xmil.data.bags import Case
-from xmil.runs.ensemble import load_models
-from xmil.runs.explain import ExplainRun, slide_file
-from xmil.runs.requests import ExplainRequest
+from xmil.execute import Workers
+from xmil.runs.explain import slide_file
 from xmil.runs.summary import summarise_run
-from xmil.execute.workers import Workers
 from xmil.storage import write_explanations
 
 SLIDES = 5  # measured of each size
@@ -122,12 +120,12 @@ def simulate(options: argparse.Namespace, folder: Path) -> None:
     print(f"made {len(cases):,} bags in {time.perf_counter() - start:.1f} s", flush=True)
     engine = Workers(options.engine, workers=options.workers)
     who = {"engine": options.engine, "workers": options.workers}
-    request = ExplainRequest.build(model=model, features=folder / "features", out=folder / "run", **who)
-    run = ExplainRun(folder / "run", request, load_models([model]))
     for what in ("done", "found"):  # with the summary
         cpu = time.process_time()
-        tally, seconds = _timed(lambda: run.execute(cases))
-        assert len(getattr(tally, what)) == len(cases)
+        run, seconds = _timed(
+            lambda: xmil.explain_slides(model, folder / "features", out=folder / "run", **who)
+        )
+        assert len(run) == len(cases)
         _print_share(what, len(cases), seconds, time.process_time() - cpu)
     files = [slide_file(folder / "run", case.name) for case in cases]
     cpu = time.process_time()
