@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,15 +23,24 @@ import xmil
 from tests.data import fuzzing
 from tests.data import producers as p
 from xmil.bench import Unit, method_entry, read_asap, read_idx
-from xmil.core.durable import write_text
+from xmil.core.durable import write_folder, write_text
 from xmil.core.interactions import Interactions
+from xmil.core.ledger import LEDGER, MANIFEST, append, writing_for
 from xmil.core.task import Target
 from xmil.data.inspection import inspect_run
 from xmil.encoders.foreign import read_state as read_encoder
 from xmil.evaluate import Truth
 from xmil.runs.verify import verify_run
 from xmil.slides import open_slide
-from xmil.storage import open_folder, compare_files, read_interactions, read_manifest
+from xmil.storage import (
+    Item,
+    Record,
+    compare_files,
+    open_folder,
+    read_interactions,
+    read_ledger,
+    write_json,
+)
 from xmil.viewer.app import AnnotationFiles
 from xmil.viewer.study import Study, open_study, read_plan
 from xmil.viewer.study.plan import make_plan
@@ -250,15 +261,55 @@ def _annotated(root: Path) -> Path:
     return root / "run"
 
 
-def _noted(root: Path) -> Path:
-    with open_folder(root / "run", "explain", {"a": 1}):
-        write_text(root / "run" / "slides.csv", "slide_id\ns0\n")
-    return root / "run"
+SETTINGS = {"methods": ["lrp"]}
+ROW = {"slide_id": "s0", "n": 4, "seconds": 0.5, "warnings": None}
 
 
-def _read_manifest(path: Path) -> None:
-    manifest = read_manifest(path)
-    list(compare_files(path, manifest)) if manifest is not None else None
+def _recorded(root: Path) -> Path:
+    """A run with results and a failure, which was killed while it went on: nothing but its ledger varies."""
+    out = root / "run"
+    with open_folder(out, "explain", SETTINGS) as folder:
+        with writing_for("s0"):
+            write_text(out / "s0.txt", "scores")
+            write_folder(out / "s0.zarr", _fill_store)
+        folder.record("s0", Record([ROW], {"edges": {}}, ["lrp"], ["sampled:0"], {"targets": ["a"]}))
+        folder.record("s1", Record(error="damaged"))
+        with open_folder(out / "tiles", "tile"):
+            pass
+    with suppress(KeyboardInterrupt), open_folder(out, "explain", SETTINGS) as folder:
+        with writing_for("s1"):
+            write_text(out / "s1.txt", "scores")
+        folder.record("s1", Record([{**ROW, "slide_id": "s1"}], parts=["lrp"]))
+        append(out, {"path": "s2.txt", "size": 6, "sha256": "0", "of": "s2"})
+        raise KeyboardInterrupt
+    return out / LEDGER
+
+
+def _fill_store(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "0").write_text("values")
+
+
+def _read_ledger(path: Path) -> None:
+    """Read it as `verify` does, and as a command that goes on, or starts over, in its folder."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        shutil.copy(path, folder)
+        write_json(folder / "run.json", {"kind": "explain", "layout": 3, "settings": SETTINGS})
+        for name in ("s0.txt", "s1.txt"):
+            (folder / name).write_text("scores")
+        ledger = read_ledger(folder)
+        assert ledger is not None
+        list(compare_files(folder, ledger))
+        for restart in (False, True):
+            with open_folder(folder, "explain", SETTINGS, restart=restart) as writer:
+                for name in ("s0", "s1"):
+                    writer.find_record(Item(name, None, parts=("lrp",)), lambda _: None)
+
+
+def _manifest(root: Path) -> Path:
+    """The list of the files of a run of xmil 0.2."""
+    return Path(shutil.copy(FIXTURES / "runs_of_0.2" / "evaluate" / MANIFEST, root))
 
 
 def _pairs(root: Path) -> Path:
@@ -276,7 +327,8 @@ ENTRIES: dict[str, Entry] = {
     "study plan": Entry(_plan, read_plan, ("pydantic",)),
     "study": Entry(_study, _read_study, ("pydantic", "starlette")),
     "annotations": Entry(_annotated, lambda path: AnnotationFiles(path).read("s", "ann"), ("starlette",)),
-    "manifest": Entry(_noted, _read_manifest),
+    "ledger": Entry(_recorded, _read_ledger),
+    "manifest": Entry(_manifest, _read_ledger),
     "interactions": Entry(_pairs, read_interactions),
     "encoder weights": Entry(_state, read_encoder),
     **{f"features {name}": Entry(make, _bag) for name, make in fuzzing.WRITERS.items()},

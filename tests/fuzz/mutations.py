@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
@@ -96,6 +97,27 @@ def dumped(value: Any, rng: Rng) -> bytes:
 
 def json_file(path: Path, rng: Rng) -> None:
     path.write_bytes(dumped(spoilt_tree(json.loads(path.read_text()), rng), rng))
+
+
+def lines_file(path: Path, rng: Rng) -> None:
+    """A list with a line's tree changed, removed, doubled or moved; mostly its head fits what follows."""
+    head, *lines = path.read_bytes().splitlines(keepends=True)
+    about = json.loads(head)
+    key = "files" if "files" in about else "lines"
+    listed = about[key]
+    at, how = int(rng.integers(len(lines))), int(rng.integers(8))
+    if how == 0:
+        del lines[at]
+        listed -= at < listed
+    elif how == 1:
+        lines.append(lines[at])
+    elif how == 2:
+        about = spoilt_tree(about, rng)
+    else:
+        lines[at] = dumped(spoilt_tree(json.loads(lines[at]), rng), rng) + b"\n"
+    if how != 2 and rng.random() < 0.9:
+        about |= {key: listed, "sha256": hashlib.sha256(b"".join(lines[:listed])).hexdigest()}
+    path.write_bytes(json.dumps(about, default=str).encode() + b"\n" + b"".join(lines))
 
 
 def table_file(path: Path, rng: Rng) -> None:
@@ -328,6 +350,7 @@ BY_SUFFIX: dict[str, Callable[[Path, Rng], None]] = {
     ".zarray": json_file,
     ".zgroup": json_file,
     ".zattrs": json_file,
+    ".jsonl": lines_file,
     ".csv": table_file,
     ".npz": zip_file,
     ".npy": array_file,
