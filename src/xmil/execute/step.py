@@ -93,6 +93,7 @@ class Step(Generic[T]):
     finish: Callable[[Tally], Mapping[str, Any]] = lambda _: {}
     about: Mapping[str, Any] = field(default_factory=dict)
     doing: str = "working on slides"
+    verb: str = "used"
     columns: Callable[[Sequence[TableRow]], list[str]] | None = every_column
     prepare: Callable[[], None] = lambda: None
     adopt: Callable[[Item[T]], Record | None] = lambda _: None
@@ -135,7 +136,7 @@ def execute(
                 save()
         listener.failures(tally.failed)
         if not tally.records and (tally.failed or not items):
-            raise InputError(f"No slide has a result; {out / FAILURES} says why.")
+            raise InputError(f"No slide could be {step.verb}; {out / FAILURES} says why.")
         with writing_for(WHOLE_RUN):
             summary = step.finish(tally)
         for key, record in tally.records.items():

@@ -186,6 +186,7 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
         finish=summary.write,
         columns=columns_of_cases,
         doing=f"explaining {request.by}s",
+        verb="explained",
         refused={} if prepared is None else prepared.refused,
         grows=GROWS,
         marks=(TILED,),

@@ -30,6 +30,7 @@ from xmil.core.ledger import (
     Entry,
     append,
     describe,
+    find_list,
     is_ledger,
     is_manifest,
     is_run,
@@ -168,12 +169,13 @@ def _apply(ledger: Ledger, line: Any) -> None:
         ledger.records[str(line["item"])] = Record(**_checked(line, RECORD))
     elif "path" in line:
         path = _inside(line["path"])
-        ledger.files.pop(path, None)
+        earlier = ledger.files.pop(path, {})
         if not line.get("removed"):
             entry = _checked(line, ENTRY)
             if "size" not in entry:
                 raise ValueError("not an entry")
-            ledger.files[path] = entry
+            owner = {"of": earlier["of"]} if "of" in earlier else {}
+            ledger.files[path] = {**owner, **entry}
 
 
 def _checked(line: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -244,7 +246,7 @@ def start_ledger(folder: Path, kind: str) -> Ledger:
                 remove_file(folder / name)
     append(folder, {"begin": kind})
     outer = owning_run(folder)
-    if outer is not None and is_ledger(outer / LEDGER):
+    if outer is not None and find_list(outer) is not None:
         name = Path(os.path.abspath(folder)).relative_to(outer).as_posix()
         outer_ledger = read_ledger(outer)
         if outer_ledger is not None and name not in outer_ledger.runs:
