@@ -29,7 +29,7 @@ from xmil.encoders.foreign import read_state as read_encoder
 from xmil.evaluate import Truth
 from xmil.runs.verify import verify_run
 from xmil.slides import open_slide
-from xmil.storage import open_folder, compare_files, read_interactions, read_manifest
+from xmil.storage import compare_files, open_folder, read_interactions, read_manifest
 from xmil.viewer.app import AnnotationFiles
 from xmil.viewer.study import Study, open_study, read_plan
 from xmil.viewer.study.plan import make_plan
