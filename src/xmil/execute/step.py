@@ -81,7 +81,7 @@ class Step(Generic[T]):
     run may extend. `about` are further entries of run.json. `make_worker` makes a function from an item to
     its `Record`, or `Stages`, once in each process. `finish` sums up the run and returns entries of run.json,
     such as `warnings`. The rest is optional: `prepare` runs first; `adopt` makes the record of an item from
-    its files, if the ledger has none; `holds` may refuse a record for another reason; `schedule` replaces the
+    its files, if the ledger has none; `schedule` replaces the
     workers; `refused` are slides that failed before, with the reason; `adds` keeps the rows of other slides;
     without `columns` there is no slides.csv.
     """
@@ -97,11 +97,9 @@ class Step(Generic[T]):
     columns: Callable[[Sequence[TableRow]], list[str]] | None = every_column
     prepare: Callable[[], None] = lambda: None
     adopt: Callable[[Item[T]], Record | None] = lambda _: None
-    holds: Callable[[Record], bool] = lambda _: True
     schedule: Callable[[Sequence[Item[T]]], Iterator[Outcome[Item[T], Record]]] | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     grows: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()  # files that identify runs from before run.json
     adds: bool = False
 
 
@@ -120,7 +118,7 @@ def execute(
     tally = Tally(failed={**step.refused, **unnamed})
     schedule = step.schedule or partial(work_on, make_worker=step.make_worker, workers=workers)
     with open_folder(
-        out, step.kind, step.settings, about=step.about, grows=step.grows, marks=step.marks, restart=restart,
+        out, step.kind, step.settings, about=step.about, grows=step.grows, restart=restart,
         only=[item.key for item in items] if step.adds else None,
     ) as folder:  # fmt: skip
         with writing_for(WHOLE_RUN):
@@ -210,10 +208,7 @@ def _missing(
 ) -> Iterator[Item[T]]:
     """Yield the items that are not done; add the records of the others to the tally."""
 
-    def find(item: Item[T]) -> Record | None:
-        record = folder.find_record(item, step.adopt)
-        return record if record is not None and step.holds(record) else None
-
+    find = partial(folder.find_record, adopt=step.adopt)
     with ThreadPoolExecutor(LOOKING) as threads:
         for start in range(0, len(items), AT_A_TIME):
             chunk = items[start : start + AT_A_TIME]

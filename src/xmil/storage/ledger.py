@@ -46,6 +46,9 @@ from xmil.storage.tables import read_rows
 
 LAYOUT = 1
 STORE = ".zarr"  # suffix of a folder that is one result
+WHOLE_RUN = "/"  # the item of files that sum up a run; no slide has this name
+ANNOTATIONS = "annotations"  # of readers, which no restart removes
+TABLES = (RUN, "slides.csv", "failures.csv")
 THREADS = 4  # for reading files, which waits for the disk
 LONGEST = 4096  # bytes of a path
 FOREIGN = "move it elsewhere if it is not of this run, or keep it if its entry was lost"
@@ -268,7 +271,7 @@ def _adopt(folder: Path) -> Ledger:
 
 
 def _name_owners(folder: Path, ledger: Ledger) -> None:
-    """Note the slide that each file of an earlier version belongs to, by its name."""
+    """Note the slide that each file of an earlier version belongs to, by its name, or else the whole run."""
     slides: set[str] = set()
     for table in ("slides.csv", "failures.csv"):
         with suppress(XmilError):
@@ -277,8 +280,10 @@ def _name_owners(folder: Path, ledger: Ledger) -> None:
         place, _, name = path.rpartition("/")
         starts = [name[:i] for i, letter in enumerate(name) if letter in "._"]
         owners = [start for start in reversed(starts) if start in slides]
-        if owners and place.partition("/")[0] != "annotations":
+        if owners and place.partition("/")[0] != ANNOTATIONS:
             entry.setdefault("of", owners[0])
+        elif "sha256" in entry and place.partition("/")[0] != ANNOTATIONS and name not in TABLES:
+            entry.setdefault("of", WHOLE_RUN)  # xmil wrote it
 
 
 def seal_folder(folder: Path) -> None:
