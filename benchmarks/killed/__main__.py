@@ -3,7 +3,8 @@
     python -m benchmarks.killed --kills 1000 [--processes 16] [--commands tile explain] [--workers 1 4 ray]
     XMIL_SYNC=1 python -m benchmarks.killed --seconds 600 --ledger build/killed    goes on where it stopped
 
-A point is a file made, half written, about to be renamed, renamed, or a folder made. The process that
+A point is a file made, half written, about to be renamed, renamed, a folder made, or a line of the ledger
+half written or written. The process that
 reaches it dies by kill -9, alone or with all others of the command, by turns. Then nothing under a final name
 may be half a file, and the same command must end as the unbroken run does. Commands whose packages are not
 installed are named and left out. With --full-disk the disk is full from the point on, and the command must
@@ -39,11 +40,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.killed.commands import COMMANDS, IN_PROCESSES, contents, prepare, run
+from benchmarks.killed.commands import COMMANDS, IN_PROCESSES, STARTS, contents, prepare, run
 from benchmarks.killed.points import COUNTER, install, struck
 from benchmarks.killed.servers import SERVERS, serve, talk
 from benchmarks.killed.warm_workers import start_server
-from xmil.storage import Run, compare_files, read_manifest
+from xmil.storage import Run, compare_files, read_ledger
 
 STAYING = 60.0  # seconds after the end of a command until its processes must be gone, on a busy machine too
 LIMIT = 300.0  # seconds for one attempt, on a busy machine too; beyond is a hang, and a fault
@@ -138,6 +139,8 @@ class Study:
         """The command line of an attempt."""
         if trial.command in SERVERS:
             return serve(trial.command, self.folder / "data", out)
+        if trial.command in STARTS and not out.exists():
+            shutil.copytree(self.folder / "data" / STARTS[trial.command], out)
         return [*COMMANDS[trial.command](self.folder / "data"), "--out", str(out), *_engine(trial)]
 
     def _talk(self, trial: Trial, out: Path, server: int) -> None:
@@ -264,9 +267,9 @@ def _half_files(out: Path) -> list[str]:
 
 
 def _alarms(out: Path) -> list[str]:
-    """What the manifest finds wrong with a folder in which nothing was damaged."""
-    manifest = read_manifest(out) if out.is_dir() else None
-    return [] if manifest is None else [f"{name}: {why}" for name, why in compare_files(out, manifest)]
+    """What the ledger of the run finds wrong with a folder in which nothing was damaged."""
+    ledger = read_ledger(out) if out.is_dir() else None
+    return [] if ledger is None else [f"{name}: {why}" for name, why in compare_files(out, ledger)]
 
 
 def _differences(whole: dict[str, str], out: Path) -> list[str]:
@@ -274,7 +277,7 @@ def _differences(whole: dict[str, str], out: Path) -> list[str]:
     names = sorted(whole.keys() ^ found.keys())
     left = [f"left behind: {path.relative_to(out)}" for path in out.rglob(".*.part")]
     others = [name for name in whole.keys() & found.keys() if whole[name] != found[name]]
-    unfinished = ["unfinished by its manifest"] * (not Run(out).is_finished)
+    unfinished = ["unfinished by its ledger"] * (not Run(out).is_finished)
     faults = [f"missing or too many: {names}"] * bool(names) + [f"differs: {n}" for n in others]
     return faults + left + unfinished + _alarms(out)
 

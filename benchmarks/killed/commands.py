@@ -18,10 +18,10 @@ from PIL import Image
 from torch import nn
 
 import xmil
-from xmil.bench import Unit
 from xmil.core.errors import XmilError
+from xmil.core.ledger import plain_number
 from xmil.models.checkpoints.files import read_weights
-from xmil.storage import read_manifest
+from xmil.storage import read_ledger
 from xmil.viewer.study import make_study
 from xmil.viewer.study.plan import make_plan
 
@@ -105,8 +105,10 @@ def prepare(folder: Path) -> None:
     xmil.save_model(
         xmil.create_model("attnmil", in_dim=WIDTH, n_classes=2, seed=0, dim=8), folder / "m.safetensors"
     )
-    for name in ("explain", "tile"):  # what other commands build on
+    for name in ("explain", "tile", "embed"):  # what other commands build on
         run([*COMMANDS[name](folder), "--out", str(folder / f"done_{name}")])
+    embedded = ["--model", f"{folder}/m.safetensors", "--features", f"{folder}/done_embed"]
+    run(["explain", *embedded, "--methods", "lrp", "--target", "1", "--out", f"{folder}/done_pixels"])
     labelled = ["--cohort", f"{folder}/cohort.csv", "--out", f"{folder}/done_read"]
     *words, _ = COMMANDS["explain"](folder)
     run([*words, "all", *labelled])  # readers see the predicted class
@@ -151,6 +153,16 @@ def _embed(folder: Path) -> list[str]:
     return ["embed", *tiles, "--encoder", "benchmarks.killed.commands:network", "--device", "cpu"]
 
 
+def _inside(folder: Path) -> list[str]:
+    pictures = ["--slides", f"{folder}/slides", "--encoder", "benchmarks.killed.commands:network"]
+    few = ["--patches", "1", "--map", "occlusion"]
+    return ["inside", f"{folder}/done_pixels", *pictures, "--model", f"{folder}/m.safetensors", *few]
+
+
+def _more(folder: Path) -> list[str]:
+    return ["explain", *_model(folder), "--methods", "lrp,gxi", "--target", "1"]
+
+
 def _insight(folder: Path) -> list[str]:
     inputs = ["--features", f"{folder}/features", "--cohort", f"{folder}/cohort.csv"]
     model = ["--model", f"{folder}/m.safetensors"]
@@ -163,14 +175,19 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "train": lambda d: ["train", f"{d}/config.toml"],
     "predict": lambda d: ["predict", *_model(d), "--cohort", f"{d}/cohort.csv", "--config", "draws=5"],
     "explain": lambda d: ["explain", *_model(d), "--methods", "lrp,attention", "--target", "1"],
+    "explain more": _more,
     "evaluate": _evaluate,
     "insight": _insight,
+    "inside": _inside,
     "heatmap": _heatmap,
     "export": lambda d: ["export", f"{d}/done_explain", "--to", "qupath"],
     "bench": _bench,
     "export stores": lambda d: ["export", f"{d}/done_explain", "--to", "ome-zarr"],  # folders, not files
 }
-IN_PROCESSES = ("tile", "embed", "predict", "explain", "evaluate", "insight", "heatmap")  # take --workers
+STARTS = {"explain more": "done_explain"}  # commands that go on in a copy of a finished run
+IN_PROCESSES = (  # take --workers
+    "tile", "embed", "predict", "explain", "explain more", "evaluate", "insight", "inside", "heatmap",
+)  # fmt: skip
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -190,7 +207,7 @@ def _unfinished(path: Path, folder: Path) -> bool:
 def digest(path: Path, root: Path) -> str:
     """A digest of the content; raises where the file is not whole."""
     parts = {".parquet": _table, ".json": _json, ".csv": _rows, ".safetensors": _weights, ".h5": _bag}
-    parts |= {".jsonl": _manifest, ".npz": _unit if path.parent.name == "units" else _bytes}
+    parts |= {".jsonl": _ledger, ".npz": _unit if path.parent.name == "units" else _bytes}
     made = hashlib.sha256()
     for part in parts.get(path.suffix, _bytes)(path):
         made.update(str(part).replace(str(root), "OUT").encode())
@@ -213,15 +230,22 @@ def _json(path: Path) -> Iterator[Any]:
     yield _without(json.loads(path.read_text()))
 
 
-def _manifest(path: Path) -> Iterator[Any]:
-    """The files that a manifest names; their digests, which hold clocks, are compared with the files."""
-    manifest = read_manifest(path.parent)
-    assert manifest is not None
-    yield sorted(name for name in manifest.entries if not Path(name).name.startswith(LOGS))
+def _ledger(path: Path) -> Iterator[Any]:
+    """What a ledger says of files, items and runs; digests of files, which hold clocks, do not count."""
+    ledger = read_ledger(path.parent)
+    assert ledger is not None
+    files = {name: entry.get("of") for name, entry in ledger.files.items()}
+    yield sorted((name, str(item)) for name, item in files.items() if not Path(name).name.startswith(LOGS))
+    yield sorted(ledger.runs)
+    for item, record in sorted(ledger.records.items()):
+        yield item
+        yield _without(json.loads(json.dumps(record.as_dict(), default=plain_number)))
 
 
 def _unit(path: Path) -> Iterator[Any]:
     """A unit of the benchmark without the times it measured."""
+    from xmil.bench import Unit
+
     unit = Unit.read(path)
     yield from (unit.settings, _without(list(unit.facts.values())), list(unit.rows))
     yield [values.tobytes() for values in unit.values.values()]

@@ -1,5 +1,7 @@
 """Points at which a process may die or the disk be full: every file and folder made, half written, renamed.
 
+Lines of a run's ledger are points, too: half written, and written.
+
 Used by `benchmarks.killed` and its tests only, in processes of their own: the calls of the system are
 wrapped. Points are counted over all processes of a command through a shared file.
 """
@@ -16,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+LEDGER = "ledger.jsonl"
 AT, COUNTER, ALL = "KILL_AT", "KILL_COUNTER", "KILL_ALL"
 FULL = 300  # bytes that a file may still have once the disk is full
 
@@ -28,7 +31,7 @@ def install(at: int, counter: Path, *, everyone: bool, full: bool = False) -> No
     points = (_FullDisk if full else _Points)(at, counter, everyone)
     os.register_at_fork(after_in_child=points.open)
     os.environ.update({AT: str(at), COUNTER: str(counter), ALL: str(int(everyone))})
-    replace, mkstemp, mkdir = os.replace, tempfile.mkstemp, os.mkdir
+    replace, mkstemp, mkdir, write = os.replace, tempfile.mkstemp, os.mkdir, os.write
 
     def dying_replace(source: Any, target: Any, **more: Any) -> None:
         points.reach(lambda: os.truncate(source, os.path.getsize(source) // 2))  # half written
@@ -47,8 +50,25 @@ def install(at: int, counter: Path, *, everyone: bool, full: bool = False) -> No
         mkdir(*args, **more)
         points.reach()
 
-    os.replace, os.mkdir = dying_replace, dying_mkdir
+    def dying_write(handle: int, content: Any) -> int:
+        if not _is_ledger(handle):
+            return write(handle, content)
+        points.reach(lambda: write(handle, content[: len(content) // 2]))  # half a line
+        written = write(handle, content)
+        if not full:  # a disk that is full has not taken the line
+            points.reach()
+        return written
+
+    os.replace, os.mkdir, os.write = dying_replace, dying_mkdir, dying_write
     tempfile.mkstemp = dying_mkstemp  # type: ignore[assignment]
+
+
+def _is_ledger(handle: int) -> bool:
+    """Whether an open file is the ledger of a run."""
+    try:
+        return os.readlink(f"/proc/self/fd/{handle}").endswith(f"/{LEDGER}")
+    except OSError:
+        return False
 
 
 def struck(counter: Path) -> Path:

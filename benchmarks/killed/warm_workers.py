@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from multiprocessing import forkserver, get_context, util
 from typing import Any
 
-from xmil.runs.workers import pool
+from xmil.execute import workers
 
 
 def start_server() -> None:
@@ -31,7 +31,7 @@ def start_server() -> None:
         forkserver.ensure_running()
     finally:
         util.spawnv_passfds = spawn
-    pool.get_context = lambda _: get_context("forkserver")  # type: ignore[assignment]
+    workers.get_context = lambda _: get_context("forkserver")  # type: ignore[assignment]
 
 
 def _serve(listener: int, alive: int) -> None:

@@ -183,7 +183,8 @@ def _append(path: Path, text: bytes, *, lasting: bool) -> bool:
             return False
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":  # half a line from a writer that died
-            text = b"\n" + text
+            size = os.pread(handle, size, 0).rfind(b"\n") + 1
+            os.ftruncate(handle, size)
         if os.write(handle, text) < len(text):
             os.ftruncate(handle, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -469,8 +469,7 @@ def adopt_slides(questions: Questions, models: Ensemble, item: Item[Case]) -> Re
         edges = guessed_edges(zip(case.slides, map(stored_edge, headers), strict=True))
     except (FileError, OSError, *DAMAGED):
         return None  # absent or damaged: explain it again
-    methods = [name for name in questions.methods if name in shared]
-    return Record(rows, facts_of(edges), methods, list(sources), dict(item.decides))
+    return Record(rows, facts_of(edges), sorted(shared), list(sources), dict(item.decides))
 
 
 def facts_of(edges: Mapping[str, Patches]) -> dict[str, Any]:

@@ -57,12 +57,14 @@ def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Ru
         adds=True,
     )
     tally = execute(step, request.out, workers=request.pool, listener=listener, restart=request.restart)
-    facts = {name: tally.records[name].facts for name in tally.done}
-    for line in merge_notes({name: note for name, own in facts.items() for note in own["inferred"]}):
+    records = {name: tally.records[name] for name in tally.done}
+    notes = {name: note for name, record in records.items() for note in record.facts["inferred"]}
+    for line in merge_notes(notes):
         listener.say(line)
-    if left_out := _left_out(list(facts.values())):
+    left_out = describe_dropped([record.extra for record in records.values()])
+    if left_out:
         listener.say(left_out)
-    patches = counted(sum(own["patches"] for own in facts.values()), "patch")
+    patches = counted(sum(record.facts["patches"] for record in records.values()), "patch")
     listener.say(f"{patches} on {counted(len(tally.done), 'slide')}, {tally}. Written to {request.out}.")
     return Run(request.out)
 
@@ -81,14 +83,14 @@ def tile_one(settings: TileSettings, out: Path, item: Item[Path]) -> Record:
         tiling = tile_slide(slide, settings)
     name = drawable(tiling.slide_id, own_only=True)
     write_tiling(tiling, out, source=item.sources[0], name=name)
-    facts = {"flat": tiling.flat, "inferred": list(tiling.inferred), "dropped": tiling.dropped}
-    return record_of(item, len(tiling.xy0), tiling.mpp, facts)
+    record = record_of(item, len(tiling.xy0), tiling.mpp, tiling.inferred)
+    return replace(record, extra=tiling.dropped)
 
 
-def record_of(item: Item[Path], patches: int, mpp: float | None, facts: Mapping[str, Any]) -> Record:
-    """Make the record of a slide from its number of patches and its mpp."""
+def record_of(item: Item[Path], patches: int, mpp: float | None, inferred: Sequence[str]) -> Record:
+    """Make the record of a slide from its number of patches, its mpp, and what was inferred."""
     row = {"slide_id": item.key, "n": patches, "mpp": mpp, "slide": str(item.what.absolute())}
-    return Record([row], {**facts, "patches": patches, "mpp": mpp})
+    return Record([row], {"inferred": list(inferred), "patches": patches, "mpp": mpp})
 
 
 def items_to_tile(slides: Mapping[str, Path], request: TileRequest) -> list[Item[Path]]:
@@ -111,7 +113,7 @@ def adopt_patches(request: TileRequest, item: Item[Path]) -> Record | None:
         source = header.extra.get("source") or identity(item.what)
     except FileError:
         return None
-    record = record_of(item, len(header), header.mpp, {"inferred": list(header.inferred), "dropped": {}})
+    record = record_of(item, len(header), header.mpp, header.inferred)
     return None if needs_mpp(record, request.slide_mpp) else replace(record, sources=[source])
 
 
@@ -125,13 +127,13 @@ def needs_mpp(record: Record | None, slide_mpp: float | None) -> bool:
     )
 
 
-def _left_out(results: Sequence[dict[str, Any]]) -> str:
-    """Write a line on patches that `drop` left out."""
+def describe_dropped(dropped: Sequence[Mapping[str, int]]) -> str:
+    """Write a line on the patches of each slide that `drop` left out; empty if there are none."""
     total: Counter[str] = Counter()
-    for result in results:
-        total.update(result.get("dropped", {}))
-    slides = sum(any(result.get("dropped", {}).values()) for result in results)
+    for counts in dropped:
+        total.update(counts)
+    slides = sum(any(counts.values()) for counts in dropped)
     if not slides:
         return ""
-    dropped = f"{counted_kinds(total)} on {counted(slides, 'slide')}"
-    return f"Patches left out: {dropped}; `drop=none` keeps them."
+    patches = f"{counted_kinds(total)} on {counted(slides, 'slide')}"
+    return f"Patches left out: {patches}; `drop=none` keeps them."

@@ -154,7 +154,11 @@ def _parse(content: bytes, path: Path) -> Ledger:
         raise FileError(
             f"{path}: damaged; copy the run again, or run its command again: files are then known by size."
         ) from None
-    _replay(ledger, lines[count:])
+    appended = lines[count:]
+    if appended and not appended[-1].endswith(b"\n"):  # half a line from a writer that died
+        del appended[-1]
+        ledger.is_folded = False
+    _replay(ledger, appended)
     return ledger
 
 
@@ -217,7 +221,7 @@ def _replay(ledger: Ledger, appended: list[bytes]) -> None:
             _apply(ledger, line)
         except (ValueError, LookupError, TypeError, AttributeError):
             ledger.unread += 1
-    ledger.is_folded = not appended
+    ledger.is_folded = ledger.is_folded and not appended
     for by, change in last.items():
         if change is not None and writer_of[change[0]] == by:
             ledger.doubtful[change[0]] = change[1]

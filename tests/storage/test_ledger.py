@@ -1,0 +1,58 @@
+"""The ledger of a run's folder after its writers were killed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from xmil.core.durable import write_text
+from xmil.core.ledger import LEDGER, append
+from xmil.storage import compare_files, open_folder, read_ledger
+from xmil.storage.ledger import fold_ledger
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A run whose command was killed half-way through a line of the ledger."""
+    run = tmp_path / "run"
+    with suppress(KeyboardInterrupt), open_folder(run, "explain", {"a": 1}):
+        write_text(run / "slides.csv", "slide_id\ns0\n")
+        append(run, {"item": "s0", "rows": [{"slide_id": "s0"}]})
+        with (run / LEDGER).open("ab") as stream:
+            stream.write(b'{"item": "s1", "rows": [{"slide_')
+        raise KeyboardInterrupt
+    return run
+
+
+def test_half_a_line_at_the_end_is_no_damage(killed: Path) -> None:
+    ledger = read_ledger(killed)
+    assert ledger is not None
+    assert ledger.unread == 0
+    assert list(ledger.records) == ["s0"]
+    assert list(compare_files(killed, ledger)) == []
+
+
+def test_half_a_line_is_removed_by_the_next_writer(killed: Path) -> None:
+    append(killed, {"item": "s2"})
+    ledger = read_ledger(killed)
+    assert ledger is not None
+    assert ledger.unread == 0
+    assert list(ledger.records) == ["s0", "s2"]
+
+
+def test_half_a_line_costs_no_record_of_another_item(killed: Path) -> None:
+    ledger = fold_ledger(killed)
+    assert ledger is not None
+    assert list(ledger.records) == ["s0"]
+
+
+def test_a_damaged_line_is_still_named(killed: Path) -> None:
+    """A line that ends as lines do, but cannot be read, was written whole."""
+    with (killed / LEDGER).open("ab") as stream:
+        stream.write(b"\n")
+    ledger = read_ledger(killed)
+    assert ledger is not None
+    assert ledger.unread == 1
+    assert [name for name, _ in compare_files(killed, ledger)] == [LEDGER]
