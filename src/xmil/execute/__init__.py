@@ -1,6 +1,15 @@
 """Work on many items: a `Step` says what to do, `execute` does it with workers and keeps the ledger."""
 
-from xmil.execute.step import Listener, Step, TableRow, Tally, complete_record, every_column, execute
+from xmil.execute.step import (
+    Listener,
+    Step,
+    TableRow,
+    Tally,
+    complete_record,
+    every_column,
+    execute,
+    work_in_turn,
+)
 from xmil.execute.workers import (
     MakeWorker,
     Outcome,
@@ -14,5 +23,5 @@ from xmil.execute.workers import (
 
 __all__ = [
     "Listener", "MakeWorker", "Outcome", "Stages", "Step", "TableRow", "Tally", "Worker", "Workers",
-    "complete_record", "error_line", "every_column", "execute", "process", "stop_of",
+    "complete_record", "error_line", "every_column", "execute", "process", "stop_of", "work_in_turn",
 ]  # fmt: skip

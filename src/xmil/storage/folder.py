@@ -37,6 +37,7 @@ class Item(Generic[T]):
     `what` is what the worker gets. The item is done if its record names the same `decides` and all `parts`,
     if its files are as they were written, and if the files `inputs` are those that were read, which `sources`
     identify; `by_time` also compares the times of large ones. `slides` are its rows in the run's table.
+    `owner` replaces the key in the ledger's entries of files, if several items share a file.
     """
 
     key: str
@@ -47,6 +48,7 @@ class Item(Generic[T]):
     slides: tuple[str, ...] = ()
     by_time: bool = True
     sources: tuple[str | None, ...] = ()
+    owner: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ class RunWriter:
                 files[entry["of"]][path] = entry
         self._files = dict(files)
 
-    def find_record(self, item: Item[Any], adopt: Callable[[Any], Record | None]) -> Record | None:
+    def find_record(self, item: Item[T], adopt: Callable[[Item[T]], Record | None]) -> Record | None:
         """Find the record of an item that is done.
 
         If the ledger has none, such as after a kill or of a run of xmil 0.2, `adopt` makes one from the
@@ -96,13 +98,13 @@ class RunWriter:
         """
         record = self.records.get(item.key)
         if record is None:
-            record = adopt(item.what)
+            record = adopt(item)
             if record is None or not item.is_same(record):
                 return None
             self.record(item.key, record)
         if not item.is_done(record):
             return None
-        files = self._files.get(item.key, {})
+        files = self._files.get(item.owner or item.key, {})
         return None if any(file_fault(self.path / path, entry) for path, entry in files.items()) else record
 
     def record(self, key: str, record: Record) -> None:
