@@ -88,7 +88,8 @@ class Step(Generic[T]):
     such as `warnings`. The rest is optional: `prepare` runs first; `adopt` makes the record of an item from
     its files, if the ledger has none; `schedule` replaces the workers; `refused` are slides that failed
     before, with the reason; `adds` keeps the rows of other slides; without `columns` there is no slides.csv.
-    `compared` is False if the folder takes items of other settings, too.
+    `compared` is False if the folder takes items of other settings, too; `owner_of` names the item of a file
+    of an earlier version, unless its name starts with a slide's.
     """
 
     kind: str
@@ -107,6 +108,7 @@ class Step(Generic[T]):
     marks: tuple[str, ...] = ()  # files that identify runs from before run.json
     adds: bool = False
     compared: bool = True
+    owner_of: Callable[[str], str | None] = lambda _: None
 
 
 def execute(
@@ -126,6 +128,7 @@ def execute(
     with open_folder(
         out, step.kind, step.settings, about=step.about, compared=step.compared, grows=step.grows,
         marks=step.marks, restart=restart, only=[item.key for item in items] if step.adds else None,
+        owner_of=step.owner_of,
     ) as folder:  # fmt: skip
         with writing_for(WHOLE_RUN):
             step.prepare()

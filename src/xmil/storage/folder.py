@@ -151,12 +151,14 @@ def open_folder(
     marks: Sequence[str] = (),
     restart: bool = False,
     only: Collection[str] | None = None,
+    owner_of: Callable[[str], str | None] = lambda _: None,
 ) -> Iterator[RunWriter]:
     """Open the folder of a run for writing: claim it, write run.json, and read what is done.
 
     A folder with results of other `settings` is refused, except for those in `grows`, such as methods, and
     unless each result stores its own (`compared=False`). `restart` first removes the files of the earlier
-    run; with `only`, just those of these items, if the settings are the same.
+    run; with `only`, just those of these items, if the settings are the same. `owner_of` names the item of a
+    file of an earlier version.
     """
     is_new = not folder.exists()
     settings = settings or {}
@@ -169,7 +171,7 @@ def open_folder(
             if not is_same and not _is_empty(folder):
                 raise other_settings(folder, before["settings"], settings, leave_out=grows)
         sweep_folder(folder)
-        ledger = start_ledger(folder, kind)
+        ledger = start_ledger(folder, kind, owner_of)
         if restart:
             ledger = _clear(folder, ledger, only if is_same else None)
         writer = RunWriter(folder, kind, settings, mark)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -214,11 +214,11 @@ def _replay(ledger: Ledger, appended: list[bytes]) -> None:
             ledger.doubtful[change[0]] = change[1]
 
 
-def start_ledger(folder: Path, kind: str) -> Ledger:
+def start_ledger(folder: Path, kind: str, owner_of: Callable[[str], str | None] = lambda _: None) -> Ledger:
     """Record that a run of a kind begins to write into a folder, and return what the ledger holds.
 
-    The ledger is made if there is none: from the manifest of xmil 0.2, or else from the files. A run inside
-    another is also recorded there.
+    The ledger is made if there is none: from the manifest of xmil 0.2, or else from the files; `owner_of`
+    then names the item of a file. A run inside another is also recorded there.
     """
     path = folder / LEDGER
     try:
@@ -231,7 +231,7 @@ def start_ledger(folder: Path, kind: str) -> Ledger:
         ledger = ledger if ledger.is_folded else fold_ledger(folder) or ledger
     else:
         ledger = _adopt(folder) if ledger is None else ledger
-        _name_owners(folder, ledger)
+        _name_owners(folder, ledger, owner_of)
         _write(folder, ledger)
     if is_manifest(folder / MANIFEST):
         (folder / MANIFEST).unlink()
@@ -261,8 +261,8 @@ def _adopt(folder: Path) -> Ledger:
     return Ledger(files, runs=set(list_runs(folder)))
 
 
-def _name_owners(folder: Path, ledger: Ledger) -> None:
-    """Note the slide that each file of an earlier version belongs to, by its name."""
+def _name_owners(folder: Path, ledger: Ledger, owner_of: Callable[[str], str | None]) -> None:
+    """Note the item or slide that each file of an earlier version belongs to, by its name."""
     slides: set[str] = set()
     for table in ("slides.csv", "failures.csv"):
         with suppress(XmilError):
@@ -271,7 +271,9 @@ def _name_owners(folder: Path, ledger: Ledger) -> None:
         place, _, name = path.rpartition("/")
         starts = [name[:i] for i, letter in enumerate(name) if letter in "._"]
         owners = [start for start in reversed(starts) if start in slides]
-        if owners and place.partition("/")[0] != "annotations":
+        if (owner := owner_of(path)) is not None:
+            entry["of"] = owner
+        elif owners and place.partition("/")[0] != "annotations":
             entry.setdefault("of", owners[0])
 
 
