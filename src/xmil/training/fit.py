@@ -319,7 +319,7 @@ def _tensorboard(folder: Path, writes: bool, *, start: int) -> Iterator[Callable
             if writer is not None:
                 writer.close()
                 with writing_for(WHOLE_RUN):
-                    for path in folder.glob("events.out.tfevents.*"):
+                    for path in folder.glob(f"{EVENTS}*"):
                         note_as_it_is(path)
 
 
@@ -447,6 +447,7 @@ def measure(outputs: Floats, rows: npt.NDArray[np.int64], goal: Goal) -> Measure
 
 
 LAYOUT = 1
+EVENTS = "events.out.tfevents."  # start of the names of TensorBoard's files
 LAST, LOG, MODEL, METRICS, PREDICTIONS = (
     "last.ckpt",
     "log.csv",

@@ -22,17 +22,18 @@ import numpy as np
 import torch
 
 from xmil.core.budget import available_memory, csv_rows
-from xmil.core.durable import remove_file, unchanged, write_text
+from xmil.core.durable import unchanged, write_text
 from xmil.core.errors import FileError, InputError, UnsupportedError
 from xmil.core.task import TASKS, Floats
 from xmil.core.text import shorten
 from xmil.evaluate import prediction_columns
 from xmil.execute import Outcome, Step, Tally, execute, work_in_turn
 from xmil.network import find_device
-from xmil.storage import Item, Record, make_folder, read_json, read_rows, read_run
+from xmil.storage import WHOLE_RUN, Item, Record, make_folder, read_json, read_rows, read_run
 from xmil.training.batches import SiteGroups, TrainingBags
 from xmil.training.config import Config, Train, at_point, differences, dumps, grid_points, plain
 from xmil.training.fit import (
+    EVENTS,
     LAST,
     LOG,
     METRICS,
@@ -59,9 +60,9 @@ from xmil.training.training_set import (
 
 logger = logging.getLogger(__name__)
 KIND, CONFIG = "train", "config.toml"
-JOB_FILES = (MODEL, LAST, LOG, METRICS, PREDICTIONS)
-COHORT = "cohort.csv"
-ROOT_FILES = ("results.csv", "best.json", PREDICTIONS, COHORT, CONFIG)
+COHORT, RESULTS, BEST = "cohort.csv", "results.csv", "best.json"
+MODEL_FILES = (MODEL, LOG, METRICS, PREDICTIONS)
+RUN_FILES = (CONFIG, COHORT, RESULTS, BEST, PREDICTIONS)
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,11 @@ def _train_in_folder(plan: TrainingPlan, fabric: Any, *, restart: bool, on_job: 
         about=about,
         compared=False,  # by `_check_same`, since where it runs may differ
         columns=None,
-        prepare=partial(prepare, plan, restart=restart),
+        prepare=partial(prepare, plan),
         adopt=partial(adopt_model, plan.folder),
         schedule=partial(train_jobs, plan=plan, fabric=fabric, on_job=on_job),
         finish=partial(_finish, plan, outcome),
+        owner_of=_owner_of,
     )
     execute(step, plan.folder, restart=restart)
     return outcome
@@ -218,11 +220,9 @@ def adopt_model(folder: Path, item: Item[Job]) -> Record | None:
     return Record(facts=measures, decides=dict(item.decides))
 
 
-def prepare(plan: TrainingPlan, *, restart: bool) -> None:
+def prepare(plan: TrainingPlan) -> None:
     """Write the settings and the cohort; refuse feature files that have changed since the run began."""
     folder, full = plan.folder, plan.config.data.full_digests
-    if restart:
-        clear(folder)
     folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
     slides = slide_rows(plan.training_set, parts_of(folds, len(plan.training_set)), full=full)
     digests = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
@@ -243,16 +243,14 @@ def prepare(plan: TrainingPlan, *, restart: bool) -> None:
     write_rows(folder / COHORT, slides)
 
 
-def clear(folder: Path) -> None:
-    """Remove the files that training wrote, also in xmil 0.2, and nothing else."""
-    for part in sorted(folder.iterdir()):
-        if part.is_dir() and any((part / name).exists() for name in (LAST, LOG, METRICS)):
-            for path in [*(part / name for name in JOB_FILES), *part.glob("events.out.tfevents.*")]:
-                remove_file(path)
-            if not any(part.iterdir()):
-                part.rmdir()
-    for name in ROOT_FILES:
-        remove_file(folder / name)
+def _owner_of(path: str) -> str | None:
+    """Name the model that a file of an earlier version belongs to, or the run."""
+    place, _, name = path.rpartition("/")
+    if not place:
+        return WHOLE_RUN if name in RUN_FILES else None
+    if name in MODEL_FILES:
+        return place
+    return WHOLE_RUN if name == LAST or name.startswith(EVENTS) else None
 
 
 def _measure(plan: TrainingPlan, fit: Fit, state: State) -> dict[str, Any]:
@@ -287,10 +285,10 @@ def _finish(plan: TrainingPlan, outcome: TrainOutcome, tally: Tally) -> dict[str
     outcome.best = summarise(plan.jobs, points, results)
     tally.failed |= outcome.failed
     write_rows(
-        folder / "results.csv", [_row(job, points[job.point], results.get(job.name, {})) for job in plan.jobs]
+        folder / RESULTS, [_row(job, points[job.point], results.get(job.name, {})) for job in plan.jobs]
     )
     if outcome.best:
-        write_text(folder / "best.json", json.dumps(outcome.best, indent=1) + "\n")
+        write_text(folder / BEST, json.dumps(outcome.best, indent=1) + "\n")
         rows = []  # test bags, or validation bags if there are none
         for job in plan.jobs:
             path = folder / job.name / PREDICTIONS
