@@ -27,7 +27,8 @@ from xmil.cli._app import run
 from xmil.slides import tiling
 
 PREFIX = Path("/data/xmil")  # tests replace it by their own folder
-FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "runs_of_0.2"
+ROOT = Path(__file__).parents[1]
+FIXTURES = ROOT / "tests" / "fixtures" / "runs_of_0.2"
 DATA = PREFIX / "data"
 BAGS, PATCHES, WIDTH = 3, 12, 24
 SLIDES, EDGE, COLUMNS = 2, 32, 4  # slides, pixels of a patch, patches side by side
@@ -164,8 +165,9 @@ def make_pictures_small() -> None:
 
 
 def main() -> None:
-    if xmil.__version__ != "0.2.0":
-        raise SystemExit(f"xmil {xmil.__version__} is imported; put the code of 0.2.0 on PYTHONPATH.")
+    code = Path(xmil.__file__)
+    if xmil.__version__ != "0.2.0" or code.is_relative_to(ROOT):
+        raise SystemExit(f"{code} is not the code of 0.2.0; put that on PYTHONPATH.")
     os.environ["XMIL_SYNC"] = "0"
     torch.set_num_threads(1)
     hide_machine()

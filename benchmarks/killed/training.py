@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import sys
 import time
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ import torch
 import xmil
 from xmil.cli._app import run
 from xmil.models.checkpoints.files import read_weights
-from xmil.training.train import clear
 
 SETTINGS = """
 [data]
@@ -72,7 +72,7 @@ def kill_training(config: Path, work: Path, *, kills: int, seed: int = 0, start:
             report.half_files += _unreadable(broken)
         else:  # it was done before the kill: begin anew for the kills that are left
             report.differences += _differences(whole, broken)
-            clear(broken)
+            shutil.rmtree(broken)
     _finish(_started(config, broken, start))
     report.differences += _differences(whole, broken)
     report.half_files += [str(path) for path in broken.rglob(".*.part")]

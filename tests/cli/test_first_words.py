@@ -14,8 +14,8 @@ import pytest
 import xmil
 from tests.cli.test_cli import run
 from tests.training.cohorts import config_of, write_cohort
-from xmil.heatmaps import Scale
 from xmil.execute import Listener
+from xmil.heatmaps import Scale
 from xmil.training.train import train
 
 DIM = 6

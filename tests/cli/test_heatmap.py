@@ -101,7 +101,7 @@ def test_a_run(place, capsys):
         assert [row["slide_id"] for row in csv.DictReader(handle)] == ["b", "c"]
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert found == {
-        ".lock", "manifest.jsonl", "run.json", "slides.csv", "failures.csv", "style.json",
+        ".lock", "ledger.jsonl", "run.json", "slides.csv", "failures.csv",
         "panel/a.png", "panel/a.svg", "geojson/a.geojson", "groovy/a.groovy", "csv/a.csv",
         "parquet/a.parquet", "scores/a.scores.ome.tif",
         *(f"colours/a.{m}.HPV+.colours.ome.tif" for m in ("lrp", "attention")),
@@ -149,7 +149,7 @@ def test_resume_restart_and_style(place, capsys):
     assert "1 file written" in capsys.readouterr().out
     assert panel.stat().st_mtime_ns == first
     assert heat(place, "--config", "alpha=0.9") == 2
-    assert "another style" in capsys.readouterr().err
+    assert "alpha 0.5, not 0.9" in capsys.readouterr().err
     assert heat(place, "--config", "alpha=0.9", "--restart") == 0
     assert panel.stat().st_mtime_ns > first
 
@@ -284,7 +284,7 @@ def test_the_proposed_command_draws_over_the_same_slides(place, capsys):
         assert (after != pixels).any()  # another scale
     about = json.loads((out / "run.json").read_text())
     assert about["slides"] == str((place / "wsi").resolve())
-    assert about["style"]["look"]["clip"] == "none"
+    assert about["settings"]["clip"] == "none"
 
 
 def test_pictures_over_slides_are_not_replaced_by_pictures_without(place, capsys):
@@ -468,7 +468,7 @@ def test_exports_count_as_qupath_does(place, frame, corner):
 
 def test_drawing_needs_no_torch(place):
     code = (
-        "import sys, xmil; from xmil.heatmaps import make_drawer; from xmil.storage import read_explanations;"
+        "import sys, xmil; from xmil.heatmaps import draw_slide; from xmil.storage import read_explanations;"
         f"xmil.heatmap(read_explanations({str(place / 'run/slides/a.parquet')!r}), size=100);"
         "assert 'torch' not in sys.modules"
     )

@@ -63,7 +63,7 @@ def test_slides_to_features(slides: Path, tmp_path: Path, capsys: pytest.Capture
         False,
     )
     files = sorted(path.name for path in (out / "features_network").iterdir() if path.name[0] != ".")
-    assert files == ["failures.csv", "manifest.jsonl", "one.h5", "run.json", "slides.csv", "two.h5"]
+    assert files == ["failures.csv", "ledger.jsonl", "one.h5", "run.json", "slides.csv", "two.h5"]
 
 
 def test_a_run_goes_on_where_it_stopped(

@@ -71,11 +71,11 @@ def after_crash(log: list[tuple[Any, ...]], *, names_kept: bool) -> Names:
 
 def run_of_writes(folder: Path) -> dict[str, list[bytes]]:
     """A small run; for each name the contents it may have, in the order they were written."""
-    run = open_folder(folder / "run", "explain", {"a": 1})
-    with run.open({"slides": 2}, folders=["slides"]):
+    with open_folder(folder / "run", "explain", {"a": 1}, about={"slides": 2}) as run:
+        (run.path / "slides").mkdir()
         for i in range(3):
             write_text(run.path / "slides" / f"s{i}.txt", f"scores of {i}" * 50)
-            run.write_slides(["slide_id"], [{"slide_id": f"s{k}"} for k in range(i + 1)])
+            run.write_table(["slide_id"], [{"slide_id": f"s{k}"} for k in range(i + 1)])
         run.write_failures({})
     return {str(path): [path.read_bytes()] for path in run.path.rglob("*") if path.is_file()}
 

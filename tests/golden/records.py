@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.core.ledger import MANIFEST  # digests of files, and so the machine's; its own tests check it
+from xmil.core.ledger import LEDGER  # digests of files, and so the machine's; its own tests check it
 
 Record = dict[str, Any]
 
@@ -85,7 +85,7 @@ WORDS = (
 
 def record_folder(folder: Path, *, root: Path, skip: Iterable[str] = ()) -> Record:
     """The files of a folder: their list, and every value of those that hold values."""
-    every = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    every = (path for path in folder.rglob("*") if path.is_file() and path.name != LEDGER)
     paths = sorted(path for path in every if not _in(path, folder, skip))
     names = [path.relative_to(folder).as_posix() for path in paths]
     record: Record = {"files": names}

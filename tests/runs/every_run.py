@@ -1,16 +1,19 @@
-"""A small run of every kind that leaves a folder, with every kind of file, and seeded damage to them."""
+"""A small run of every kind that leaves a folder; damage to its files, and what leaves it healthy."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from benchmarks.killed.commands import COMMANDS, prepare
+from benchmarks.killed.commands import COMMANDS, WIDTH, prepare
 
+import xmil
 from tests.bench.runs import NET, OWN
+from tests.runs.runs_of_0_2 import copy_runs
 from xmil.cli._app import run
 from xmil.viewer.annotations import AnnotationFiles
 
@@ -25,10 +28,17 @@ def commands(data: Path) -> dict[str, list[str]]:
     model = ["--model", f"{data}/m.safetensors", "--features", f"{data}/features"]
     explained, slides = f"{data}/done_explain", ["--slides", f"{data}/slides"]
     encoder = ["--encoder", "benchmarks.killed.commands:network"]
+    labelled = [*model, "--cohort", f"{data}/cohort.csv"]
     more = {
         "explain": [
             "explain", *model, "--methods", "lrp,attention", "--target", "all", "--config", "interactions=4",
             "--background", f"{data}/features", "--cohort", f"{data}/cohort.csv",
+        ],
+        "contexts": ["explain", *labelled, "--methods", "lrp", "--param", "lrp.contexts=5"],
+        "ensemble": ["explain", *labelled, "--model", f"{data}/other.safetensors", "--methods", "lrp"],
+        "over_slides": [
+            "explain", "--model", f"{data}/m.safetensors", *slides, *encoder, "--device", "cpu",
+            "--tile-size", "64", "--tile-mpp", "0.5", "--mpp", "0.5",
         ],
         "heatmap": ["heatmap", explained, "--size", "60", "--pictures", "map,overlay", "--to", "png,svg,csv"],
         "export": ["export", explained, *slides, "--to", EXPORTS, "--mpp", "0.5"],
@@ -50,6 +60,8 @@ def make_runs(folder: Path) -> dict[str, Path]:
     """A run of every kind, and one with annotations and with runs inside it, by name."""
     data = folder / "data"
     prepare(data)
+    other = xmil.create_model("attnmil", in_dim=WIDTH, n_classes=2, seed=1, dim=8)
+    xmil.save_model(other, data / "other.safetensors")
     (data / "mine.py").write_text(OWN)
     (data / "net.py").write_text(NET)
     runs = {}
@@ -98,6 +110,8 @@ class Damage:
         elif self.way == "link":
             self.path.unlink()
             os.symlink("elsewhere", self.path)
+        elif self.way == "empty" and content:
+            self.path.write_bytes(b"")
         elif self.way == "cut" and content:
             self.path.write_bytes(content[:place])
         elif self.way == "flip" and content:
@@ -107,22 +121,23 @@ class Damage:
         return restore
 
 
-def damages(runs: dict[str, Path], count: int, *, seed: int = 0) -> list[Damage]:
-    """As many damages, drawn so that every kind of file of every run comes first, in every way by turns."""
+UNFINISHED = ("unfinished", "added")  # of the runs of 0.2.0
+WAYS = ("remove", "flip", "cut", "extra", "grow", "link", "empty")
+
+
+def damages(runs: dict[str, Path], *, full: bool, seed: int = 0) -> list[Damage]:
+    """Damage to every kind of file of every run, in one way by turns or, if `full`, in every way."""
     draw = np.random.default_rng(seed)
-    ways = ["remove", "flip", "cut", "extra", "grow", "link"]
     kinds: dict[tuple[str, str, str], list[Path]] = {}
     for name, folder in runs.items():
         for path in listed(folder):
             kinds.setdefault((name, path.parent.name, "".join(path.suffixes[-2:])), []).append(path)
     chosen: list[Damage] = []
-    while len(chosen) < count:
-        for number, ((name, _, _), paths) in enumerate(kinds.items()):
-            way = ways[(len(chosen) + number) % len(ways)]
-            chosen.append(
-                Damage(runs[name], paths[draw.integers(len(paths))], way, int(draw.integers(1 << 30)))
-            )
-    return chosen[:count] if len(kinds) <= count else chosen
+    for number, ((name, _, _), paths) in enumerate(kinds.items()):
+        for way in WAYS if full else [WAYS[number % len(WAYS)]]:
+            path = paths[draw.integers(len(paths))]
+            chosen.append(Damage(runs[name], path, way, int(draw.integers(1 << 30))))
+    return chosen
 
 
 def listed(folder: Path) -> Iterator[Path]:
@@ -131,3 +146,45 @@ def listed(folder: Path) -> Iterator[Path]:
         inside_store = any(part.endswith(".zarr") for part in path.relative_to(folder).parts[:-1])
         if path.is_file() and (inside_store or not path.name.startswith(".")):
             yield path
+
+
+def healthy_runs(runs: dict[str, Path], place: Path, *, full: bool) -> Iterator[tuple[str, Path]]:
+    """Runs that nothing has damaged, and what was done to each; `place` is a new folder for copies."""
+    yield from runs.items()
+    yield from carried(runs, place, ("zipped", *(("copied", "moved") if full else ())))
+    yield from continued(runs, place, full=full)
+    folders = sorted(copy_runs(place / "of_0.2").iterdir())
+    earlier = {f"{path.name} of 0.2.0": path for path in folders if path.name not in ("data", *UNFINISHED)}
+    yield from earlier.items()
+    if full:
+        yield from carried(earlier, place / "carried", ("zipped", "copied", "moved"))
+
+
+def carried(runs: dict[str, Path], place: Path, ways: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    """Copies of runs: as they are, under another name, or through an archive, which changes times."""
+    for name, folder in runs.items():
+        for way in ways:
+            out = place / way / name
+            if way == "zipped":
+                archive = shutil.make_archive(str(out), "zip", folder)
+                shutil.unpack_archive(archive, out)
+            else:
+                shutil.copytree(folder, out)
+            if way == "moved":
+                out = out.rename(out.with_name(f"{name} elsewhere"))
+            yield f"{name}, {way}", out
+
+
+def continued(runs: dict[str, Path], place: Path, *, full: bool) -> Iterator[tuple[str, Path]]:
+    """Copies of runs after their command was given again, and with a method more."""
+    words = commands(runs["viewed"].parent)
+    for name in words if full else ("tile", "train", "explain"):
+        out = place / "repeated" / name
+        shutil.copytree(runs[name], out)
+        assert run([*words[name], "--out", str(out)]) in (0, 1), name
+        yield f"{name}, repeated", out
+    for name in ("explain", "contexts", "ensemble", "over_slides") if full else ("contexts",):
+        out = place / "added" / name
+        shutil.copytree(runs[name], out)
+        assert run([*words[name], "--methods", "lrp,gxi", "--out", str(out)]) == 0, name
+        yield f"{name}, with a method more", out

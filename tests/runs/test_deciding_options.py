@@ -12,14 +12,10 @@ from tests.runs.cohorts import make_cohort
 from xmil.core.errors import InputError
 from xmil.core.request import Request, option, options
 from xmil.evaluate import FaithfulnessSettings
-from xmil.runs import requests
-from xmil.runs.cohort_run import CohortRun
+from xmil.runs import evaluate, predict, requests, tile
 from xmil.runs.ensemble import open_models
-from xmil.runs.evaluate import EvaluateRun
-from xmil.runs.explain import ExplainRun, explain_slides
-from xmil.runs.predict import PredictRun
+from xmil.runs.explain import Questions, explain_slides
 from xmil.runs.requests import EvaluateRequest, ExplainRequest, PredictRequest, RunRequest, TileRequest
-from xmil.runs.tile import TileRun
 from xmil.slides.tiling import TileSettings
 
 OTHER: dict[str, Any] = {  # than the default; of numbers one more
@@ -42,17 +38,18 @@ def deciding(request: type[Request]) -> list[str]:
     return [name for name, about in options(request).items() if about.decides]
 
 
-def run_of(request: Any) -> CohortRun[Any, Any]:
-    """The run of a request, as the verb makes it."""
+def settings_of(request: Any) -> dict[str, Any]:
+    """The settings of a request, as the verb names them."""
     if isinstance(request, TileRequest):
         values = {f.name: getattr(request, f.name) for f in fields(TileSettings)}
-        return TileRun(request.out, request, TileSettings(**values), {})
+        return tile.settings_of(TileSettings(**values))
     models, _ = open_models(request)
     if isinstance(request, EvaluateRequest):
         chosen = FaithfulnessSettings(("lrp",), seed=request.seed)
-        return EvaluateRun(request.out, request, models, chosen=chosen)
-    kind = ExplainRun if isinstance(request, ExplainRequest) else PredictRun
-    return kind(request.out, request, models)
+        return {**evaluate.describe_inputs(request, models, None), **chosen.as_dict()}
+    if isinstance(request, ExplainRequest):
+        return Questions(request, models.settings(), models.digests).settings
+    return predict.settings_of(request, models)
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in VERBS for name in deciding(kind)])
@@ -62,9 +59,10 @@ def test_every_option_that_decides_makes_another_run(
     cohort = make_cohort(tmp_path, 1)
     features = {"model": cohort / "m0.safetensors", "features": cohort / "features"}
     request = kind.build(out=cohort / "run", **({"slides": cohort} if kind is TileRequest else features))
-    other = run_of(request.replace(**{name: OTHER.get(name) or getattr(request, name) + 1}))
-    assert other.fingerprint != run_of(request).fingerprint
-    more = other.folder.settings.keys() - other.settings().keys()
+    other = request.replace(**{name: OTHER.get(name) or getattr(request, name) + 1})
+    settings = other.with_options(settings_of(other))
+    assert settings != request.with_options(settings_of(request))
+    more = settings.keys() - settings_of(other).keys()
     assert more <= {name} - OF_0_2  # once: folders of earlier versions have no more
 
 

@@ -20,9 +20,9 @@ import xmil
 from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.encoders import load_encoder
+from xmil.execute import Tally, execute
 from xmil.network import find_device
-from xmil.runs.cohort_run import Tally
-from xmil.runs.embed import AHEAD, EmbedRun, PatchStream
+from xmil.runs.embed import AHEAD, Embedder, PatchStream, embed_step
 from xmil.runs.requests import EmbedRequest
 from xmil.slides import open_slide
 from xmil.slides.stain import Macenko
@@ -42,12 +42,10 @@ def prepared(folder: Path, name: str, *, mpp: float = 0.37, seed: int = 0) -> tu
     return slide, write_tiling(tiling, folder / "tiles")
 
 
-def embed_pairs(
-    pairs: dict[str, tuple[Path, Path]], out: Path, request: EmbedRequest
-) -> Tally[dict[str, Any]]:
+def embed_pairs(pairs: dict[str, tuple[Path, Path]], out: Path, request: EmbedRequest) -> Tally:
     """Embed slides, given as id to (slide, patches)."""
-    run = EmbedRun(out, request, find_device(request.place))
-    return run.execute([(name, *pair) for name, pair in pairs.items()])
+    step = embed_step(Embedder(out, request, find_device(request.place)), pairs)
+    return execute(step, out, workers=request.pool, restart=request.restart)
 
 
 def embed_request(encoder: str, **options: Any) -> EmbedRequest:
@@ -60,7 +58,7 @@ def test_features_are_the_encoders_in_the_order_of_the_patches(tmp_path: Path) -
     slide, patches = prepared(tmp_path, "s")
     settings = embed_request("resnet18", random=True, batch=7)
     results = embed_pairs({"s": (slide, patches)}, tmp_path / "out", settings)
-    assert (results.failed, results.results) == ({}, {"s": {"patches": len(xmil.open_bag(patches))}})
+    assert (results.failed, results.records["s"].facts) == ({}, {"patches": len(xmil.open_bag(patches))})
     bag = xmil.read_bag(tmp_path / "out" / "s.h5")
     tiles = xmil.open_bag(patches)
     assert len(bag) > 30
@@ -123,7 +121,7 @@ def test_a_run_goes_on_and_failures_do_not_end_it(tmp_path: Path) -> None:
     first = (out / "a.h5").stat().st_mtime_ns
     bad[0].write_bytes(intact)
     again = embed_pairs({"a": good, "b": bad}, out, embed_request(MEAN, batch=3))
-    assert (again.found, list(again.done), again.failed) == (["a"], ["b"], {})
+    assert (again.before, list(again.done), again.failed) == (["a"], ["b"], {})
     assert (out / "a.h5").stat().st_mtime_ns == first
     assert (out / "failures.csv").read_text() == "slide_id,error\n"
     assert not [path for path in out.iterdir() if path.name.endswith(".part")]
@@ -221,7 +219,7 @@ def test_a_killed_run_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
     done = sorted(path.stem for path in out.glob("*.h5"))
     assert 0 < len(done) < 3
     results = embed_pairs(slides, out, embed_request(MORTAL, batch=8))
-    assert (results.found, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
+    assert (results.before, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
     embed_pairs(slides, tmp_path / "whole", embed_request(MEAN))
     for name in slides:
         again, whole = (

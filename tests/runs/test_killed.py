@@ -13,7 +13,8 @@ from PIL import Image
 import xmil
 from tests.training.cohorts import config_of, write_cohort
 from xmil.core.durable import write_text
-from xmil.storage import open_folder
+from xmil.runs.verify import verify_run
+from xmil.storage import open_folder, open_run
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,26 @@ def test_kills_change_nothing(study: Study, command: str) -> None:
     for at in (2, last // 2, last - 1):
         result = study.judge(Trial(command, "1", at, everyone=bool(at % 2)))
         assert (result.killed, result.faults) == (True, [])
+
+
+@pytest.mark.full  # as the kills before it, by the ledger alone
+def test_verify_finds_nothing_after_kills(tmp_path: Path) -> None:
+    """At points all over each command, before and after it goes on."""
+    names, checked = ["tile", "embed", "explain", "evaluate", "heatmap", "predict"], 0
+    study = Study(tmp_path, names, ["1"])
+    assert study.left_out == {}
+    for name in names:
+        last = study.points[name, "1"]
+        for at in (3, last // 3, last // 2, 2 * last // 3, last - 2):
+            out = tmp_path / f"{name}-{at}"
+            assert study.attempt(Trial(name, "1", at, everyone=False), out) < 0
+            if (out / "run.json").is_file():  # it had begun
+                assert verify_run(open_run(out)) == [], (name, at)
+                checked += 1
+            assert study.attempt(Trial(name, "1", 0, everyone=False), out) == 0
+            assert verify_run(open_run(out)) == [], (name, at)
+            checked += 1
+    assert checked > 50
 
 
 def test_a_worker_that_dies_after_writing_costs_no_slide(study: Study) -> None:

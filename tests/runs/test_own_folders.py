@@ -12,7 +12,7 @@ from PIL import Image
 from tests.runs.cohorts import make_cohort, make_model
 from xmil.cli._app import run
 from xmil.core.errors import InputError
-from xmil.storage import open_folder, check_folder
+from xmil.storage import check_folder, open_folder
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef build(): ...\n"
 
@@ -259,7 +259,8 @@ def test_what_a_killed_run_leaves_does_not_stand_in_the_way(tmp_path: Path) -> N
     (tmp_path / "slides").mkdir()
     for name in (".lock", ".run.json.abc.part", "slides/.s0.parquet.x.part"):
         (tmp_path / name).touch()
-    with open_folder(tmp_path, "explain", {})):
+    with open_folder(tmp_path, "explain", {}):
+        (tmp_path / "slides").mkdir(exist_ok=True)
         (tmp_path / "slides" / "s0.parquet").touch()
     check_folder(tmp_path, "explain")
     with pytest.raises(InputError, match="xmil explain"):

@@ -130,7 +130,7 @@ def test_an_edit_that_keeps_the_sum_is_found(copy: Path) -> None:
     name = next(name for name in table.column_names if name.startswith("lrp:"))
     swapped = table[name].to_numpy()[::-1].copy()
     place = table.column_names.index(name)
-    pq.write_table(table, path)  # packed anew: other bytes, which the manifest tells
+    pq.write_table(table, path)  # packed anew: other bytes, which the ledger tells
     assert error_line(copy).startswith("slides/b.parquet: has changed since it was written")
     pq.write_table(table.set_column(place, table.schema.field(name), [swapped]), path)
     assert error_line(copy) == ("slides/b.parquet: has changed since it was written; explain the slide again")
@@ -286,20 +286,20 @@ def test_tiles_and_features_made_before_the_run_belong_to_it(tmp_path: Path) -> 
     with open_folder(out, "explain", marks=("tiles/run.json",)):
         pass
     assert error_line(out) == ""
-    without_lines(out / "manifest.jsonl", b'"run"')  # as an earlier version wrote it
+    without_lines(out / "ledger.jsonl", b'"run"')  # as an earlier version wrote it
     assert error_line(out) == ""
     shutil.copytree(out / "tiles", out / "others")
     assert [fault.what for fault in verify_run(xmil.open_run(out))] == ["others"]
 
 
-def without_lines(manifest: Path, part: bytes) -> None:
-    """Rewrite a manifest without the entries that have a part."""
-    head, *lines = manifest.read_bytes().splitlines(keepends=True)
+def without_lines(ledger: Path, part: bytes) -> None:
+    """Rewrite a ledger without the entries that have a part."""
+    head, *lines = ledger.read_bytes().splitlines(keepends=True)
     rest = [line for line in lines if part not in line]
     assert len(rest) < len(lines)
     digest = hashlib.sha256(b"".join(rest)).hexdigest()
-    header = json.dumps({**json.loads(head), "files": len(rest), "sha256": digest})
-    manifest.write_bytes(b"".join([header.encode() + b"\n", *rest]))
+    header = json.dumps({**json.loads(head), "lines": len(rest), "sha256": digest})
+    ledger.write_bytes(b"".join([header.encode() + b"\n", *rest]))
 
 
 def test_a_slide_whose_line_was_lost_is_listed_again(made: Path, tmp_path: Path) -> None:
@@ -307,10 +307,10 @@ def test_a_slide_whose_line_was_lost_is_listed_again(made: Path, tmp_path: Path)
     shutil.copytree(made, root)
     words = (root / "m.safetensors", root / "features")
     run = xmil.explain_slides(*words, out=root / "again", check="none")
-    without_lines(run.path / "manifest.jsonl", b"slides/b.parquet")
+    without_lines(run.path / "ledger.jsonl", b"slides/b.parquet")
     assert error_line(run.path) == ""
     xmil.explain_slides(*words, out=run.path, check="none")
-    assert b"slides/b.parquet" in (run.path / "manifest.jsonl").read_bytes()
+    assert b"slides/b.parquet" in (run.path / "ledger.jsonl").read_bytes()
     assert error_line(run.path) == ""
 
 
@@ -321,7 +321,7 @@ def test_a_slide_whose_line_was_lost_must_be_whole_and_of_the_run(made: Path, tm
     runs = [xmil.explain_slides(*words, out=root / f"{i}", seed=i, check="none").path for i in range(2)]
     path = runs[0] / "slides" / "b.parquet"
     whole = path.read_bytes()
-    without_lines(runs[0] / "manifest.jsonl", b"slides/b.parquet")
+    without_lines(runs[0] / "ledger.jsonl", b"slides/b.parquet")
     for content in (whole[:-40], (runs[1] / "slides" / "b.parquet").read_bytes()):
         path.write_bytes(content)
         assert "slides/b.parquet" in error_line(runs[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import torch
 import torch.nn.functional as F
 
 import xmil
+from tests.storage.earlier import as_of_0_2
 from tests.training.cohorts import config_of, write_cohort
+from xmil.core.durable import write_text
 from xmil.core.errors import InputError
 from xmil.data.dataset import BagDataset, EpochSampler
 from xmil.training import train as runs
@@ -290,6 +293,56 @@ def test_a_finished_model_is_not_trained_again_and_restart_does(folder, tmp_path
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
+def folds_of(folder, out, **changes):
+    """A config of two folds whose models are quickly trained."""
+    return config_of(folder, out=str(out), data={"folds": 2}, train={"epochs": 2, **changes})
+
+
+def test_a_model_without_its_record_is_taken_from_its_measures(folder, tmp_path, monkeypatch):
+    """A training that is killed after the measures of the first model, before the ledger has them."""
+    config = folds_of(folder, tmp_path / "out")
+    monkeypatch.setattr("xmil.storage.RunWriter.record", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train(config)
+    monkeypatch.undo()
+    outcome = train(config)
+    assert (outcome.found, outcome.trained) == (["fold0"], ["fold1"])
+    (tmp_path / "out" / "fold0" / "metrics.json").write_text("{")
+    assert train(config).trained == ["fold0"]  # from its last epoch
+
+
+def test_a_lost_model_is_made_again_and_its_state_is_not_missed(folder, tmp_path):
+    config = folds_of(folder, tmp_path / "out")
+    train(config)
+    lost, state = (tmp_path / "out" / "fold1" / name for name in ("model.safetensors", "last.ckpt"))
+    lost.rename(tmp_path / "whole.safetensors")
+    outcome = train(config)
+    assert (outcome.found, outcome.trained) == (["fold0"], ["fold1"])
+    assert same_weights(lost, tmp_path / "whole.safetensors")
+    state.unlink()
+    assert train(config).trained == []
+
+
+def test_a_finished_run_of_0_2_goes_on_with_nothing_to_do(folder, tmp_path):
+    config = folds_of(folder, tmp_path / "out")
+    train(config)
+    write_text(tmp_path / "out" / "fold0" / "events.out.tfevents.1", "of TensorBoard")
+    results = rows(tmp_path / "out" / "results.csv")
+    as_of_0_2(tmp_path / "out", without=("settings",))
+    assert train(config).found == ["fold0", "fold1"]
+    assert rows(tmp_path / "out" / "results.csv") == results
+    as_of_0_2(tmp_path / "out", without=("settings",))
+    with pytest.raises(InputError, match=r"train\.epochs was 2, now 1"):
+        train(folds_of(folder, tmp_path / "out", epochs=1))
+    (tmp_path / "out" / "fold0" / "notes.txt").write_text("mine")
+    one = config_of(folder, out=str(tmp_path / "out"), train={"epochs": 1})
+    assert train(one, restart=True).trained == ["model"]
+    left = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert left.count("metrics.json") == 1
+    assert not [name for name in left if name.startswith("events")]
+    assert "notes.txt" in left
+
+
 def test_another_config_or_cohort_in_the_folder_is_refused(folder, tmp_path):
     out = str(tmp_path / "out")
     train(config_of(folder, out=out, train={"epochs": 2}))
@@ -308,7 +361,7 @@ def test_a_changed_table_is_noticed(tmp_path):
     train(config)
     table = folder / "cohort.csv"
     table.write_text(table.read_text().replace("s4,c4,neg", "s4,c4,pos"))
-    with pytest.raises(InputError, match="the bags were 20 of width 6"):
+    with pytest.raises(InputError, match=r"bags\.digest was"):
         train(config)
 
 
@@ -333,6 +386,9 @@ def test_a_diverging_point_of_the_grid_is_recorded_and_the_rest_goes_on(folder, 
     assert "not finite" in outcome.failed["grid0"] or "no longer finite" in outcome.failed["grid0"]
     assert json.loads((out / "best.json").read_text())["point"] == {"optim.lr": 0.05}
     assert rows(out / "results.csv")[0]["failed"]
+    assert xmil.open_run(out).failed == outcome.failed
+    again = train(config_of(folder, out=str(out), optim={"name": "sgd"}, grid=grid))
+    assert (again.found, again.trained, again.failed) == (["grid1"], [], outcome.failed)
 
 
 def test_deterministic_mode_puts_the_flags_back(folder, tmp_path):
@@ -383,7 +439,7 @@ def test_large_bags_are_left_out_and_said(folder):
 
 def test_run_json_says_what_was_run(folder, tmp_path):
     train(config_of(folder, out=str(tmp_path), train={"epochs": 1}))
-    said = json.loads((tmp_path / runs.RUN).read_text())
+    said = json.loads((tmp_path / "run.json").read_text())
     assert said["kind"] == "train"
     assert said["class_names"] == ["neg", "pos"]
     assert said["encoder"] == "enc-a"

@@ -37,12 +37,12 @@ from xmil.core.errors import FileError, InputError, StopError
 from xmil.core.explanation import Audit
 from xmil.data.bags import Case
 from xmil.data.files import feature_facts
+from xmil.execute import step
+from xmil.execute.workers import Workers
 from xmil.heatmaps.words import NOTE
 from xmil.methods.lrp import account_warnings
-from xmil.runs import cohort_run
 from xmil.runs.ensemble import Ensemble
 from xmil.runs.inputs import training_overlap_warning
-from xmil.execute.workers import Workers
 from xmil.slides.open import slide_files
 from xmil.storage import lock_folder
 
@@ -397,14 +397,14 @@ def test_item_20_no_slide_comes_from_another_model(
 ) -> None:
     """The model is replaced once the run has hashed it, before its workers have loaded it."""
     folder = make_cohort(tmp_path, 3)
-    started = cohort_run.process
+    started = step.process
 
     def late(items: Any, make: Any, workers: Workers) -> Any:
         assert workers.workers == 2
         make_model(folder / "m0.safetensors", seed=9)
         return started(items, make)  # what a worker process would do, in this one
 
-    monkeypatch.setattr(cohort_run, "process", late)
+    monkeypatch.setattr(step, "process", late)
     more = ["--methods", "lrp", "--steps", "4"] if name == "evaluate" else []
     assert run([name, *command(folder, *more, "--workers", "2")[1:]]) == 2
     assert "changed since the run started" in capsys.readouterr().err

@@ -85,12 +85,12 @@ def note_failure(run: Path | None, target: Path) -> None:
 
 def note_done(run: Path | None, target: Path) -> None:
     """Record that this writer's last change, of `target`, is complete."""
-    if run is not None and target.name != LEDGER and is_ledger(run / LEDGER):
+    if run is not None and target.name != LEDGER and find_list(run) is not None:
         append(run, {}, lasting=False)
 
 
 def _note(run: Path | None, target: Path, entry: Callable[[], Entry]) -> None:
-    if run is not None and target.name != LEDGER and is_ledger(run / LEDGER):
+    if run is not None and target.name != LEDGER and find_list(run) is not None:
         path = Path(os.path.abspath(target)).relative_to(run).as_posix()
         facts = entry()
         if "run" in facts:
@@ -144,6 +144,13 @@ def is_manifest(path: Path) -> bool:
     return _starts_with(path, MANIFEST_MARK)
 
 
+def find_list(run: Path) -> Path | None:
+    """Find the file that lists a run's files: its ledger, or the manifest of a run of xmil 0.2."""
+    if is_ledger(run / LEDGER):
+        return run / LEDGER
+    return run / MANIFEST if is_manifest(run / MANIFEST) else None
+
+
 def _starts_with(path: Path, mark: bytes) -> bool:
     try:
         with opened(path, os.O_RDONLY) as handle:
@@ -162,8 +169,10 @@ def append(run: Path, line: Mapping[str, Any], *, lasting: bool = True) -> None:
     by = _writer(os.getpid(), threading.get_ident())
     text = json.dumps({**line, "by": by}, default=plain_number).encode() + b"\n"
     with suppress(PermissionError):  # another user's run, which need not record this file
-        while not _append(run / LEDGER, text, lasting=lasting):
-            pass
+        while (path := find_list(run)) is not None:
+            with suppress(FileNotFoundError):  # a manifest that has just become a ledger
+                if _append(path, text, lasting=lasting):
+                    return
 
 
 def _append(path: Path, text: bytes, *, lasting: bool) -> bool:

@@ -236,7 +236,8 @@ def claim_folder(out: Path, **about: object) -> None:
     if missing:
         raise InputError(f"The demonstration needs {', '.join(missing)}; pip install 'xmil[slides,train]'.")
     path, about = out / "demo.json", {"version": __version__, **about}
-    check_folder(out, "demo", marks=(path.name,))
+    if not path.is_file():
+        check_folder(out, "demo")
     make_folder(out)
     try:
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else about

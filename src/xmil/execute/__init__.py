@@ -9,6 +9,7 @@ from xmil.execute.step import (
     every_column,
     execute,
     identify_inputs,
+    work_in_turn,
     work_on,
 )
 from xmil.execute.workers import (
@@ -25,5 +26,5 @@ from xmil.execute.workers import (
 __all__ = [
     "Listener", "MakeWorker", "Outcome", "Stages", "Step", "TableRow", "Tally", "Worker", "Workers",
     "complete_record", "error_line", "every_column", "execute", "identify_inputs",
-    "process", "stop_of", "work_on",
+    "process", "stop_of", "work_in_turn", "work_on",
 ]  # fmt: skip

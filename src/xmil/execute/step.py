@@ -9,7 +9,7 @@ the step finish.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -73,6 +73,11 @@ def every_column(rows: Sequence[TableRow]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row)) or ["slide_id"]
 
 
+def _no_worker() -> Any:
+    """Stand in for the workers of a step with a schedule of its own."""
+    raise NotImplementedError("a step needs `make_worker` or `schedule`")
+
+
 @dataclass(frozen=True)
 class Step(Generic[T]):
     """The work of a command: what to do, for which items, and what decides the results.
@@ -81,27 +86,27 @@ class Step(Generic[T]):
     run may extend. `about` are further entries of run.json. `make_worker` makes a function from an item to
     its `Record`, or `Stages`, once in each process. `finish` sums up the run and returns entries of run.json,
     such as `warnings`. The rest is optional: `prepare` runs first; `adopt` makes the record of an item from
-    its files, if the ledger has none; `holds` may refuse a record for another reason; `schedule` replaces the
-    workers; `refused` are slides that failed before, with the reason; `adds` keeps the rows of other slides;
-    without `columns` there is no slides.csv.
+    its files, if the ledger has none; `schedule` replaces the workers; `refused` are slides that failed
+    before, with the reason; `adds` keeps the rows of other slides; without `columns` there is no slides.csv;
+    `compared` is False if the folder takes items of other settings, too.
     """
 
     kind: str
     items: Sequence[Item[T]]
     settings: Mapping[str, Any]
-    make_worker: MakeWorker[Item[T], Record]
+    make_worker: MakeWorker[Item[T], Record] = _no_worker
     finish: Callable[[Tally], Mapping[str, Any]] = lambda _: {}
     about: Mapping[str, Any] = field(default_factory=dict)
     doing: str = "working on slides"
+    verb: str = "used"
     columns: Callable[[Sequence[TableRow]], list[str]] | None = every_column
     prepare: Callable[[], None] = lambda: None
     adopt: Callable[[Item[T]], Record | None] = lambda _: None
-    holds: Callable[[Record], bool] = lambda _: True
     schedule: Callable[[Sequence[Item[T]]], Iterator[Outcome[Item[T], Record]]] | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     grows: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()  # files that identify runs from before run.json
     adds: bool = False
+    compared: bool = True
 
 
 def execute(
@@ -119,8 +124,8 @@ def execute(
     tally = Tally(failed={**step.refused, **unnamed})
     schedule = step.schedule or partial(work_on, make_worker=step.make_worker, workers=workers)
     with open_folder(
-        out, step.kind, step.settings, about=step.about, grows=step.grows, marks=step.marks, restart=restart,
-        only=[item.key for item in items] if step.adds else None,
+        out, step.kind, step.settings, about=step.about, compared=step.compared, grows=step.grows,
+        restart=restart, only=[item.key for item in items] if step.adds else None,
     ) as folder:  # fmt: skip
         with writing_for(WHOLE_RUN):
             step.prepare()
@@ -135,7 +140,7 @@ def execute(
                 save()
         listener.failures(tally.failed)
         if not tally.records and (tally.failed or not items):
-            raise InputError(f"No slide has a result; {out / FAILURES} says why.")
+            raise InputError(f"No slide could be {step.verb}; {out / FAILURES} says why.")
         with writing_for(WHOLE_RUN):
             summary = step.finish(tally)
         for key, record in tally.records.items():
@@ -155,6 +160,16 @@ def work_on(
     return process(items, partial(_make_recorder, make_worker), workers)
 
 
+def work_in_turn(
+    items: Iterable[Item[T]], work: Callable[[Item[T]], Record]
+) -> Iterator[Outcome[Item[T], Record]]:
+    """Work on items one after another in this process; an error ends the run."""
+    for item in items:
+        with writing_for(item.owner or item.key):
+            record = work(item)
+        yield Outcome(item, complete_record(record, item))
+
+
 def _make_recorder(make_worker: MakeWorker[Item[T], Record]) -> Stages[Item[T], Record]:
     """Make a worker whose records say which input files were read, and whose files are its item's."""
     worker = make_worker()
@@ -167,12 +182,12 @@ def _make_recorder(make_worker: MakeWorker[Item[T], Record]) -> Stages[Item[T], 
 
     def work(_: Item[T], ready: tuple[Item[T], Any]) -> tuple[Item[T], Any]:
         item, content = ready
-        with writing_for(item.key):
+        with writing_for(item.owner or item.key):
             return item, stages.work(item, content)
 
     def write(worked: tuple[Item[T], Any]) -> Record:
         item, result = worked
-        with writing_for(item.key):
+        with writing_for(item.owner or item.key):
             record = result if stages.write is None else stages.write(result)
         return complete_record(record, item)
 
@@ -209,10 +224,7 @@ def _missing(
 ) -> Iterator[Item[T]]:
     """Yield the items that are not done; add the records of the others to the tally."""
 
-    def find(item: Item[T]) -> Record | None:
-        record = folder.find_record(item, step.adopt)
-        return record if record is not None and step.holds(record) else None
-
+    find = partial(folder.find_record, adopt=step.adopt)
     with ThreadPoolExecutor(LOOKING) as threads:
         for start in range(0, len(items), AT_A_TIME):
             chunk = items[start : start + AT_A_TIME]

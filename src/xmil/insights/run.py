@@ -145,6 +145,7 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
         adopt=analysis.adopt,
         finish=analysis.finish,
         doing="analysing slides",
+        verb="analysed",
     )
     tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)
     listener.say(f"{len(tally.done)} slides analysed, {tally}. See {out / 'report.html'}.")

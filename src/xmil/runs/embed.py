@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -77,7 +77,19 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
     pairs, refused = _pairs(request, listener)
     folder = request.out or request.tiles / f"features_{short_name(request.encoder)}"
     embedder = Embedder(folder, request, find_device(request.place))
-    step = Step(
+    step = embed_step(embedder, pairs, refused)
+    tally = execute(step, folder, workers=request.pool, listener=listener, restart=request.restart)
+    patches = counted(sum(tally.records[name].facts["patches"] for name in tally.done), "patch")
+    listener.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
+    return Run(folder)
+
+
+def embed_step(
+    embedder: Embedder, pairs: Mapping[str, tuple[Path, Path]], refused: Mapping[str, str] | None = None
+) -> Step[tuple[Path, Path]]:
+    """Make the step that encodes slides with their patches."""
+    request = embedder.request
+    return Step(
         "embed",
         [Item(name, pair, pair, by_time=False) for name, pair in pairs.items()],
         settings=request.with_options(embedder.settings()),
@@ -86,16 +98,12 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
             "weights": None if request.weights is None else str(request.weights),
         },
         make_worker=partial(_make_worker, embedder, embedder.digests),
-        adopt=partial(adopt_features, folder),
+        adopt=partial(adopt_features, embedder.out),
         schedule=embedder.schedule,
         doing="encoding slides",
-        refused=refused,
+        refused=refused or {},
         adds=True,
     )
-    tally = execute(step, folder, workers=request.pool, listener=listener, restart=request.restart)
-    patches = counted(sum(tally.records[name].facts["patches"] for name in tally.done), "patch")
-    listener.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
-    return Run(folder)
 
 
 def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[Path, Path]], dict[str, str]]:

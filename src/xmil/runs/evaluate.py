@@ -156,6 +156,7 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
         finish=summary.write,
         columns=columns_of_cases,
         doing=f"evaluating {request.by}s",
+        verb="measured",
     )
     tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)
     for line in summary.lines:

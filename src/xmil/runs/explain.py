@@ -101,7 +101,6 @@ if TYPE_CHECKING:
 
 KIND = "explain"
 GROWS = ("methods", "params")  # settings that a later run may extend
-TILED = "tiles/run.json"  # in a folder whose slides are tiled but not explained yet
 PREDICTED, LABEL, ALL = "predicted", "label", "all"
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)  # raised by odd headers
 KEEP = 0.5  # share of the patches in each sub-bag of contexts
@@ -186,9 +185,9 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
         finish=summary.write,
         columns=columns_of_cases,
         doing=f"explaining {request.by}s",
+        verb="explained",
         refused={} if prepared is None else prepared.refused,
         grows=GROWS,
-        marks=(TILED,),
     )
     tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)
     for line in [*summary.lines, f"{len(tally.done)} explained, {tally}. Written to {out}."]:
@@ -238,7 +237,7 @@ def features_of_slides(request: ExplainRequest, out: Path, listener: Listener) -
         models, _ = open_models(request)  # other models need features for a trial
         check_request(request, models)
         spec = models.specs[0]
-    check_folder(out, KIND, marks=(TILED,))
+    check_folder(out, KIND)
     return make_features(request, spec, out, listener)
 
 

@@ -91,6 +91,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
         about={"run": str(saved.path.resolve()), "slides": slides},
         make_worker=partial(partial, draw_item, order, out, request.slides),
         doing="drawing slides",
+        verb="drawn",
         adds=True,
     )
     tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)

@@ -66,6 +66,7 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
         make_worker=partial(_make_worker, inside),
         adopt=partial(adopt_maps, out),
         doing="explaining slides",
+        verb="examined",
     )
     tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)
     listener.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {out}.")

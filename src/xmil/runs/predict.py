@@ -78,6 +78,7 @@ def predict_slides(request: PredictRequest, *, listener: Listener | None = None)
         prepare=partial(remove_results, out),
         finish=summary.write,
         doing=f"predicting {request.by}s",
+        verb="predicted",
         columns=None,
     )
     tally = execute(step, out, workers=request.pool, listener=listener, restart=request.restart)

@@ -206,7 +206,7 @@ def _in_order(
     ready: Mapping[Path, list[SlideSummary]],
     outcomes: Iterator[Outcome[Path, list[SlideSummary]]],
 ) -> Iterator[tuple[Path, list[SlideSummary], str | None]]:
-    """Yield the summaries of each file, or why it cannot be read; in the order of the files if some are ready."""
+    """Yield the summaries of each file, or why it cannot be read; in their order if some are ready."""
     if not ready:  # in order of completion, so that a million summaries never wait in memory
         yield from ((outcome.item, outcome.result or [], outcome.error) for outcome in outcomes)
         return

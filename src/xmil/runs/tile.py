@@ -21,7 +21,7 @@ from xmil.runs.requests import TileRequest
 from xmil.slides import open_slide
 from xmil.slides.artefacts import counted_kinds
 from xmil.slides.tiling import TileSettings, patches_file, tile_slide, write_tiling
-from xmil.storage import Item, Record, Run, read_run
+from xmil.storage import Item, Ledger, Record, Run, read_ledger, read_run
 
 
 @takes(TileRequest, "slides")
@@ -47,12 +47,11 @@ def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Ru
     slides = {name: str(path) for name, path in listing.slides.items()}
     step = Step(
         "tile",
-        [Item(name, path, (path,), by_time=False) for name, path in listing.slides.items()],
+        items_to_tile(listing.slides, request),
         settings=request.with_options(settings_of(settings)),
         about={"slide_mpp": earlier if request.slide_mpp is None else request.slide_mpp, "slides": slides},
         make_worker=partial(partial, tile_one, settings, request.out),
-        adopt=partial(adopt_patches, request.out),
-        holds=partial(has_mpp, request.slide_mpp),
+        adopt=partial(adopt_patches, request),
         doing="tiling slides",
         refused=listing.twice,
         adds=True,
@@ -94,9 +93,19 @@ def record_of(item: Item[Path], patches: int, mpp: float | None, inferred: Seque
     return Record([row], {"inferred": list(inferred), "patches": patches, "mpp": mpp})
 
 
-def adopt_patches(out: Path, item: Item[Path]) -> Record | None:
+def items_to_tile(slides: Mapping[str, Path], request: TileRequest) -> list[Item[Path]]:
+    """List the slides; those without an mpp are tiled again if another one is given."""
+    ledger = read_ledger(request.out) or Ledger()
+    again = {name for name, record in ledger.records.items() if needs_mpp(record, request.slide_mpp)}
+    return [
+        Item(name, path, (path,), parts=("mpp",) if name in again else (), by_time=False)
+        for name, path in slides.items()
+    ]
+
+
+def adopt_patches(request: TileRequest, item: Item[Path]) -> Record | None:
     """Make the record of a slide from its file of patches, if it has one."""
-    path = patches_file(out, item.key)
+    path = patches_file(request.out, item.key)
     if not path.is_file():
         return None
     try:
@@ -104,14 +113,18 @@ def adopt_patches(out: Path, item: Item[Path]) -> Record | None:
         source = header.extra.get("source") or identity(item.what)
     except FileError:
         return None
-    return replace(record_of(item, len(header), header.mpp, header.inferred), sources=[source])
+    record = record_of(item, len(header), header.mpp, header.inferred)
+    return None if needs_mpp(record, request.slide_mpp) else replace(record, sources=[source])
 
 
-def has_mpp(slide_mpp: float | None, record: Record) -> bool:
-    """Whether a slide was tiled with its own mpp, or with the one that is given."""
+def needs_mpp(record: Record | None, slide_mpp: float | None) -> bool:
+    """Whether a slide that stores no mpp was tiled with another one than is given."""
+    if record is None or slide_mpp is None:
+        return False
     facts = record.facts
-    stores_mpp = not any(note.startswith("mpp ") for note in facts["inferred"])
-    return slide_mpp is None or stores_mpp or facts["mpp"] == slide_mpp
+    return facts.get("mpp") != slide_mpp and any(
+        note.startswith("mpp ") for note in facts.get("inferred", ())
+    )
 
 
 def describe_dropped(dropped: Sequence[Mapping[str, int]]) -> str:

@@ -111,8 +111,8 @@ def _unknown_files(run: Run) -> Iterator[str]:
     ledger = read_ledger(run.path)
     if ledger is None and not _states_ledger(run):
         yield (
-            "The run is from an early version, without a ledger: missing files, and changes that leave a file "
-            "readable, cannot be noticed."
+            "The run is from an early version, without a ledger: missing files, and changes that leave a "
+            "file readable, cannot be noticed."
         )
     if ledger is not None and ledger.begun:
         yield (

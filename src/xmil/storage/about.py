@@ -11,6 +11,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,80 @@ from xmil._version import __version__
 from xmil.core.errors import InputError, not_made
 from xmil.core.ledger import RUN
 from xmil.core.text import parse_json
+from xmil.core.verdict import RunVerdict
+from xmil.storage.ledger import read_ledger
 from xmil.storage.tables import check_inside, write_json
 
 LAYOUT = 3  # of run.json; later layouts are refused, earlier ones are read
+
+
+class RunFacts:
+    """What run.json says of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """The content of run.json, or empty."""
+        return read_run(self.path) or {}
+
+    @property
+    def kind(self) -> str:
+        """The command that filled the folder: "explain", "tile", ..."""
+        return str(self.about.get("kind") or "explain")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that decide the results."""
+        return dict(self.about.get("settings", {}))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences about doubts in the run."""
+        return [str(text) for text in self.about.get("warnings") or ()]
+
+    @property
+    def verdict(self) -> RunVerdict | None:
+        """Whether the run's maps show what the model uses; None if that was not measured."""
+        stored = self.about.get("verdict")
+        return RunVerdict.from_dict(stored) if isinstance(stored, dict) else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last command in the folder ended, by its ledger; True without a ledger."""
+        ledger = read_ledger(self.path)
+        return ledger is None or ledger.begun is None
+
+    @property
+    def task(self) -> str:
+        """The task of the run's model."""
+        return str(self.about.get("task") or self.spec.get("task") or "classification")
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, if the model knows them."""
+        names = self.about.get("class_names") or self.spec.get("class_names")
+        return tuple(map(str, names)) if isinstance(names, list) and names else None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The spec of the run's model, as far as it is stored."""
+        model = self.about.get("model")
+        spec = model.get("spec") if isinstance(model, dict) else None
+        return spec if isinstance(spec, dict) else {}
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digests of the model's file, or of the files of an ensemble."""
+        models = self.about.get("models") or [self.about.get("model")]
+        rows = models if isinstance(models, list) else []
+        return tuple(str(m["digest"]) for m in rows if isinstance(m, dict) and m.get("digest"))
+
+    @property
+    def by_case(self) -> bool:
+        """Whether all slides of a case form one bag."""
+        return (self.about.get("by") or self.settings.get("by")) == "case"
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:

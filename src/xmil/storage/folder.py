@@ -18,14 +18,14 @@ from typing import Any, Generic, TypeVar
 
 from xmil.core.durable import FULL, remove_file, sync_folder, unchanged
 from xmil.core.errors import FileError, InputError, WriteError, XmilError, not_made
-from xmil.core.ledger import LEDGER, MANIFEST, Entry, append, is_ledger, is_manifest, owning_run
+from xmil.core.ledger import LEDGER, MANIFEST, append, is_ledger, is_manifest, is_run, owning_run
 from xmil.core.ledger import RUN as RUN
 from xmil.storage.about import command_of, read_run, write_run
 from xmil.storage.ledger import STORE, Ledger, Record, file_fault, fold_ledger, read_ledger, start_ledger
+from xmil.storage.ledger import WHOLE_RUN as WHOLE_RUN
 from xmil.storage.tables import read_rows, write_table
 
 SLIDES, FAILURES = "slides.csv", "failures.csv"
-WHOLE_RUN = "/"  # the item of files that sum up a run; no slide has this name
 T = TypeVar("T")
 
 
@@ -36,6 +36,7 @@ class Item(Generic[T]):
     `what` is what the worker gets. The item is done if its record names the same `decides` and all `parts`,
     if its files are as they were written, and if the files `inputs` are those that were read, which `sources`
     identify; `by_time` also compares the times of large ones. `slides` are its rows in the run's table.
+    `owner` replaces the key in the ledger's entries of files, if several items share a file.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Item(Generic[T]):
     slides: tuple[str, ...] = ()
     by_time: bool = True
     sources: tuple[str | None, ...] = ()
+    owner: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,13 +75,13 @@ class Item(Generic[T]):
 class RunWriter:
     """A run's folder while a command writes into it."""
 
-    def __init__(self, path: Path, kind: str, settings: Mapping[str, Any], mark: str | None) -> None:
-        self.path, self.kind, self.settings, self.fingerprint = path, kind, settings, mark
-        self.records: dict[str, Record] = {}
-        self._files: dict[str, dict[str, Entry]] = {}  # by item
-
-    def load(self, ledger: Ledger) -> None:
-        """Take what an earlier command left."""
+    def __init__(
+        self, path: Path, kind: str, settings: Mapping[str, Any], mark: str | None, ledger: Ledger
+    ) -> None:
+        self.path = path
+        self.kind = kind
+        self.settings = settings
+        self.fingerprint = mark
         self.records = dict(ledger.records)
         self._files = ledger.files_by_item()
 
@@ -97,7 +99,7 @@ class RunWriter:
             self.record(item.key, record)
         if not item.is_done(record):
             return None
-        files = self._files.get(item.key, {})
+        files = self._files.get(item.owner or item.key, {})
         return None if any(file_fault(self.path / path, entry) for path, entry in files.items()) else record
 
     def record(self, key: str, record: Record) -> None:
@@ -141,7 +143,6 @@ def open_folder(
     about: Mapping[str, Any] | None = None,
     compared: bool = True,
     grows: Collection[str] = (),
-    marks: Sequence[str] = (),
     restart: bool = False,
     only: Collection[str] | None = None,
 ) -> Iterator[RunWriter]:
@@ -154,7 +155,7 @@ def open_folder(
     is_new = not folder.exists()
     settings = settings or {}
     mark = fingerprint(kind, settings, grows) if compared else None
-    with claim_folder(folder, kind, marks=marks):
+    with claim_folder(folder, kind):
         before = read_run(folder)
         is_same = before is None or not compared or _has_settings(before, settings, mark, grows)
         if not restart and before is not None:
@@ -165,8 +166,7 @@ def open_folder(
         ledger = start_ledger(folder, kind)
         if restart:
             ledger = _clear(folder, ledger, only if is_same else None)
-        writer = RunWriter(folder, kind, settings, mark)
-        writer.load(ledger)
+        writer = RunWriter(folder, kind, settings, mark, ledger)
         writer.describe(about or {})
         try:
             yield writer
@@ -223,16 +223,16 @@ def _is_empty(folder: Path) -> bool:
 
 
 @contextmanager
-def claim_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> Iterator[None]:
+def claim_folder(folder: Path, kind: str) -> Iterator[None]:
     """Make a folder and lock it against other writers; refuse a folder of another kind.
 
     Nothing is changed before the kind of the folder is known. If the work succeeds, the ledger says that the
     run has ended.
     """
-    check_folder(folder, kind, marks=marks)
+    check_folder(folder, kind)
     make_folder(folder)
     with lock_folder(folder):
-        check_folder(folder, kind, marks=marks)
+        check_folder(folder, kind)
         yield
         if is_ledger(folder / LEDGER):
             fold_ledger(folder, ended=True)
@@ -263,11 +263,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
+def check_folder(folder: Path, kind: str) -> None:
     """Refuse a folder with anything but a run of this kind, so that no file of the user is replaced.
 
-    Hidden files, empty folders and a ledger do not count: a run killed before its run.json leaves only
-    these.
+    Hidden files, empty folders, a ledger and runs inside do not count: a run killed before its run.json
+    leaves only these.
     """
     about = read_run(folder)
     if about is not None and about["kind"] != kind:
@@ -277,7 +277,7 @@ def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
             else f"a {RUN} that does not describe a run"
         )
         raise InputError(f"{folder}: holds {holds}; choose another `out=`.")
-    if about is not None or any((folder / mark).is_file() for mark in marks):
+    if about is not None:
         return
     if (other := _first_file(folder)) is not None:
         raise InputError(
@@ -289,7 +289,9 @@ def check_folder(folder: Path, kind: str, *, marks: Sequence[str] = ()) -> None:
 def _first_file(folder: Path) -> Path | None:
     """Find a file, store or link in or below a folder; skip hidden names and the ledger."""
     for inner, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and not is_run(Path(inner) / name)
+        )
         ends = [name for name in folders if name.endswith(STORE) or (Path(inner) / name).is_symlink()]
         for name in sorted([*names, *ends]):
             path = Path(inner) / name

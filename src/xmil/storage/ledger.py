@@ -30,6 +30,7 @@ from xmil.core.ledger import (
     Entry,
     append,
     describe,
+    find_list,
     is_ledger,
     is_manifest,
     is_run,
@@ -45,6 +46,9 @@ from xmil.storage.tables import read_rows
 
 LAYOUT = 1
 STORE = ".zarr"  # suffix of a folder that is one result
+WHOLE_RUN = "/"  # the item of files that sum up a run; no slide has this name
+ANNOTATIONS = "annotations"  # of readers, which no restart removes
+TABLES = (RUN, "slides.csv", "failures.csv")
 THREADS = 4  # for reading files, which waits for the disk
 LONGEST = 4096  # bytes of a path
 FOREIGN = "move it elsewhere if it is not of this run, or keep it if its entry was lost"
@@ -172,12 +176,13 @@ def _apply(ledger: Ledger, line: Any) -> None:
         ledger.records[str(line["item"])] = Record(**_checked(line, RECORD))
     elif "path" in line:
         path = _inside(line["path"])
-        ledger.files.pop(path, None)
+        earlier = ledger.files.pop(path, {})
         if not line.get("removed"):
             entry = _checked(line, ENTRY)
             if "size" not in entry:
                 raise ValueError("not an entry")
-            ledger.files[path] = entry
+            owner = {"of": earlier["of"]} if "of" in earlier else {}
+            ledger.files[path] = {**owner, **entry}
 
 
 def _checked(line: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -248,7 +253,7 @@ def start_ledger(folder: Path, kind: str) -> Ledger:
                 remove_file(folder / name)
     append(folder, {"begin": kind})
     outer = owning_run(folder)
-    if outer is not None and is_ledger(outer / LEDGER):
+    if outer is not None and find_list(outer) is not None:
         name = Path(os.path.abspath(folder)).relative_to(outer).as_posix()
         outer_ledger = read_ledger(outer)
         if outer_ledger is not None and name not in outer_ledger.runs:
@@ -270,7 +275,7 @@ def _adopt(folder: Path) -> Ledger:
 
 
 def _name_owners(folder: Path, ledger: Ledger) -> None:
-    """Note the slide that each file of an earlier version belongs to, by its name."""
+    """Note the slide that each file of an earlier version belongs to, by its name, or else the whole run."""
     slides: set[str] = set()
     for table in ("slides.csv", "failures.csv"):
         with suppress(XmilError):
@@ -279,8 +284,10 @@ def _name_owners(folder: Path, ledger: Ledger) -> None:
         place, _, name = path.rpartition("/")
         starts = [name[:i] for i, letter in enumerate(name) if letter in "._"]
         owners = [start for start in reversed(starts) if start in slides]
-        if owners and place.partition("/")[0] != "annotations":
+        if owners and place.partition("/")[0] != ANNOTATIONS:
             entry.setdefault("of", owners[0])
+        elif "sha256" in entry and place.partition("/")[0] != ANNOTATIONS and name not in TABLES:
+            entry.setdefault("of", WHOLE_RUN)  # xmil wrote it
 
 
 def seal_folder(folder: Path) -> None:

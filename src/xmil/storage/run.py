@@ -16,7 +16,6 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from glob import escape as escape_glob
 from os import PathLike
 from pathlib import Path
@@ -31,11 +30,9 @@ from xmil.core.quoting import plain_cell
 from xmil.core.services import service
 from xmil.core.task import Target
 from xmil.core.text import counted, is_plain, shorten
-from xmil.core.verdict import RunVerdict
-from xmil.storage.about import command_of, read_run
+from xmil.storage.about import RunFacts, command_of
 from xmil.storage.explanations import read_explanation, read_interactions
 from xmil.storage.folder import FAILURES, SLIDES
-from xmil.storage.ledger import read_ledger
 from xmil.storage.tables import Row, check_inside, read_curves, read_json, read_rows
 
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ PLACES = {  # of a slide's files: folder and suffix
 T = TypeVar("T")
 
 
-class Run:
+class Run(RunFacts):
     """A folder with results of a command, or of its Python function.
 
     Iterating yields the slides with a result. The folder may still be growing: `table()` and `failed` read it
@@ -71,7 +68,8 @@ class Run:
         files: Mapping[str, Path] | None = None,
         follow_links: bool = False,
     ) -> None:
-        self.path, self.follow_links = Path(path), follow_links
+        super().__init__(Path(path))
+        self.follow_links = follow_links
         self._chosen = None if files is None else dict(files)  # explanations by slide, instead of slides/
 
     def __repr__(self) -> str:
@@ -85,77 +83,12 @@ class Run:
     def __len__(self) -> int:
         return len(self.slides)
 
-    def __contains__(self, slide: object) -> bool:
-        return slide in self.slides
-
     def _read(self, parse: Callable[[Path], T], path: Path) -> T:
         """Read a file; a subclass may cache it while the file stays the same."""
         return parse(path)
 
     def _read_table(self, name: str) -> dict[str, Row]:
         return self._read(read_rows, self.path / name)
-
-    @cached_property
-    def about(self) -> dict[str, Any]:
-        """The content of run.json, or empty."""
-        return read_run(self.path) or {}
-
-    @property
-    def kind(self) -> str:
-        """The command that filled the folder: "explain", "tile", ..."""
-        return str(self.about.get("kind") or "explain")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that decide the results."""
-        return dict(self.about.get("settings", {}))
-
-    @property
-    def warnings(self) -> list[str]:
-        """Sentences about doubts in the run."""
-        return [str(text) for text in self.about.get("warnings") or ()]
-
-    @property
-    def verdict(self) -> RunVerdict | None:
-        """Whether the run's maps show what the model uses; None if that was not measured."""
-        stored = self.about.get("verdict")
-        return RunVerdict.from_dict(stored) if isinstance(stored, dict) else None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last command in the folder ended, by its ledger; True without a ledger."""
-        ledger = read_ledger(self.path)
-        return ledger is None or ledger.begun is None
-
-    @property
-    def task(self) -> str:
-        """The task of the run's model."""
-        return str(self.about.get("task") or self.spec.get("task") or "classification")
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, if the model knows them."""
-        names = self.about.get("class_names") or self.spec.get("class_names")
-        return tuple(map(str, names)) if isinstance(names, list) and names else None
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The spec of the run's model, as far as it is stored."""
-        model = self.about.get("model")
-        spec = model.get("spec") if isinstance(model, dict) else None
-        return spec if isinstance(spec, dict) else {}
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """The digests of the model's file, or of the files of an ensemble."""
-        models = self.about.get("models") or [self.about.get("model")]
-        rows = models if isinstance(models, list) else []
-        return tuple(str(m["digest"]) for m in rows if isinstance(m, dict) and m.get("digest"))
-
-    @property
-    def by_case(self) -> bool:
-        """Whether all slides of a case form one bag."""
-        return (self.about.get("by") or self.settings.get("by")) == "case"
 
     @property
     def rows(self) -> dict[str, Row]:
@@ -222,7 +155,20 @@ class Run:
         if not is_plain(slide):
             raise FileError(f"The slide name {slide!r} cannot name a file; rename the slide.")
         folder, suffix = PLACES[what]
-        return self._within(self.path / folder / f"{slide}{suffix}")
+        path = self.path / folder / f"{slide}{suffix}"
+        try:
+            plain = stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
+        except (OSError, ValueError):
+            return None
+        if plain and path.parent.parent == self.path:
+            return path
+        if not path.is_file():
+            return None
+        if not self.follow_links and not is_inside(path, self.path):
+            raise FileError(
+                f"{path.name}: a link out of its folder, not followed; `follow_links=True` follows it."
+            )
+        return path
 
     def find_interactions(self, slide: str) -> list[Path]:
         """List the files of a slide's interactions, one for each target."""
@@ -259,22 +205,6 @@ class Run:
         methods = stored.get("methods")
         rows = [m for m in methods if isinstance(m, dict)] if isinstance(methods, list) else []
         return {**stored, "methods": [{**curves.get((str(m.get("method")), mode), {}), **m} for m in rows]}
-
-    def _within(self, path: Path) -> Path | None:
-        """Return the path if it is a file inside the folder; only `follow_links` allows links."""
-        try:
-            plain = stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
-        except (OSError, ValueError):
-            return None
-        if plain and path.parent.parent == self.path:
-            return path
-        if not path.is_file():
-            return None
-        if not self.follow_links and not is_inside(path, self.path):
-            raise FileError(
-                f"{path.name}: a link out of its folder, not followed; `follow_links=True` follows it."
-            )
-        return path
 
     def _repr_html_(self) -> str:
         """Show the kind, counts, warnings and first rows in a notebook."""

@@ -23,12 +23,13 @@ from xmil.core.background import Background, background_of
 from xmil.core.budget import check_budget
 from xmil.core.durable import note_as_it_is, write_bytes
 from xmil.core.errors import FileError, InputError
+from xmil.core.ledger import writing_for
 from xmil.core.pickles import check_torch_file
 from xmil.core.registry import Registry
 from xmil.core.task import TASKS, Floats
 from xmil.evaluate import class_metrics, risk_metrics, value_metrics
 from xmil.models import MILModel, create_model, save_model
-from xmil.storage import write_table
+from xmil.storage import WHOLE_RUN, write_table
 from xmil.training.batches import (
     Batches,
     Item,
@@ -317,8 +318,9 @@ def _tensorboard(folder: Path, writes: bool, *, start: int) -> Iterator[Callable
         with suppress(OSError):
             if writer is not None:
                 writer.close()
-                for path in folder.glob("events.out.tfevents.*"):
-                    note_as_it_is(path)
+                with writing_for(WHOLE_RUN):
+                    for path in folder.glob(f"{EVENTS}*"):
+                        note_as_it_is(path)
 
 
 def new_model(job: Job, width: int) -> MILModel:
@@ -445,6 +447,7 @@ def measure(outputs: Floats, rows: npt.NDArray[np.int64], goal: Goal) -> Measure
 
 
 LAYOUT = 1
+EVENTS = "events.out.tfevents."  # start of the names of TensorBoard's files
 LAST, LOG, MODEL, METRICS, PREDICTIONS = (
     "last.ckpt",
     "log.csv",
@@ -485,7 +488,8 @@ def write_state(state: State, folder: Path) -> None:
     """Write a state and its log."""
     buffer = io.BytesIO()  # in memory first: a full disk then raises a plain OSError
     torch.save({**vars(state), "best": vars(state.best), "layout": LAYOUT}, buffer)
-    write_bytes(folder / LAST, buffer.getbuffer())
+    with writing_for(WHOLE_RUN):  # a finished model does without it
+        write_bytes(folder / LAST, buffer.getbuffer())
     write_log(state, folder)
 
 

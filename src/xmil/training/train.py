@@ -1,4 +1,7 @@
-"""A training run in a folder: every point of the grid x fold x repeat; a second call resumes it."""
+"""A training run in a folder: every point of the grid x fold x repeat; a second call resumes it.
+
+Several processes may train a model together. Only the first one opens the folder and its ledger.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import compress
@@ -18,27 +22,17 @@ import numpy as np
 import torch
 
 from xmil.core.budget import available_memory, csv_rows
-from xmil.core.durable import remove_file, unchanged, write_text
-from xmil.core.errors import InputError, UnsupportedError
+from xmil.core.durable import unchanged, write_text
+from xmil.core.errors import FileError, InputError, UnsupportedError
 from xmil.core.task import TASKS, Floats
-from xmil.core.text import parse_json, shorten
+from xmil.core.text import shorten
 from xmil.evaluate import prediction_columns
+from xmil.execute import Outcome, Step, Tally, execute, work_in_turn
 from xmil.network import find_device
-from xmil.storage import (
-    RUN,
-    RunFolder,
-    check_folder,
-    make_folder,
-    read_rows,
-    read_run,
-    start_manifest,
-    sweep_folder,
-    write_run,
-)
+from xmil.storage import Item, Record, make_folder, read_json, read_rows, read_run
 from xmil.training.batches import SiteGroups, TrainingBags
 from xmil.training.config import Config, Train, at_point, differences, dumps, grid_points, plain
 from xmil.training.fit import (
-    LAST,
     LOG,
     METRICS,
     MODEL,
@@ -64,9 +58,9 @@ from xmil.training.training_set import (
 
 logger = logging.getLogger(__name__)
 KIND, CONFIG = "train", "config.toml"
-JOB_FILES = (MODEL, LAST, LOG, METRICS, PREDICTIONS)
-COHORT = "cohort.csv"
-ROOT_FILES = ("results.csv", "best.json", PREDICTIONS, COHORT, CONFIG, RUN)
+COHORT, RESULTS, BEST = "cohort.csv", "results.csv", "best.json"
+MODEL_FILES = (MODEL, LOG, METRICS, PREDICTIONS)
+RUN_FILES = (CONFIG, COHORT, RESULTS, BEST, PREDICTIONS)
 
 
 @dataclass(frozen=True)
@@ -77,10 +71,24 @@ class TrainingPlan:
     training_set: TrainingSet
     jobs: tuple[Job, ...]
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return Path(self.config.out)
+
+    @cached_property
+    def items(self) -> list[Item[Job]]:
+        """The jobs with what decides them, apart from the settings of the run."""
+        bags = self.training_set.digest
+        return [
+            Item(job.name, job, decides={"point": job.point, "seed": job.seed, "bags": bags})
+            for job in self.jobs
+        ]
+
 
 @dataclass
 class TrainOutcome:
-    """The result of a run: jobs trained now, already done, and failed with the reason."""
+    """The result of a run: jobs trained now, already done, and diverged with the reason."""
 
     trained: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
@@ -126,102 +134,114 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
 
     A lock refuses a second training in the same folder.
     """
-    plan = make_plan(config)
-    folder = Path(config.out)
-    with RunFolder(folder, KIND).claim() if is_first_process() else nullcontext():  # one holds the lock
-        return _train_all(plan, make_fabric(config), folder, restart=restart, on_job=on_job)
-
-
-def _train_all(
-    plan: TrainingPlan, fabric: Any, folder: Path, *, restart: bool, on_job: OnJob | None
-) -> TrainOutcome:
-    config = plan.config
-    if is_first_process():  # before launching others, to print errors once
-        prepare(plan, folder, restart=restart)
-    fabric.launch()
-    fabric.barrier()
-    outcome = TrainOutcome(notes=plan.training_set.notes, reports=bool(fabric.is_global_zero))
-    bags: TrainingBags | None = None
+    plan, fabric = make_plan(config), make_fabric(config)
     with deterministic(config.train.deterministic), torch.random.fork_rng(devices=[]):
-        for number, job in enumerate(plan.jobs):
-            if (folder / job.name / METRICS).is_file():
-                outcome.found.append(job.name)
-                continue
-            if bags is None:
-                bags = TrainingBags(plan.training_set.bags.preloading(preload_bytes(config.train)))
-            on_step = on_job(job, number) if on_job is not None and outcome.reports else None
-            try:
-                fit = Fit(job, bags, fabric, folder / job.name)
-                _write_job(plan, fit, fit.run(on_step))
-                outcome.trained.append(job.name)
-            except DivergedError as error:
-                outcome.failed[job.name] = str(error)
-                if outcome.reports:
-                    write_text(folder / job.name / METRICS, json.dumps({FAILED: str(error)}) + "\n")
-            fabric.barrier()
-    return _finish(plan, folder, outcome)
+        if is_first_process():
+            outcome = _train_in_folder(plan, fabric, restart=restart, on_job=on_job)
+        else:
+            outcome = TrainOutcome()
+            for _ in train_jobs((), plan, fabric):
+                pass
+    shared: TrainOutcome = fabric.broadcast(outcome)
+    return replace(shared, reports=bool(fabric.is_global_zero))
 
 
-def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
-    """Make the folder and its description; refuse a folder of another run, or with the user's files.
-
-    Writing run.json marks the folder as ours.
-    """
-    check_folder(folder, KIND)
-    if restart:
-        clear(folder)
-    make_folder(folder)
-    training_set = plan.training_set
-    description = {
-        "config": plain(plan.config),
+def _train_in_folder(plan: TrainingPlan, fabric: Any, *, restart: bool, on_job: OnJob | None) -> TrainOutcome:
+    """Train the models that the ledger of the folder lacks; refuse a folder of other settings."""
+    config, training_set = plan.config, plan.training_set
+    outcome = TrainOutcome(notes=training_set.notes)
+    about = {
+        "config": plain(config),
         "bags": {"count": len(training_set), "digest": training_set.digest, "width": training_set.bags.dim},
-        "task": plan.config.task,
+        "task": config.task,
         "class_names": list(training_set.targets.class_names or ()) or None,
         "encoder": training_set.encoder,
         "left_out": list(training_set.notes),
         "jobs": [job.name for job in plan.jobs],
     }
+    if not restart:
+        _check_same(plan.folder, about)
+    step = Step(
+        KIND,
+        plan.items,
+        settings=plain(config),
+        about=about,
+        compared=False,  # by `_check_same`, since where it runs may differ
+        columns=None,
+        prepare=partial(prepare, plan),
+        adopt=partial(adopt_model, plan.folder),
+        schedule=partial(train_jobs, plan=plan, fabric=fabric, on_job=on_job),
+        finish=partial(_finish, plan, outcome),
+    )
+    execute(step, plan.folder, restart=restart)
+    return outcome
+
+
+def train_jobs(
+    missing: Sequence[Item[Job]], plan: TrainingPlan, fabric: Any, on_job: OnJob | None = None
+) -> Iterator[Outcome[Item[Job], Record]]:
+    """Train the missing models on all processes of the run; only the first process knows which they are."""
+    fabric.launch()
+    names = fabric.broadcast([item.key for item in missing])
+    if not names:
+        return
+    bags = TrainingBags(plan.training_set.bags.preloading(preload_bytes(plan.config.train)))
+    items = [item for item in plan.items if item.key in names]
+    yield from work_in_turn(items, partial(_train_job, plan=plan, bags=bags, fabric=fabric, on_job=on_job))
+
+
+def _train_job(
+    item: Item[Job], *, plan: TrainingPlan, bags: TrainingBags, fabric: Any, on_job: OnJob | None
+) -> Record:
+    """Train a model, or continue its training, and write its measures, or why it diverged."""
+    job, folder, on_step = item.what, plan.folder / item.key, None
+    if on_job is not None and fabric.is_global_zero:
+        on_step = on_job(job, plan.items.index(item))
+    try:
+        fit = Fit(job, bags, fabric, folder)
+        results = _measure(plan, fit, fit.run(on_step))
+    except DivergedError as error:
+        results = {FAILED: str(error)}
+    if fabric.is_global_zero:
+        write_text(folder / METRICS, json.dumps(results, indent=1) + "\n")
+    fabric.barrier()
+    return Record(facts=results)
+
+
+def adopt_model(folder: Path, item: Item[Job]) -> Record | None:
+    """Make the record of a trained model from its measures: after a kill, or of a run of xmil 0.2."""
+    try:
+        measures = read_json(folder / item.key / METRICS)
+    except FileError:
+        return None
+    return Record(facts=measures, decides=dict(item.decides))
+
+
+def prepare(plan: TrainingPlan) -> None:
+    """Write the settings and the cohort; refuse feature files that have changed since the run began."""
+    folder, full = plan.folder, plan.config.data.full_digests
     folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
-    full = plan.config.data.full_digests
-    slides = slide_rows(training_set, parts_of(folds, len(training_set)), full=full)
-    if (folder / RUN).is_file():
-        _check_same(folder, description)
-        digests = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
-        changed = [
-            row["slide_id"]
-            for row in slides
-            if (digest := digests.get(row["slide_id"])) and not unchanged(row["path"], digest, full=full)
-        ]
-        if changed:
-            raise InputError(
-                f"{folder}: the feature files of {len(changed)} slides have changed since the run began "
-                f"({shorten(changed, 5)}). Put them back, choose another `out=`, or pass `restart=True` to "
-                "start over."
-            )
-    start_manifest(folder, KIND)
-    write_run(folder, KIND, description)
+    slides = slide_rows(plan.training_set, parts_of(folds, len(plan.training_set)), full=full)
+    digests = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
+    changed = [
+        row["slide_id"]
+        for row in slides
+        if (digest := digests.get(row["slide_id"])) and not unchanged(row["path"], digest, full=full)
+    ]
+    if changed:
+        raise InputError(
+            f"{folder}: the feature files of {len(changed)} slides have changed since the run began "
+            f"({shorten(changed, 5)}). Put them back, choose another `out=`, or pass `restart=True` to "
+            "start over."
+        )
     for job in plan.jobs:
         make_folder(folder / job.name)
-    sweep_folder(folder)
     write_text(folder / CONFIG, dumps(plain(plan.config)))
     write_rows(folder / COHORT, slides)
 
 
-def clear(folder: Path) -> None:
-    """Remove the files that a run wrote, and nothing else."""
-    for part in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if part.is_dir() and any((part / name).exists() for name in (LAST, LOG, METRICS)):
-            for path in [*(part / name for name in JOB_FILES), *part.glob("events.out.tfevents.*")]:
-                remove_file(path)
-            sweep_folder(part)
-            if not any(part.iterdir()):
-                part.rmdir()
-    for name in ROOT_FILES:
-        remove_file(folder / name)
-
-
-def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:
-    """Write predictions and measures of the best weights; the file of measures marks the job as done."""
+def _measure(plan: TrainingPlan, fit: Fit, state: State) -> dict[str, Any]:
+    """Measure the best weights, and write their predictions."""
     fit.plain.load_state_dict(state.best.weights)
     fold, measures, rows = fit.job.fold, {}, []
     for part, members in (("validation", fold.validation), ("test", fold.test)):
@@ -229,7 +249,9 @@ def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:
             outputs = fit.outputs(members)
             measures[part] = fit.measures(outputs, members)
             rows += prediction_rows(plan.training_set, fit.job.goal, outputs, members, subset=part)
-    results = {
+    if fit.fabric.is_global_zero:
+        write_rows(fit.folder / PREDICTIONS, rows)
+    return {
         "monitor": fit.job.config.monitor,
         "best_epoch": state.best.epoch,
         "best": state.best.value,
@@ -238,26 +260,22 @@ def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:
         **measures,
         "seconds": round(sum(row["seconds"] for row in state.log), 3),
     }
-    if fit.fabric.is_global_zero:
-        write_rows(fit.folder / PREDICTIONS, rows)
-        write_text(fit.folder / METRICS, json.dumps(results, indent=1) + "\n")
 
 
-def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
+def _finish(plan: TrainingPlan, outcome: TrainOutcome, tally: Tally) -> dict[str, Any]:
     """Write `results.csv` over all jobs, `best.json` and the test predictions of the best point."""
-    paths = {job.name: folder / job.name / METRICS for job in plan.jobs}
-    results = {
-        name: parse_json(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()
-    }
-    outcome.failed |= {name: done[FAILED] for name, done in results.items() if FAILED in done}
-    outcome.found = [name for name in outcome.found if name not in outcome.failed]
-    points = grid_points(plan.config)
+    folder, points = plan.folder, grid_points(plan.config)
+    results = {name: record.facts for name, record in tally.records.items()}
+    outcome.failed = {name: done[FAILED] for name, done in results.items() if FAILED in done}
+    outcome.trained = [name for name in tally.done if name not in outcome.failed]
+    outcome.found = [name for name in tally.before if name not in outcome.failed]
     outcome.best = summarise(plan.jobs, points, results)
-    if outcome.reports:
-        rows = [_row(job, points[job.point], results.get(job.name, {})) for job in plan.jobs]
-        write_rows(folder / "results.csv", rows)
-    if outcome.reports and outcome.best:
-        write_text(folder / "best.json", json.dumps(outcome.best, indent=1) + "\n")
+    tally.failed |= outcome.failed
+    write_rows(
+        folder / RESULTS, [_row(job, points[job.point], results.get(job.name, {})) for job in plan.jobs]
+    )
+    if outcome.best:
+        write_text(folder / BEST, json.dumps(outcome.best, indent=1) + "\n")
         rows = []  # test bags, or validation bags if there are none
         for job in plan.jobs:
             path = folder / job.name / PREDICTIONS
@@ -267,21 +285,16 @@ def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOut
                 about = {"fold": job.fold.name, "repeat": job.repeat, "model": job.name}
                 rows += [{**row, **about} for row in tested]
         write_rows(folder / PREDICTIONS, rows)
-    return outcome
+    return {}
 
 
-def _check_same(folder: Path, now: dict[str, Any]) -> None:
-    try:
-        before = read_run(folder) or {}
-        config, bags = before["config"], before["bags"]
-    except (KeyError, TypeError, InputError):
-        raise InputError(f"{folder}: its {RUN} is from another kind of run; choose another `out=`.") from None
-    changes = differences(config, now["config"])
-    if bags != now["bags"]:
-        changes.append(
-            f"the bags were {bags['count']} of width {bags['width']} (digest {bags['digest']}), "
-            f"now {now['bags']['count']} of width {now['bags']['width']} (digest {now['bags']['digest']})"
-        )
+def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
+    """Refuse a folder with models of other settings or bags."""
+    before = read_run(folder)
+    if before is None or before["kind"] != KIND:  # other kinds are refused as the folder is opened
+        return
+    old = {**before["settings"], "bags": before.get("bags")}
+    changes = differences(old, {**about["config"], "bags": about["bags"]})
     if changes:
         raise InputError(
             f"{folder}: holds a run with other settings: {'; '.join(changes[:4])}. "
