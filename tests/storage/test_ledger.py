@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from xmil.core.durable import write_text
+from xmil.core.durable import remove_file, write_text
+from xmil.core.errors import WriteError
 from xmil.core.ledger import LEDGER, append
 from xmil.storage import compare_files, open_folder, read_ledger
 from xmil.storage.ledger import fold_ledger
@@ -56,3 +59,19 @@ def test_a_damaged_line_is_still_named(killed: Path) -> None:
     assert ledger is not None
     assert ledger.unread == 1
     assert [name for name, _ in compare_files(killed, ledger)] == [LEDGER]
+
+
+def test_a_full_disk_is_named_by_whoever_writes_to_the_ledger(
+    killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only by those who write a file, whose errors are named on the way."""
+
+    def refuse(handle: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", refuse)
+    with pytest.raises(WriteError, match=LEDGER):
+        append(killed, {"item": "s2"})
+    with pytest.raises(WriteError, match=LEDGER):
+        remove_file(killed / "slides.csv")
+    assert (killed / "slides.csv").is_file()

@@ -19,7 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from xmil.core.errors import OPEN_FILES, FileError, StrPath, WriteError, absent, unreadable
+from xmil.core.errors import FileError, StrPath, WriteError, absent, unreadable, unwritable
 from xmil.core.ledger import (
     UNABLE,
     note_done,
@@ -236,9 +236,7 @@ def _naming(target: Path) -> Iterator[None]:
         number = refusal.errno
         if number in (errno.ENAMETOOLONG, errno.EILSEQ):
             raise FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.") from None
-        reason = os.strerror(number) if number else " ".join(str(refusal).split())
-        way = "raise `ulimit -n`" if number in OPEN_FILES else "make room, or choose another place"
-        raise WriteError(f"{target}: cannot be written ({reason}); {way}.") from None
+        raise WriteError(unwritable(target, refusal)) from None
 
 
 WHOLE = 1 << 20  # bytes of the largest file that is read completely

@@ -208,6 +208,17 @@ def refuse_damage(fault: str, *, way: str = "", kinds: tuple[type[Exception], ..
         raise FileError(f"{fault} ({one_line(error)}){f'; {way}' if way else ''}.") from None
 
 
+def unwritable(path: StrPath, error: OSError) -> str:
+    """Say why a file could not be written, and the way out.
+
+    >>> print(unwritable("run/slides.csv", OSError(28, "No space left on device")))
+    run/slides.csv: cannot be written (No space left on device); make room, or choose another place.
+    """
+    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+    way = "raise `ulimit -n`" if error.errno in OPEN_FILES else "make room, or choose another place"
+    return f"{path}: cannot be written ({reason}); {way}."
+
+
 def refused(error: OSError) -> str | None:
     """Describe an error of the system with its cause and the way out; None if it names no cause.
 

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from xmil.core.errors import WriteError, bad_parameter
+from xmil.core.errors import WriteError, bad_parameter, unwritable
 
 SYNC = "XMIL_SYNC"
 UNABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)  # errors of file systems without sync
@@ -79,7 +79,7 @@ def note_removal(run: Path | None, target: Path) -> None:
 
 def note_failure(run: Path | None, target: Path) -> None:
     """Record that this writer's last change, of `target`, failed."""
-    with suppress(OSError):  # on a full disk the writer's last line stays uncertain
+    with suppress(OSError, WriteError):  # on a full disk the writer's last line stays uncertain
         _note(run, target, lambda: {"failed": True})
 
 
@@ -168,11 +168,15 @@ def append(run: Path, line: Mapping[str, Any], *, lasting: bool = True) -> None:
     """Append a whole line to the run's ledger, safe with other writers; sync it if files are synced."""
     by = _writer(os.getpid(), threading.get_ident())
     text = json.dumps({**line, "by": by}, default=plain_number).encode() + b"\n"
-    with suppress(PermissionError):  # another user's run, which need not record this file
+    try:
         while (path := find_list(run)) is not None:
             with suppress(FileNotFoundError):  # a manifest that has just become a ledger
                 if _append(path, text, lasting=lasting):
                     return
+    except PermissionError:
+        return  # another user's run, which need not record this file
+    except OSError as error:
+        raise WriteError(unwritable(run / LEDGER, error)) from None
 
 
 def _append(path: Path, text: bytes, *, lasting: bool) -> bool:

@@ -105,13 +105,7 @@ class RunWriter:
     def record(self, key: str, record: Record) -> None:
         """Note what came of an item."""
         self.records[key] = record
-        try:
-            append(self.path, {"item": key, **record.as_dict()}, lasting=False)
-        except OSError as error:
-            raise WriteError(
-                f"{self.path / LEDGER}: cannot be written ({error.strerror}); make room, or choose "
-                "another place."
-            ) from None
+        append(self.path, {"item": key, **record.as_dict()}, lasting=False)
 
     def write_table(self, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
         """Write slides.csv."""
