@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 
 from xmil.core.durable import remove_file, write_text
 from xmil.core.errors import WriteError
-from xmil.core.ledger import LEDGER, append
-from xmil.storage import compare_files, open_folder, read_ledger
+from xmil.core.ledger import LEDGER, MANIFEST, append
+from xmil.storage import compare_files, open_folder, read_ledger, start_ledger
 from xmil.storage.ledger import fold_ledger
+
+OLD = Path(__file__).parents[1] / "fixtures" / "runs_of_0.2"
 
 
 @pytest.fixture
@@ -75,3 +78,23 @@ def test_a_full_disk_is_named_by_whoever_writes_to_the_ledger(
     with pytest.raises(WriteError, match=LEDGER):
         remove_file(killed / "slides.csv")
     assert (killed / "slides.csv").is_file()
+
+
+def test_a_kill_while_a_run_of_0_2_gets_a_ledger_leaves_no_obsolete_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(OLD / "explain", run)
+    assert (run / "summary" / "made_of.json").is_file()
+    unlink = Path.unlink
+
+    def stop(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        if path.name == MANIFEST:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", stop)
+        start_ledger(run, "explain")
+    assert start_ledger(run, "explain").files
+    assert not (run / "summary" / "made_of.json").exists()

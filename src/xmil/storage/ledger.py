@@ -247,10 +247,10 @@ def start_ledger(folder: Path, kind: str) -> Ledger:
         _name_owners(folder, ledger)
         _write(folder, ledger)
     if is_manifest(folder / MANIFEST):
-        (folder / MANIFEST).unlink()
         for name in OBSOLETE:
             if name in ledger.files:
                 remove_file(folder / name)
+        (folder / MANIFEST).unlink()
     append(folder, {"begin": kind})
     outer = owning_run(folder)
     if outer is not None and find_list(outer) is not None:
