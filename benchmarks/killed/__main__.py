@@ -100,14 +100,14 @@ class Study:
         self.points[command, number] = out.with_suffix(".points").stat().st_size
         self.whole[command, number] = contents(out)
 
-    def attempt(self, trial: Trial, out: Path) -> int:
+    def attempt(self, trial: Trial, out: Path, *, goes_on: bool = False) -> int:
         """Run the command in a forked process, which may be killed; its exit code, negative for a signal.
 
-        What it says is in `said`, through a pipe: a full disk takes no log.
+        With `goes_on` it does not start over. What it says is in `said`, through a pipe: a full disk takes no log.
         """
         counter, client = out.with_suffix(".points"), None
         out.parent.mkdir(parents=True, exist_ok=True)
-        words = self._words(trial, out)
+        words = [word for word in self._words(trial, out) if not (goes_on and word == "--restart")]
         counter.unlink(missing_ok=True)
         struck(counter).unlink(missing_ok=True)
         ours, theirs = os.pipe()
@@ -193,7 +193,7 @@ class Study:
             faults += _unclear(code, self.said) if trial.full and code else []
             faults += [f"a slide failed: {self.said[-300:]}"] if code == 1 and not trial.full else []
             if code:
-                code = self.attempt(Trial(trial.command, trial.workers, 0, False), out)
+                code = self.attempt(Trial(trial.command, trial.workers, 0, False), out, goes_on=True)
                 faults += [f"ended with {code}{', hung' * self.hung}: {self.said[-300:]}"] if code else []
             faults += self.lost + _differences(self.whole[key], out)
         finally:

@@ -176,6 +176,9 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "predict": lambda d: ["predict", *_model(d), "--cohort", f"{d}/cohort.csv", "--config", "draws=5"],
     "explain": lambda d: ["explain", *_model(d), "--methods", "lrp,attention", "--target", "1"],
     "explain more": _more,
+    "explain again": lambda d: [*COMMANDS["explain"](d), "--restart"],
+    "tile again": lambda d: [*COMMANDS["tile"](d), "--restart"],
+    "embed again": lambda d: [*COMMANDS["embed"](d), "--restart"],
     "evaluate": _evaluate,
     "insight": _insight,
     "inside": _inside,
@@ -184,9 +187,14 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "bench": _bench,
     "export stores": lambda d: ["export", f"{d}/done_explain", "--to", "ome-zarr"],  # folders, not files
 }
-STARTS = {"explain more": "done_explain"}  # commands that go on in a copy of a finished run
+STARTS = {  # commands that go on, or start over, in a copy of a finished run
+    "explain more": "done_explain",
+    "explain again": "done_explain",
+    "tile again": "done_tile",
+    "embed again": "done_embed",
+}
 IN_PROCESSES = (  # take --workers
-    "tile", "embed", "predict", "explain", "explain more", "evaluate", "insight", "inside", "heatmap",
+    "tile", "embed", "predict", "explain", "evaluate", "insight", "inside", "heatmap", *STARTS,
 )  # fmt: skip
 
 
