@@ -23,7 +23,7 @@ from typing import Any
 from xmil.bench import PAPER_MODELS, PAPER_TASKS, measure, settings_of
 from xmil.core.durable import write_bytes
 from xmil.runs.requests import BenchRequest
-from xmil.storage import RunFolder, make_folder
+from xmil.storage import make_folder, open_folder
 
 
 def arguments() -> argparse.Namespace:
@@ -66,7 +66,7 @@ def in_processes(options: argparse.Namespace) -> None:
         ]
         running[model, task] = subprocess.Popen([sys.executable, *own])  # noqa: S603
     failed = [column for column, process in running.items() if process.wait()]
-    with RunFolder(options.out, "bench", settings_of(request_of(options)), mixed=True).open({}):
+    with open_folder(options.out, "bench", settings_of(request_of(options)), compared=False):
         for file in sorted([*parts.glob("*/units/*.npz"), *parts.glob("*/models/*.safetensors")]):
             make_folder(options.out / file.parent.name)
             write_bytes(options.out / file.parent.name / file.name, file.read_bytes())

@@ -10,19 +10,23 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.bench.runs import ignore
 from xmil.bench import (
     SETUPS,
     SUITES,
     TASKS,
     Configuration,
     DigitProblem,
-    Folder,
     Plan,
     Protocol,
-    Referee,
+    Unit,
     load_instances,
+    load_stack,
+    make_contests,
+    measure_contests,
     method_entry,
     model_entry,
+    read_units,
     rows_of,
     train_stacked,
     write_rows,
@@ -34,15 +38,15 @@ CONFIGURATION = Configuration(TASKS["four_bags"], SETUPS["attnmil"], load_instan
 METHODS = ("lrp", "attention")
 
 
-def measured(out, methods=METHODS, configuration=CONFIGURATION, **options):
+def measured(out, methods=METHODS, configuration=CONFIGURATION, *, say=ignore, **options):
     """The unit of a configuration after the referee has filled the folder."""
     c = configuration
     problem = DigitProblem.of(c.task, c.instances, c.protocol)
     entries = [method_entry(name) for name in methods], [model_entry(c.setup.name)]
-    referee = Referee(Plan(protocol=c.protocol), *entries, Folder(out), **options)
-    assert referee.run(SUITES["evidence"], [problem])
-    (unit,) = referee.units(SUITES["evidence"], [problem])
-    return unit
+    plan = Plan(protocol=c.protocol)
+    contests = make_contests(SUITES["evidence"], [problem], plan, *entries, out=out, say=say)
+    assert measure_contests(contests, out, {}, **options)
+    return Unit.read(contests[0].path)
 
 
 def same(first, second):
@@ -60,7 +64,7 @@ def trainings(monkeypatch):
         names.append(configuration.name)
         return train_stacked(configuration, **options)
 
-    monkeypatch.setattr("xmil.bench.referee.train_stacked", noted)
+    monkeypatch.setattr("xmil.bench.trained.train_stacked", noted)
     return names
 
 
@@ -86,7 +90,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path, trainings):
 
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path, say=stop)
-    (unit,) = Folder(tmp_path).units()
+    (unit,) = read_units(tmp_path)
     assert unit.repetitions == [0]
     assert same(measured(tmp_path), measured(tmp_path / "fresh"))
     assert trainings == ["four_bags-attnmil"] * 2
@@ -94,7 +98,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path, trainings):
 
 def test_models_come_back_as_they_were(tmp_path):
     measured(tmp_path)
-    stored, again = Folder(tmp_path).stack(CONFIGURATION), train_stacked(CONFIGURATION)
+    stored, again = load_stack(tmp_path, CONFIGURATION), train_stacked(CONFIGURATION)
     torch.testing.assert_close(stored.models.flat, again.models.flat)
     assert (stored.best_epoch, stored.epochs) == (again.best_epoch, again.epochs)
 
@@ -109,13 +113,13 @@ CHANGED = [
 @pytest.mark.parametrize("changed", CHANGED)
 def test_other_settings_do_not_meet_stored_results(tmp_path, changed):
     measured(tmp_path)
-    assert Folder(tmp_path).stack(changed) is None
+    assert load_stack(tmp_path, changed) is None
     anew = measured(tmp_path, configuration=changed, replace=True)
     assert same(anew, measured(tmp_path / "fresh", configuration=changed))
 
 
 def test_rows_are_in_parquet_with_their_settings(tmp_path):
-    unit, fitted = measured(tmp_path), Folder(tmp_path).stack(CONFIGURATION)
+    unit, fitted = measured(tmp_path), load_stack(tmp_path, CONFIGURATION)
     rows = rows_of(unit, fitted)
     write_rows(tmp_path / "results" / "rows.parquet", rows, CONFIGURATION.settings())
     stored = pq.read_table(tmp_path / "results" / "rows.parquet", partitioning=None)
@@ -135,8 +139,8 @@ def test_damaged_files_are_refused_by_name(tmp_path):
     unit = measured(tmp_path)
     (model,) = (tmp_path / "models").iterdir()
     readers = {
-        unit.path: Folder(tmp_path).units,
-        model: lambda: Folder(tmp_path).stack(CONFIGURATION),
+        unit.path: lambda: read_units(tmp_path),
+        model: lambda: load_stack(tmp_path, CONFIGURATION),
     }
     for path, read in readers.items():
         whole = path.read_bytes()
