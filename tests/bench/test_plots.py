@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tests.bench.test_folder import CONFIGURATION, METHODS, measured
+from tests.bench.test_files import CONFIGURATION, METHODS, measured
 from xmil.bench import (
     COLUMNS,
     TASKS,
