@@ -34,7 +34,7 @@ from tests.viewer.reading_room import (
 from xmil.cli._app import run as main
 from xmil.core.errors import InputError, XmilError
 from xmil.runs.verify import verify_run
-from xmil.storage import Run, RunFolder
+from xmil.storage import Run, open_folder
 from xmil.viewer.study import Study, make_study, open_study, read_plan, sample_size, write_report
 from xmil.viewer.study.analysis import analyse
 from xmil.viewer.study.plan import make_plan
@@ -542,7 +542,7 @@ def test_answers_do_not_go_through_a_link(tmp_path: Path) -> None:
 
 
 def test_a_study_inside_a_run_is_a_run_of_its_own(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "run", "explain").open({}):
+    with open_folder(tmp_path / "run", "explain"):
         pass
     write_cases(tmp_path, 4)
     plan = make_plan({"readers": ["anna"], "practice": 0, "washout_days": 0.0})

@@ -15,7 +15,7 @@ from xmil.core.explanation import card_of
 from xmil.core.text import counted
 from xmil.evaluate.statistics import ALPHA, FEWEST, SMALLEST, Interval, why_no_interval
 from xmil.heatmaps.pages import Html, bullets, join, page, small, table, tag
-from xmil.storage import RunFolder, write_table
+from xmil.storage import open_folder, write_table
 from xmil.viewer.study.analysis import ALL, CHANCE, Estimate, Findings, Test, analyse, progress
 from xmil.viewer.study.plan import AFTER, BEFORE, sample_size
 from xmil.viewer.study.readings import Study
@@ -46,9 +46,8 @@ def write_report(study: Study, out: str | PathLike[str] | None = None) -> Path:
         raise InputError(f"{study.folder}: there is nothing to report, because no answer is committed yet.")
     folder = Path(out) if out is not None else study.folder / REPORT
     marks = (PAGE,) if out is None else ()  # identify reports of earlier versions
-    with RunFolder(folder, "study report", {"study": str(study.folder.resolve())}, marks, mixed=True).open(
-        {}
-    ):
+    settings = {"study": str(study.folder.resolve())}
+    with open_folder(folder, "study report", settings, compared=False, marks=marks):
         readings = [name for name in findings.readings[0] if name != "drawn"]
         _write_rows(folder / "readings.csv", readings, findings.readings)
         _write_rows(folder / "regions.csv", REGIONS, findings.regions)
