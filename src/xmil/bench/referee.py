@@ -84,7 +84,6 @@ def measure_contests(
         columns=None,
         schedule=lambda items: work_in_turn(takewhile(lambda _: time.monotonic() <= until, items), work),
         finish=finish,
-        owner_of=_owner_of,
     )
     records = execute(step, out).records
     return all(item.key in records and item.is_done(records[item.key]) for item in step.items)
@@ -103,16 +102,12 @@ def measure_contest(item: Item[Contest], *, until: float, replace: bool) -> Reco
             unit.save()
             if time.monotonic() > until:
                 break
+    unit.save()  # also if nothing was missing, as in xmil 0.2, so that the ledger knows whose file it is
     return Record(parts=[_part(r, *pair) for r in unit.facts for pair in unit.tried(r).items()])
 
 
 def _part(repetition: int, method: str, digest: str) -> str:
     return f"{repetition}: {method} {digest}"
-
-
-def _owner_of(path: str) -> str | None:
-    """Name the contest that a file of an earlier version belongs to."""
-    return Path(path).stem if path.startswith(f"{UNITS}/") else None
 
 
 def export(request: BenchRequest, out: Path, folder: Path, say: Say = ignore) -> list[Path]:
@@ -125,7 +120,7 @@ def export(request: BenchRequest, out: Path, folder: Path, say: Say = ignore) ->
         raise InputError(message, parameter="export") from None
     with (
         open_folder(folder, EXPORT, settings, compared=False),
-        open_folder(out, KIND, read_settings(out) or settings, compared=False, owner_of=_owner_of),
+        open_folder(out, KIND, read_settings(out) or settings, compared=False),
     ):
         return [
             export_exam(suite.bags(contest.exam(r), plan), folder)

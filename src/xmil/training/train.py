@@ -22,20 +22,18 @@ import numpy as np
 import torch
 
 from xmil.core.budget import available_memory, csv_rows
-from xmil.core.durable import unchanged, write_text
+from xmil.core.durable import remove_file, unchanged, write_text
 from xmil.core.errors import FileError, InputError, UnsupportedError
 from xmil.core.task import TASKS, Floats
 from xmil.core.text import shorten
 from xmil.evaluate import prediction_columns
 from xmil.execute import Outcome, Step, Tally, execute, work_in_turn
 from xmil.network import find_device
-from xmil.storage import WHOLE_RUN, Item, Record, make_folder, read_json, read_rows, read_run
+from xmil.storage import Item, Record, make_folder, read_json, read_rows, read_run
 from xmil.training.batches import SiteGroups, TrainingBags
 from xmil.training.config import Config, Train, at_point, differences, dumps, grid_points, plain
 from xmil.training.fit import (
-    EVENTS,
-    LAST,
-    LOG,
+    FILES,
     METRICS,
     MODEL,
     PREDICTIONS,
@@ -61,8 +59,6 @@ from xmil.training.training_set import (
 logger = logging.getLogger(__name__)
 KIND, CONFIG = "train", "config.toml"
 COHORT, RESULTS, BEST = "cohort.csv", "results.csv", "best.json"
-MODEL_FILES = (MODEL, LOG, METRICS, PREDICTIONS)
-RUN_FILES = (CONFIG, COHORT, RESULTS, BEST, PREDICTIONS)
 
 
 @dataclass(frozen=True)
@@ -170,11 +166,10 @@ def _train_in_folder(plan: TrainingPlan, fabric: Any, *, restart: bool, on_job: 
         about=about,
         compared=False,  # by `_check_same`, since where it runs may differ
         columns=None,
-        prepare=partial(prepare, plan),
+        prepare=partial(prepare, plan, restart=restart),
         adopt=partial(adopt_model, plan.folder),
         schedule=partial(train_jobs, plan=plan, fabric=fabric, on_job=on_job),
         finish=partial(_finish, plan, outcome),
-        owner_of=_owner_of,
     )
     execute(step, plan.folder, restart=restart)
     return outcome
@@ -220,9 +215,12 @@ def adopt_model(folder: Path, item: Item[Job]) -> Record | None:
     return Record(facts=measures, decides=dict(item.decides))
 
 
-def prepare(plan: TrainingPlan) -> None:
+def prepare(plan: TrainingPlan, *, restart: bool) -> None:
     """Write the settings and the cohort; refuse feature files that have changed since the run began."""
     folder, full = plan.folder, plan.config.data.full_digests
+    if restart:  # runs before xmil 0.2 had no list of their files
+        for path in [folder / COHORT, *(folder / job.name / name for job in plan.jobs for name in FILES)]:
+            remove_file(path)
     folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
     slides = slide_rows(plan.training_set, parts_of(folds, len(plan.training_set)), full=full)
     digests = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
@@ -241,16 +239,6 @@ def prepare(plan: TrainingPlan) -> None:
         make_folder(folder / job.name)
     write_text(folder / CONFIG, dumps(plain(plan.config)))
     write_rows(folder / COHORT, slides)
-
-
-def _owner_of(path: str) -> str | None:
-    """Name the model that a file of an earlier version belongs to, or the run."""
-    place, _, name = path.rpartition("/")
-    if not place:
-        return WHOLE_RUN if name in RUN_FILES else None
-    if name in MODEL_FILES:
-        return place
-    return WHOLE_RUN if name == LAST or name.startswith(EVENTS) else None
 
 
 def _measure(plan: TrainingPlan, fit: Fit, state: State) -> dict[str, Any]:

@@ -45,9 +45,8 @@ def write_report(study: Study, out: str | PathLike[str] | None = None) -> Path:
     if not findings.readings:
         raise InputError(f"{study.folder}: there is nothing to report, because no answer is committed yet.")
     folder = Path(out) if out is not None else study.folder / REPORT
-    marks = (PAGE,) if out is None else ()  # identify reports of earlier versions
     settings = {"study": str(study.folder.resolve())}
-    with open_folder(folder, "study report", settings, compared=False, marks=marks):
+    with open_folder(folder, "study report", settings, compared=False):
         readings = [name for name in findings.readings[0] if name != "drawn"]
         _write_rows(folder / "readings.csv", readings, findings.readings)
         _write_rows(folder / "regions.csv", REGIONS, findings.regions)
