@@ -20,4 +20,4 @@ def test_files_written_after_the_record_put_the_item_in_doubt(tmp_path):
         folder.record("a", Record(parts=["one", "two"]))
     ledger = read_ledger(tmp_path)
     assert ledger.records["a"].parts == ["one", "two"]
-    assert ledger.files_of("a").keys() == {"a.txt"}
+    assert ledger.files["a.txt"]["of"] == "a"
