@@ -22,10 +22,10 @@ from xmil.bench import (
     SETUPS,
     TASKS,
     Configuration,
-    Folder,
     MethodSpec,
     Protocol,
     load_instances,
+    load_stack,
     paper_figure,
     score_bags,
 )
@@ -55,8 +55,8 @@ def probability_gradients(model: MILModel, x: Tensor) -> Tensor:
     return torch.stack([(g * x.detach()).sum(dim=-1) for g in found], dim=1)
 
 
-def measure(c: Configuration, store: Folder, *, repetitions: int, bags: int) -> None:
-    fitted = store.stack(c)
+def measure(c: Configuration, models: Path, *, repetitions: int, bags: int) -> None:
+    fitted = load_stack(models, c)
     if fitted is None:
         raise SystemExit(f"{c.name}: no trained models with these settings")
     table, found = c.table(), {row: [] for row in ROWS[c.setup.name]}  # type: ignore[var-annotated]
@@ -89,7 +89,7 @@ def main(given: list[str] | None = None) -> None:
     for model in ROWS:
         for task in PAPER_TASKS:
             c = Configuration(TASKS[task], SETUPS[model], instances, Protocol(), arguments.device)
-            measure(c, Folder(arguments.models), repetitions=arguments.repetitions, bags=arguments.bags)
+            measure(c, arguments.models, repetitions=arguments.repetitions, bags=arguments.bags)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xmil.bench import PAPER_TASKS, SETUPS, TASKS, Configuration, Folder, Protocol, load_instances
+from xmil.bench import PAPER_TASKS, SETUPS, TASKS, Configuration, Protocol, load_instances, load_stack
 from xmil.core.task import Target
 from xmil.evaluate import score_evidence
 from xmil.lrp import AffineRule, Composite, trace
@@ -123,12 +123,12 @@ class Problem:
     """Trained models of a configuration with their bags on the device."""
 
     configuration: Configuration
-    store: Folder
+    folder: Path
     scored: dict[str, float] = field(default_factory=dict)
     drawn: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = self.store.stack(self.configuration)
+        found = load_stack(self.folder, self.configuration)
         if found is None:
             raise SystemExit(f"{self.configuration.name}: no trained models with these settings")
         self.models = [found.models.model(i) for i in range(len(found.models))]
@@ -250,7 +250,7 @@ def main() -> None:
         problems = [
             Problem(
                 Configuration(TASKS[t], SETUPS[model], instances, protocol, arguments.device),
-                Folder(Path(arguments.models)),
+                Path(arguments.models),
             )
             for t in arguments.tasks.split(",")
         ]

@@ -27,12 +27,12 @@ from xmil.bench import (
     SETUPS,
     TASKS,
     Configuration,
-    Folder,
     Instances,
     Protocol,
     Setup,
     Training,
     load_instances,
+    save_stack,
     train_stacked,
 )
 
@@ -103,7 +103,7 @@ class Configured:
         fitted = train_stacked(configuration)
         if job.suite != "paper":
             fitted.models.flat.copy_(fitted.models.flat.half().float())
-        Folder(job.folder(self.out)).save_stack(configuration, fitted)
+        save_stack(job.folder(self.out), configuration, fitted)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from xmil.bench import (
     TASKS,
     BagSet,
     Configuration,
-    Folder,
     Protocol,
     Stacked,
     background,
     bag_auroc,
     load_instances,
+    load_stack,
     probabilities,
     train_stacked,
 )
@@ -72,7 +72,7 @@ def stored(
     """Repetitions that `xmil bench --suite paper --out FOLDER` trained; `settings` of another protocol."""
     protocol = Protocol(**(settings or {}))
     configuration = Configuration(TASKS[task], SETUPS[model], load_instances(data), protocol)
-    fitted = Folder(folder).stack(configuration)
+    fitted = load_stack(folder, configuration)
     if fitted is None:
         raise SystemExit(f"{folder}: has no models of {configuration.name} of this protocol")
     yield from several(configuration, fitted.models, repetitions, first=first)

@@ -16,7 +16,16 @@ from benchmarks.beyond import errors, learning, pairs, sets, table
 from benchmarks.beyond.digits import Trained, several, stored
 from benchmarks.colon import train as colon
 from benchmarks.colon.bags import ColonBag, folds, read_bags
-from xmil.bench import FLIPPING, SETUPS, TASKS, Configuration, Folder, Protocol, load_instances, train_stacked
+from xmil.bench import (
+    FLIPPING,
+    SETUPS,
+    TASKS,
+    Configuration,
+    Protocol,
+    load_instances,
+    save_stack,
+    train_stacked,
+)
 from xmil.core.background import background_of
 from xmil.models import MILModel
 
@@ -55,7 +64,7 @@ def train_table(scope: Scope, model: str, task: str) -> Row:
     protocol = Protocol(**scope.settings(model))
     c = Configuration(TASKS[task], SETUPS[model], load_instances(scope.digits), protocol, scope.device)
     fitted = train_stacked(c)
-    Folder(scope.models).save_stack(c, fitted)
+    save_stack(scope.models, c, fitted)
     return {"epochs": fitted.epochs}
 
 

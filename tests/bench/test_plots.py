@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tests.bench.test_folder import CONFIGURATION, METHODS, measured
+from tests.bench.test_files import CONFIGURATION, METHODS, measured
 from xmil.bench import (
     COLUMNS,
     TASKS,
-    Folder,
     bag_auroc,
     clearest_bag,
     colour_tiles,
@@ -29,14 +28,14 @@ def test_bars_and_bags_are_drawn_without_images_and_with_them(tmp_path):
     marked = replace(CONFIGURATION, task=TASKS["confounder"], instances=load_instances("digits"))
     for i, c in enumerate((CONFIGURATION, marked)):
         table = summarise([measured(tmp_path / str(i), configuration=c)], METHODS)
-        drawn = draw_all(table, [c], METHODS, Folder(tmp_path / str(i)))
+        drawn = draw_all(table, [c], METHODS, tmp_path / str(i))
         assert [path.name for path in drawn] == ["bars.png", "bags-attnmil.png"]
         assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)
 
 
 def test_a_run_without_stored_models_has_bars_alone(tmp_path):
     table = summarise([measured(tmp_path / "elsewhere")], METHODS)
-    assert [p.name for p in draw_all(table, [CONFIGURATION], ["lrp"], Folder(tmp_path))] == ["bars.png"]
+    assert [p.name for p in draw_all(table, [CONFIGURATION], ["lrp"], tmp_path)] == ["bars.png"]
 
 
 def test_a_telling_bag_has_every_sign_in_like_numbers():

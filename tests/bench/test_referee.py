@@ -15,7 +15,6 @@ from xmil.bench import (
     NOT_LEARNED,
     TASKS,
     DigitProblem,
-    Folder,
     Trained,
     Unit,
     code_digest,
@@ -44,12 +43,12 @@ EXTRA = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("bench")
-    (out / "mine.py").write_text(OWN)
-    (out / "net.py").write_text(NET)
-    methods = ("oracle", "random", "constant", "lrp_flipped", "lrp", "gxi", f"{out / 'mine.py'}:score")
-    assert referee(out, methods=methods, models=("attnmil", f"{out / 'net.py'}:build"))
-    assert referee(out, "faithfulness", methods=methods)
+    place = tmp_path_factory.mktemp("bench")
+    out = place / "run"
+    (place / "mine.py").write_text(OWN)
+    (place / "net.py").write_text(NET)
+    methods = ("oracle", "random", "constant", "lrp_flipped", "lrp", "gxi", f"{place / 'mine.py'}:score")
+    assert referee(out, methods=methods, models=("attnmil", f"{place / 'net.py'}:build"))
     return out
 
 
@@ -71,7 +70,7 @@ def test_an_own_method_equals_ours_on_every_bag(folder):
 def test_values_are_the_measures_of_explanations_one_by_one(folder):
     plan = tiny_plan()
     problem = DigitProblem.of(TASKS["standard"], load_instances("digits"), plan.protocol)
-    trained = Trained(problem, model_entry("attnmil"), Folder(folder), 0, {})
+    trained = Trained(problem, model_entry("attnmil"), folder, 0, {})
     model, (block,) = trained.model(1), problem.blocks("test", 1)
     values = unit_of(folder, "evidence--standard--attnmil").values[1, "lrp"][:, 0]
     for i in range(5):
@@ -110,11 +109,11 @@ def test_a_second_call_measures_only_what_is_missing(folder, tmp_path):
 def test_a_changed_method_is_measured_again(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(OWN)
-    referee(tmp_path, methods=(f"{path}:score",))
-    before = unit_of(tmp_path, "evidence--standard--attnmil").values[0, "mine:score"]
+    referee(tmp_path / "run", methods=(f"{path}:score",))
+    before = unit_of(tmp_path / "run", "evidence--standard--attnmil").values[0, "mine:score"]
     path.write_text(OWN.replace("(x.grad * x)[0]", "-(x.grad * x)[0]"))
-    referee(tmp_path, methods=(f"{path}:score",))
-    after = unit_of(tmp_path, "evidence--standard--attnmil").values[0, "mine:score"]
+    referee(tmp_path / "run", methods=(f"{path}:score",))
+    after = unit_of(tmp_path / "run", "evidence--standard--attnmil").values[0, "mine:score"]
     np.testing.assert_allclose(np.nanmean(after[:, 4]), -np.nanmean(before[:, 4]), atol=1e-6)
 
 
@@ -182,7 +181,7 @@ def test_a_model_that_did_not_learn_says_so(tmp_path):
 def test_a_method_that_gives_nonsense_is_named(tmp_path, body, message):
     (tmp_path / "bad.py").write_text(f"def score(model, bag, target):\n    {body}\n")
     with pytest.raises(InputError, match="bad:score") as caught:
-        referee(tmp_path, methods=(f"{tmp_path / 'bad.py'}:score",))
+        referee(tmp_path / "run", methods=(f"{tmp_path / 'bad.py'}:score",))
     assert message in str(caught.value)
 
 
@@ -195,18 +194,19 @@ def score(model, bag, target):
     return [0.0] * len(bag)
 """
     (tmp_path / "vandal.py").write_text(vandal)
-    referee(tmp_path, methods=(f"{tmp_path / 'vandal.py'}:score", "lrp"))
-    first, second = (unit_of(f, "evidence--standard--attnmil").values[1, "lrp"] for f in (folder, tmp_path))
+    out = tmp_path / "run"
+    referee(out, methods=(f"{tmp_path / 'vandal.py'}:score", "lrp"))
+    first, second = (unit_of(f, "evidence--standard--attnmil").values[1, "lrp"] for f in (folder, out))
     np.testing.assert_array_equal(first, second)
 
 
 def test_a_builder_that_gives_no_module_is_named(tmp_path):
     (tmp_path / "bad.py").write_text("def build(in_dim, n_classes):\n    return 3\n")
     with pytest.raises(InputError, match=r"bad:build must return a torch.nn.Module. Got int"):
-        referee(tmp_path, models=(f"{tmp_path / 'bad.py'}:build",))
+        referee(tmp_path / "run", models=(f"{tmp_path / 'bad.py'}:build",))
     (tmp_path / "worse.py").write_text("TRAINING = {'lrr': 1}\n\ndef build(in_dim, n_classes):\n    pass\n")
     with pytest.raises(UnknownNameError, match="Did you mean 'lr'"):
-        referee(tmp_path, models=(f"{tmp_path / 'worse.py'}:build",))
+        referee(tmp_path / "run", models=(f"{tmp_path / 'worse.py'}:build",))
 
 
 def test_measuring_needs_torch_and_numpy_alone():
@@ -223,6 +223,6 @@ def test_measuring_needs_torch_and_numpy_alone():
 
 
 def test_own_models_are_kept_and_used_again(folder):
-    texts, out = [], folder
-    assert referee(out, methods=("constant", "grad2"), models=(f"{out / 'net.py'}:build",), say=noted(texts))
+    texts, net = [], folder.parent / "net.py"
+    assert referee(folder, methods=("constant", "grad2"), models=(f"{net}:build",), say=noted(texts))
     assert not [text for text in texts if text.startswith("training")]

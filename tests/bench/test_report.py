@@ -13,7 +13,6 @@ import pytest
 
 from tests.bench.runs import referee, tiny_plan
 from xmil.bench import (
-    Folder,
     Measure,
     Unit,
     checks,
@@ -23,6 +22,7 @@ from xmil.bench import (
     kendall,
     measured_on,
     places,
+    read_units,
     verdict_of,
     weak_spots,
     write_report,
@@ -178,13 +178,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def summary(folder):
-    return write_report(Folder(folder), {"seed": 0, "protocol_name": "tiny"})
+    return write_report(folder, {"seed": 0, "protocol_name": "tiny"})
 
 
 def test_the_report_tells_where_rows_were_measured(tmp_path):
     unit = made({"a": (0.5, 1.0), "b": (0.1, 1.0)})
     unit.path = tmp_path / "units" / "evidence--p--m.npz"
-    unit.path.parent.mkdir()
     elsewhere = {
         "versions": {"xmil": "9"},
         "python": "3",
@@ -195,7 +194,7 @@ def test_the_report_tells_where_rows_were_measured(tmp_path):
     for row in unit.rows.values():
         row["measured"] = elsewhere
     unit.save()
-    assert measured_on(Folder(tmp_path)) == [elsewhere]
+    assert measured_on(read_units(tmp_path)) == [elsewhere]
 
 
 def test_wrong_rows_come_last_and_the_oracle_is_perfect(summary):
@@ -261,7 +260,7 @@ def test_the_page_stands_alone(folder, summary):
 
 def test_the_parquet_file_has_every_bag(folder, summary):
     table = pq.read_table(folder / "bags.parquet").to_pylist()
-    units = Folder(folder).units()
+    units = read_units(folder)
     assert len(table) == sum(len(v) for u in units for v in u.values.values())
     row = next(r for r in table if r["suite"] == "evidence" and r["method"] == "oracle" and r["auprc2"])
     assert row["auprc2"] == 1.0

@@ -343,6 +343,19 @@ def test_a_finished_run_of_0_2_goes_on_with_nothing_to_do(folder, tmp_path):
     assert "notes.txt" in left
 
 
+def test_restart_trains_again_where_no_list_of_files_is(folder, tmp_path):
+    """As in runs before xmil 0.2, of other feature files."""
+    out = tmp_path / "out"
+    train(folds_of(folder, out))
+    (out / "ledger.jsonl").unlink()
+    table = (out / "cohort.csv").read_text()
+    (out / "cohort.csv").write_text(table.replace("sampled:", "sampled:0"))
+    with pytest.raises(InputError, match="feature files"):
+        train(folds_of(folder, out))
+    assert train(folds_of(folder, out), restart=True).trained == ["fold0", "fold1"]
+    assert (out / "cohort.csv").read_text() == table
+
+
 def test_another_config_or_cohort_in_the_folder_is_refused(folder, tmp_path):
     out = str(tmp_path / "out")
     train(config_of(folder, out=out, train={"epochs": 2}))

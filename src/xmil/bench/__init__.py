@@ -12,7 +12,6 @@ from xmil.bench.digits import (
     draw_digits,
 )
 from xmil.bench.entries import Exam, code_digest, method_entry
-from xmil.bench.folder import BUFFER, FLAT, Folder, Unit, read_stack
 from xmil.bench.histology import (
     CELLS,
     EPITHELIAL,
@@ -65,7 +64,7 @@ from xmil.bench.protocol import (
     paper_figure,
     train_stacked,
 )
-from xmil.bench.referee import Referee, Trained, export, measure, read_settings
+from xmil.bench.referee import Contest, export, make_contests, measure, measure_contests, read_settings
 from xmil.bench.report import PAGE, compare_runs, measured_on, page_of, write_report
 from xmil.bench.scoring import MethodSpec, project, score_bags
 from xmil.bench.suites import QUICK_PLAN, SUITES, Plan, Suite, settings_of
@@ -82,7 +81,9 @@ from xmil.bench.tables import (
     write_rows,
 )
 from xmil.bench.tissue import Tissue, read_tissue, statistics, tissue_problems
+from xmil.bench.trained import BUFFER, FLAT, Trained, load_stack, read_stack, save_stack
 from xmil.bench.training import Adam, Lap, Stacked, Training, fit
+from xmil.bench.units import Unit, read_units
 from xmil.bench.verdicts import (
     NOT_LEARNED,
     Column,
@@ -99,16 +100,18 @@ __all__ = [
     "BAG_SIZE", "BUFFER", "CELLS", "COLUMNS", "CONFOUNDERS", "DIGITS", "EPITHELIAL", "FLAT", "FLIPPING",
     "FORMATS", "NOT_LEARNED", "PAGE", "PAIRS", "PAPER_METHODS", "PAPER_MODELS", "PAPER_TASKS", "QUICK",
     "QUICK_PLAN", "SETUPS", "SPLITS", "STRENGTH", "SUITES", "TABLE1_METHODS", "TASKS", "TRUTH",
-    "VARIANTS", "WEAK", "Adam", "BagSet", "Block", "Codes", "Column", "Configuration", "DigitProblem",
-    "Exam", "Folder", "Instances", "Lap", "Measure", "MethodSpec", "Plan", "Protocol", "Referee",
-    "Setup", "Stacked", "Suite", "Table", "Tissue", "Trained", "Training", "Unit", "as_csv",
-    "as_latex", "as_markdown", "as_records", "as_text", "background", "bag_auroc", "camelyon_problem",
-    "checks", "clearest_bag", "code_digest", "colon_problems", "colour_tiles", "colours", "column_of",
-    "compare_runs", "contains", "cut", "draw_all", "draw_bags", "draw_digits", "draw_splits", "draws_of",
-    "evidence_of", "export", "fit", "folds", "grade_faithfulness", "grade_lesions", "keep_correct",
-    "kendall", "label_of", "lesions_of", "load_instances", "measure", "measured_on", "method_entry",
-    "model_entry", "notes", "nuclei", "page_of", "paper_figure", "places", "probabilities", "project",
-    "read_asap", "read_idx", "read_settings", "read_stack", "read_tissue", "rows_of", "score_bags",
-    "settings_of", "sklearn_images", "stack_sets", "statistics", "summarise", "tissue_problems",
-    "train_stacked", "verdict_of", "weak_spots", "with_variants", "write_report", "write_rows",
+    "VARIANTS", "WEAK", "Adam", "BagSet", "Block", "Codes", "Column", "Configuration", "Contest",
+    "DigitProblem", "Exam", "Instances", "Lap", "Measure", "MethodSpec", "Plan", "Protocol", "Setup",
+    "Stacked", "Suite", "Table", "Tissue", "Trained", "Training", "Unit", "as_csv", "as_latex",
+    "as_markdown", "as_records", "as_text", "background", "bag_auroc", "camelyon_problem", "checks",
+    "clearest_bag", "code_digest", "colon_problems", "colour_tiles", "colours", "column_of",
+    "compare_runs", "contains", "cut", "draw_all", "draw_bags", "draw_digits", "draw_splits",
+    "draws_of", "evidence_of", "export", "fit", "folds", "grade_faithfulness", "grade_lesions",
+    "keep_correct", "kendall", "label_of", "lesions_of", "load_instances", "load_stack",
+    "make_contests", "measure", "measure_contests", "measured_on", "method_entry", "model_entry",
+    "notes", "nuclei", "page_of", "paper_figure", "places", "probabilities", "project", "read_asap",
+    "read_idx", "read_settings", "read_stack", "read_tissue", "read_units", "rows_of", "save_stack",
+    "score_bags", "settings_of", "sklearn_images", "stack_sets", "statistics", "summarise",
+    "tissue_problems", "train_stacked", "verdict_of", "weak_spots", "with_variants", "write_report",
+    "write_rows",
 ]  # fmt: skip

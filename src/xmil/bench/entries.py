@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xmil.bench.folder import file_name, save_tensors
 from xmil.bench.models import source_digest
 from xmil.bench.problems import Block
 from xmil.bench.scoring import MethodSpec, score_bags
+from xmil.bench.trained import save_tensors
+from xmil.bench.units import file_name
 from xmil.core.bag import Bag
 from xmil.core.budget import parquet_rows
 from xmil.core.durable import file_digest

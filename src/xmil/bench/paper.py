@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,34 @@ import torch
 
 from xmil.bench.digits import TASKS
 from xmil.bench.entries import method_entry
-from xmil.bench.folder import Folder, Unit
 from xmil.bench.instances import load_instances
 from xmil.bench.measures import TRUTH
 from xmil.bench.models import PAPER_MODELS, SETUPS, model_entry
 from xmil.bench.plots import draw_all
 from xmil.bench.problems import SPLITS
-from xmil.bench.protocol import PAPER_METHODS, PAPER_TASKS, QUICK, TABLE1_METHODS, DigitProblem, Protocol
-from xmil.bench.referee import Referee
+from xmil.bench.protocol import (
+    PAPER_METHODS,
+    PAPER_TASKS,
+    QUICK,
+    TABLE1_METHODS,
+    Configuration,
+    DigitProblem,
+    Protocol,
+)
+from xmil.bench.referee import Contest, make_contests, measure_contests
 from xmil.bench.scoring import MethodSpec
 from xmil.bench.suites import ALL, SUITES, Plan
 from xmil.bench.tables import FORMATS, as_records, as_text, notes, rows_of, summarise, write_rows
+from xmil.bench.trained import Say, load_stack
+from xmil.bench.units import Unit
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError, bad_parameter
+from xmil.execute import Tally
 from xmil.models import create_model
 from xmil.runs.requests import BenchRequest
-from xmil.storage import RunFolder
 
 KIND = "bench --suite paper"  # of its folder of results
-Say = Callable[[str, int, int], None]  # current work, steps done, total steps
+MAIN = "auprc2"  # the measure of Table 1
 SLOW_METHODS = ("grad2", "one_removed", "combined")  # beside the paper's, with `all`
 
 
@@ -51,11 +61,17 @@ def measure_table1(request: BenchRequest, say: Say) -> Table1:
     if request.quick and "OMP_NUM_THREADS" not in os.environ:  # models are too small for several threads
         torch.set_num_threads(1)
     entries = [method_entry(name) for name in methods]
-    referee = Referee(
-        plan, entries, [model_entry(name) for name in models], Folder(request.out), request.device, say=say,
-        replace=True,
-    )  # fmt: skip
-    suite = SUITES["evidence"]
+    contests = make_contests(
+        SUITES["evidence"],
+        problems,
+        plan,
+        entries,
+        [model_entry(name) for name in models],
+        out=request.out,
+        device=request.device,
+        say=say,
+    )
+    configurations = [p.configuration(SETUPS[name], request.device) for p in problems for name in models]
     settings = {
         "tasks": tasks,
         "models": models,
@@ -64,22 +80,18 @@ def measure_table1(request: BenchRequest, say: Say) -> Table1:
         "encoder": plan.encoder,
         "device": request.device,
     }
-    folder = RunFolder(request.out, KIND, {**settings, **plan.protocol.as_dict()}, mixed=True)
-    with folder.open({"machine": {"device": name_of_device(request.device)}}):
-        for problem in problems:
-            referee.run(suite, [problem])
-        units = referee.units(suite, problems)
-        configurations = [p.configuration(SETUPS[name], request.device) for p in problems for name in models]
-        for unit, configuration in zip(units, configurations, strict=True):
-            fitted = referee.folder.stack(configuration)
-            if fitted is not None:
-                path = request.out / "results" / f"{configuration.name}.parquet"
-                write_rows(path, rows_of(unit, fitted), configuration.settings())
-        table = write_tables(units, methods, plan, request.out)
-        if request.plots:
-            draw_all(table, configurations, methods, referee.folder)
-    repetitions = plan.protocol.repetitions
-    sentences = notes(units, repetitions=repetitions)
+    measure_contests(
+        contests,
+        request.out,
+        {**settings, **plan.protocol.as_dict()},
+        kind=KIND,
+        about={"machine": {"device": name_of_device(request.device)}},
+        replace=True,
+        finish=partial(write_results, request, configurations, contests, methods),
+    )
+    units = [Unit.read(contest.path) for contest in contests]
+    table = summarise(units, methods, MAIN, repetitions=plan.protocol.repetitions)
+    sentences = notes(units, repetitions=plan.protocol.repetitions)
     beside = "; [paper, difference]" if any(cell.paper is not None for cell in table.cells.values()) else ""
     caption = f"AUPRC-2, mean ± std; * best, + second{beside}. Written to {request.out}."
     report = {
@@ -89,6 +101,26 @@ def measure_table1(request: BenchRequest, say: Say) -> Table1:
         "out": str(request.out),
     }
     return Table1(f"{as_text(table)}\n\n{caption}", sentences, report)
+
+
+def write_results(
+    request: BenchRequest,
+    configurations: Sequence[Configuration],
+    contests: Sequence[Contest],
+    methods: Sequence[str],
+    _: Tally,
+) -> dict[str, Any]:
+    """Write the rows of every unit, the table of every measure, and the plots."""
+    out, units = request.out, [Unit.read(contest.path) for contest in contests]
+    for unit, configuration in zip(units, configurations, strict=True):
+        fitted = load_stack(out, configuration)
+        if fitted is not None:
+            path = out / "results" / f"{configuration.name}.parquet"
+            write_rows(path, rows_of(unit, fitted), configuration.settings())
+    table = write_tables(units, methods, contests[0].plan, out)
+    if request.plots:
+        draw_all(table, configurations, methods, out)
+    return {}
 
 
 def chosen_names(request: BenchRequest) -> tuple[list[str], list[str], list[str]]:
@@ -153,7 +185,7 @@ def write_tables(units: Sequence[Unit], methods: Sequence[str], plan: Plan, out:
     """Write the table of every measure in every format; return the main one."""
     repetitions = plan.protocol.repetitions
     tables = {m.name: summarise(units, methods, m.name, repetitions=repetitions) for m in TRUTH}
-    main = tables["auprc2"]
+    main = tables[MAIN]
     for measure, table in tables.items():
         for suffix, render in FORMATS.items():
             write_text(out / f"{'table1' if table is main else measure}.{suffix}", render(table))

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from torch import nn
 
 from xmil.bench.digits import DIGITS, Signs
-from xmil.bench.folder import Folder
 from xmil.bench.instances import mark_images, sklearn_images
 from xmil.bench.protocol import Configuration
 from xmil.bench.scoring import MethodSpec, score_bags
 from xmil.bench.tables import AUROC, ResultTable, column_title, title_of
+from xmil.bench.trained import load_stack
 from xmil.bench.verdicts import base_of
 from xmil.evaluate import auprc2
 from xmil.evaluate.statistics import Floats
@@ -32,22 +32,22 @@ Array = npt.NDArray[Any]
 
 
 def draw_all(
-    table: ResultTable, configurations: Sequence[Configuration], methods: Sequence[str], folder: Folder
+    table: ResultTable, configurations: Sequence[Configuration], methods: Sequence[str], out: Path
 ) -> list[Path]:
-    """Draw every plot of a run, with example bags for the models in the folder."""
-    paths = [folder.path / "bars.png"]
+    """Draw every plot of a run, with example bags for the models in the run's folder."""
+    paths = [out / "bars.png"]
     draw_bars(table, paths[0])
     first = {base_of(text): text for text in reversed(methods)}  # the first variant of each method
     specs = [MethodSpec.parse(text) for text in methods if text in first.values() and text != "random"]
     for setup in {c.setup.name: c.setup for c in configurations}.values():
         panels: dict[tuple[str, str], TilePanel] = {}
         for c in (c for c in configurations if c.setup.name == setup.name):
-            fitted = folder.stack(c)
+            fitted = load_stack(out, c)
             if fitted is not None:
                 example = _example(c, fitted.models.model(0), specs)
                 panels |= {(row, c.task.name): panel for row, panel in example.items()}
         if panels:
-            paths.append(folder.path / f"bags-{setup.name}.png")
+            paths.append(out / f"bags-{setup.name}.png")
             draw_grid(panels, paths[-1], title=[setup.title, *LEGEND])
     return paths
 

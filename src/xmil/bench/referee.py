@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from xmil.bench.entries import Exam, MethodEntry, export_exam
-from xmil.bench.folder import Folder, Unit
 from xmil.bench.measures import bag_auroc, probabilities
-from xmil.bench.models import ModelEntry, OurModel, TrainedModel
+from xmil.bench.models import ModelEntry
 from xmil.bench.problems import Block, Problem, checksum
-from xmil.bench.protocol import BACKGROUND_BAGS, SEEDS_APART, DigitProblem, train_stacked
 from xmil.bench.suites import (
     Plan,
     Suite,
@@ -29,68 +28,108 @@ from xmil.bench.suites import (
     settings_of,
     suites_of,
 )
-from xmil.bench.training import Fitted, learn
-from xmil.core.background import background_of
+from xmil.bench.trained import Say, Trained, ignore
+from xmil.bench.units import UNITS, Unit, file_name, open_unit
 from xmil.core.errors import InputError, name_parameters
-from xmil.models import MILModel
+from xmil.execute import Step, Tally, execute, work_in_turn
 from xmil.runs.requests import BenchRequest
-from xmil.storage import RUN, RunFolder, check_folder, provenance, read_run, start_manifest
+from xmil.storage import Item, Record, check_folder, open_folder, provenance, read_run
 
-EXPORT = "bench --export"  # the kind of a folder of bags and models for other programs
-
-
-def ignore(text: str, done: int = 0, total: int = 0) -> None:
-    """Ignore a run's progress."""
-    del text, done, total
-
-
+KIND, EXPORT = "bench", "bench --export"  # of a folder of measurements; of bags and models for other programs
 T = TypeVar("T")
-Say = Callable[[str, int, int], None]  # current work, steps done, total steps (0: unknown)
 
 
 def measure(request: BenchRequest, out: Path, say: Say = ignore) -> tuple[bool, list[str]]:
     """Fill the folder; return whether it is complete, and why suites were left out."""
     check_tasks(request)
-    with _folder(out, request).open({}):
-        until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
-        models, plan = models_of(request), plan_of(request)
-        suites, left_out = suites_of(request), []
-        for suite in suites:
-            referee = Referee(
-                plan, entries_of(request, suite), models, Folder(out), request.device, say=say, until=until
-            )
-            problems = suite.problems(plan)
-            if not problems:
-                left_out.append(f"{suite.name}: {suite.absent}")
-            elif not referee.run(suite, problems):
-                return False, left_out
-        if len(left_out) == len(suites):
-            raise InputError(f"There is nothing to measure. {' '.join(left_out)}")
-        return True, left_out
+    until = math.inf if request.minutes is None else time.monotonic() + 60 * request.minutes
+    models, plan = models_of(request), plan_of(request)
+    suites, left_out = suites_of(request), []
+    for suite in suites:
+        methods, problems = entries_of(request, suite), suite.problems(plan)
+        contests = make_contests(
+            suite, problems, plan, methods, models, out=out, device=request.device, say=say
+        )
+        if not contests:
+            left_out.append(f"{suite.name}: {suite.absent}")
+        elif not measure_contests(contests, out, settings_of(request), until=until):
+            return False, left_out
+    if len(left_out) == len(suites):
+        raise InputError(f"There is nothing to measure. {' '.join(left_out)}")
+    return True, left_out
+
+
+def measure_contests(
+    contests: Sequence[Contest],
+    out: Path,
+    settings: Mapping[str, Any],
+    *,
+    kind: str = KIND,
+    about: Mapping[str, Any] | None = None,
+    until: float = math.inf,
+    replace: bool = False,
+    finish: Callable[[Tally], Mapping[str, Any]] = lambda _: {},
+) -> bool:
+    """Measure what the folder lacks; False if time, by time.monotonic(), ran out before the end.
+
+    Columns with other settings are an error, or measured again with `replace`.
+    """
+    work = partial(measure_contest, until=until, replace=replace)
+    step = Step(
+        kind,
+        [contest.item() for contest in contests],
+        settings,
+        about=about or {},
+        compared=False,  # each contest has its own settings, run.json those of the last request
+        columns=None,
+        schedule=lambda items: work_in_turn(takewhile(lambda _: time.monotonic() <= until, items), work),
+        finish=finish,
+    )
+    records = execute(step, out).records
+    return all(item.key in records and item.is_done(records[item.key]) for item in step.items)
+
+
+def measure_contest(item: Item[Contest], *, until: float, replace: bool) -> Record:
+    """Measure the methods that the unit lacks, and save it after each repetition."""
+    contest, measures = item.what, [m.name for m in item.what.suite.measures]
+    unit = open_unit(contest.path, dict(item.decides), measures, replace=replace)
+    for r in range(contest.repetitions):
+        tried = unit.tried(r)
+        missing = [m for m in contest.methods if tried.get(m.name) != m.digest]
+        if missing:
+            contest.measure(unit, r, missing)
+            unit.facts[r]["tried"] = {**tried, **{m.name: m.digest for m in missing}}
+            unit.save()
+            if time.monotonic() > until:
+                break
+    unit.save()  # also if nothing was missing, as in xmil 0.2, so that the ledger knows whose file it is
+    return Record(parts=[_part(r, *pair) for r in unit.facts for pair in unit.tried(r).items()])
+
+
+def _part(repetition: int, method: str, digest: str) -> str:
+    return f"{repetition}: {method} {digest}"
 
 
 def export(request: BenchRequest, out: Path, folder: Path, say: Say = ignore) -> list[Path]:
     """Write the bags and models of the suites for other programs; train missing models."""
-    models, plan, run = models_of(request), plan_of(request), _folder(out, request)
+    plan, models, settings = plan_of(request), models_of(request), settings_of(request)
     try:
         check_folder(folder, EXPORT)
     except InputError as error:
         message = name_parameters(str(error), lambda _, value: f"`export={value}`")
         raise InputError(message, parameter="export") from None
-    with RunFolder(folder, EXPORT, settings_of(request), mixed=True).open({}), run.claim():
-        if not (out / RUN).is_file():
-            start_manifest(out, run.kind)
-            run.write({})
+    with (
+        open_folder(folder, EXPORT, settings, compared=False),
+        open_folder(out, KIND, read_settings(out) or settings, compared=False),
+    ):
         return [
-            path
+            export_exam(suite.bags(contest.exam(r), plan), folder)
             for suite in suites_of(request)
-            for path in Referee(plan, (), models, Folder(out), request.device, say=say).export(suite, folder)
+            for contest in make_contests(
+                suite, suite.problems(plan), plan, (), models, out=out, device=request.device, say=say
+            )
+            for r in range(contest.repetitions)
         ]
-
-
-def _folder(out: Path, request: BenchRequest) -> RunFolder:
-    """The folder of a benchmark: each unit has its own settings, run.json the last request."""
-    return RunFolder(out, "bench", settings_of(request), mixed=True)
 
 
 def read_settings(out: Path) -> dict[str, Any]:
@@ -101,85 +140,87 @@ def read_settings(out: Path) -> dict[str, Any]:
         return {}
 
 
+def make_contests(
+    suite: Suite,
+    problems: Sequence[Problem],
+    plan: Plan,
+    methods: Sequence[MethodEntry],
+    models: Sequence[ModelEntry],
+    *,
+    out: Path,
+    device: str = "cpu",
+    say: Say = ignore,
+) -> list[Contest]:
+    """Make the contests of every problem with every model."""
+    contests = []
+    for problem in problems:
+        changes = plan.protocol.training if problem.family == "digits" else plan.training
+        for entry in models:
+            trained = Trained(problem, entry, out, plan.protocol.seed, changes, device, say)
+            contests.append(Contest(suite, plan, trained, methods))
+    return contests
+
+
 @dataclass(frozen=True)
-class Referee:
-    """One run: the plan, the entries, the folder, and a time limit.
+class Contest:
+    """A problem of a suite and a model, which the methods explain in every repetition."""
 
-    Columns with other settings are an error, or measured again with `replace`.
-    """
-
+    suite: Suite
     plan: Plan
+    trained: Trained
     methods: Sequence[MethodEntry]
-    models: Sequence[ModelEntry]
-    folder: Folder
-    device: str = "cpu"
-    say: Say = ignore
-    until: float | None = None  # by time.monotonic()
-    replace: bool = False
 
-    def run(self, suite: Suite, problems: Sequence[Problem] | None = None) -> bool:
-        """Measure every problem and model of a suite; False if time ran out before the end."""
-        return all(self._measure_column(suite, trained) for trained in self._columns(suite, problems))
+    @property
+    def path(self) -> Path:
+        """The file of its measurements."""
+        names = self.suite.name, self.trained.problem.name, self.trained.entry.name
+        return self.trained.out / UNITS / f"{file_name(*names)}.npz"
 
-    def units(self, suite: Suite, problems: Sequence[Problem] | None = None) -> list[Unit]:
-        """Read the units of a suite, one per problem and model."""
-        return [self._unit(suite, trained) for trained in self._columns(suite, problems)]
+    @property
+    def repetitions(self) -> int:
+        """The number of repetitions."""
+        problem = self.trained.problem
+        if problem.family == "digits":
+            return self.plan.protocol.repetitions
+        return min(self.plan.fold_runs, problem.repetitions or self.plan.fold_runs)
 
-    def export(self, suite: Suite, folder: Path) -> list[Path]:
-        """Write the bags and the weights of every exam of a suite, for other programs."""
-        return [
-            export_exam(suite.bags(self._exam(trained, r), self.plan), folder)
-            for trained in self._columns(suite)
-            for r in range(self._repetitions(trained.problem))
-        ]
+    def item(self) -> Item[Contest]:
+        """The contest as an item of a run: its file is done if it has every method in every repetition."""
+        rows = product(range(self.repetitions), self.methods)
+        parts = tuple(_part(r, m.name, m.digest) for r, m in rows)
+        return Item(self.path.stem, self, decides=self.settings(), parts=parts)
 
-    def _columns(self, suite: Suite, problems: Sequence[Problem] | None = None) -> Iterator[Trained]:
-        """Yield every problem with every model."""
-        seed = self.plan.protocol.seed
-        for problem in suite.problems(self.plan) if problems is None else problems:
-            changes = self.plan.protocol.training if problem.family == "digits" else self.plan.training
-            for entry in self.models:
-                yield Trained(problem, entry, self.folder, seed, changes, self.device, self.say)
-
-    def _unit(self, suite: Suite, trained: Trained) -> Unit:
-        """Open the unit of a column; its settings must match those of earlier calls."""
-        problem, entry = trained.problem, trained.entry
-        settings = {
-            "suite": suite.name,
+    def settings(self) -> dict[str, Any]:
+        """All settings that decide the measurements, besides the methods."""
+        problem, entry = self.trained.problem, self.trained.entry
+        return {
+            "suite": self.suite.name,
             "problem": problem.settings(),
             "model": {"name": entry.name, "digest": entry.digest},
-            "training": vars(entry.training(problem, trained.changes)),
-            "bags": self.plan.curve_bags if suite.name == "faithfulness" else None,
+            "training": vars(entry.training(problem, self.trained.changes)),
+            "bags": self.plan.curve_bags if self.suite.name == "faithfulness" else None,
         }
-        return self.folder.unit(settings, [m.name for m in suite.measures], replace=self.replace)
 
-    def _measure_column(self, suite: Suite, trained: Trained) -> bool:
-        """Measure all repetitions of one problem and model, and save each at once."""
-        unit, repetitions = self._unit(suite, trained), self._repetitions(trained.problem)
-        title = f"{suite.name}: {trained.problem.title}, {trained.entry.title}"
-        for r in range(repetitions):
-            tried = unit.facts.get(r, {}).get("tried", {})  # includes methods that do not support the model
-            missing = [m for m in self.methods if tried.get(m.name) != m.digest]
-            if not missing:
-                continue
-            if self.until is not None and time.monotonic() > self.until:
-                return False
-            self.say(f"{title}, repetition {r + 1}", r, repetitions)
-            self._measure(suite, trained, unit, r, missing)
-            unit.facts[r]["tried"] = {**tried, **{m.name: m.digest for m in missing}}
-            unit.save()
-        return True
+    def exam(self, repetition: int) -> Exam:
+        """The model of a repetition with its test bags."""
+        trained = self.trained
+        problem, seed = trained.problem, trained.seed_of(repetition)
+        blocks = tuple(problem.blocks("test", repetition, trained.device))
+        model = trained.model(repetition)
+        return Exam(problem.name, trained.entry.name, repetition, seed, problem.n_classes, model, blocks)
 
-    def _measure(
-        self, suite: Suite, trained: Trained, unit: Unit, repetition: int, methods: Sequence[MethodEntry]
-    ) -> None:
-        exam = self._exam(trained, repetition)
+    def measure(self, unit: Unit, repetition: int, methods: Sequence[MethodEntry]) -> None:
+        """Add rows of methods that support the model to a unit."""
+        problem, title = self.trained.problem, f"{self.trained.problem.title}, {self.trained.entry.title}"
+        text = f"{self.suite.name}: {title}, repetition {repetition + 1}"
+        self.trained.say(text, repetition, self.repetitions)
+        exam = self.exam(repetition)
         chances = np.concatenate([probabilities(exam.model, block.x) for block in exam.blocks])
         labels = np.concatenate([block.labels for block in exam.blocks])
-        exam = suite.bags(exam, self.plan)
+        exam = self.suite.bags(exam, self.plan)
         facts = {
             "seed": exam.seed,
-            "checksum": checksum(trained.problem, repetition),
+            "checksum": checksum(problem, repetition),
             "auroc": bag_auroc(chances, labels),
             "bags": [name for block in exam.blocks for name in block.names],
             "cases": [case for block in exam.blocks for case in block.cases or ()] or None,
@@ -189,90 +230,12 @@ class Referee:
         for entry in methods:
             if facts["bags"] and entry.supports(exam.model):
                 scores, seconds = _time(exam, partial(entry.scores, exam))
-                about = {"digest": entry.digest, "seconds": seconds, "measured": _machine(self.device)}
-                unit.add(repetition, entry.name, suite.grade(exam, entry, scores), about)
-
-    def _exam(self, trained: Trained, repetition: int) -> Exam:
-        problem, seed = trained.problem, trained.seed_of(repetition)
-        blocks = tuple(problem.blocks("test", repetition, self.device))
-        model = trained.model(repetition)
-        return Exam(problem.name, trained.entry.name, repetition, seed, problem.n_classes, model, blocks)
-
-    def _repetitions(self, problem: Problem) -> int:
-        if problem.family == "digits":
-            return self.plan.protocol.repetitions
-        return min(self.plan.fold_runs, problem.repetitions or self.plan.fold_runs)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The models of one problem and entry, trained on first use and saved in the folder.
-
-    All repetitions of our models on digits train at once, others one by one.
-    """
-
-    problem: Problem
-    entry: ModelEntry
-    folder: Folder
-    seed: int
-    changes: Mapping[str, Any]
-    device: str = "cpu"
-    say: Say = ignore
-
-    def seed_of(self, repetition: int) -> int:
-        """The seed of a repetition's weights."""
-        return self.seed * SEEDS_APART + repetition
-
-    def model(self, repetition: int) -> nn.Module:
-        """The model of a repetition, in eval mode on the device; ours with a background of instances."""
-        if isinstance(self.problem, DigitProblem) and isinstance(self.entry, OurModel):
-            model = self.stack.models.model(repetition)
-        else:
-            model = self._train_one(repetition)
-        if isinstance(model, MILModel) and not isinstance(self.entry, TrainedModel):
-            bags = [
-                x for block in self.problem.blocks("train", repetition) for x in block.x[:BACKGROUND_BAGS]
-            ]
-            model.background = background_of([torch.cat(bags[:BACKGROUND_BAGS]).numpy()])
-        return model
-
-    @cached_property
-    def stack(self) -> Fitted:
-        """All repetitions of one of our models, loaded or trained."""
-        assert isinstance(self.problem, DigitProblem) and isinstance(self.entry, OurModel)  # noqa: S101, PT018
-        configuration = self.problem.configuration(self.entry.setup, self.device)
-        fitted = self.folder.stack(configuration)
-        if fitted is None:
-            text = f"training {self.entry.title} on {self.problem.title}"
-            epochs = configuration.protocol.training_of(configuration.setup).epochs
-            self.say(text, 0, epochs)
-            fitted = train_stacked(configuration, on_epoch=lambda epoch, _: self.say(text, epoch, epochs))
-            self.folder.save_stack(configuration, fitted)
-        return fitted
-
-    def _train_one(self, repetition: int) -> nn.Module:
-        problem, entry, seed = self.problem, self.entry, self.seed_of(repetition)
-        model = entry.build(problem, seed).to(self.device)
-        if isinstance(entry, TrainedModel):
-            return model.eval()
-        training = entry.training(problem, self.changes)
-        names = (problem.name, entry.name, str(repetition))
-        settings = {
-            "problem": problem.settings(),
-            "test": checksum(problem, repetition),
-            "model": entry.digest,
-            "training": vars(training),
-            "seed": seed,
-        }
-        if self.folder.load_weights(model, names, settings):
-            return model.eval()
-        self.say(f"training {entry.title} on {problem.title}, repetition {repetition + 1}", 0, 0)
-        train, validation = (
-            problem.blocks(split, repetition, self.device) for split in ("train", "validation")
-        )
-        model = learn(model, train, validation, training=training, seed=seed)
-        self.folder.save_weights(model, names, settings)
-        return model
+                about = {
+                    "digest": entry.digest,
+                    "seconds": seconds,
+                    "measured": _machine(self.trained.device),
+                }
+                unit.add(repetition, entry.name, self.suite.grade(exam, entry, scores), about)
 
 
 @cache

@@ -6,6 +6,7 @@ The page is one self-contained HTML file, for a browser or a frame in the docume
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.bench.folder import Folder, Unit
+from xmil.bench.units import Unit, read_units
 from xmil.bench.verdicts import OURS, draws_of, learned_repetitions, row_title, summary_of
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import FileError, InputError
@@ -49,33 +50,34 @@ select, .tools a { font: inherit; padding: .2rem .6rem; border: 1px solid var(--
 """
 
 
-def write_report(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
+def write_report(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Summarise a folder, write the files, and return the content of `results.json`."""
-    about = {"command": "bench", "settings": settings, "measured": measured_on(folder), **provenance()}
-    summary = json.loads(json.dumps(summary_of(folder, about), default=str))
+    units = read_units(out)
+    about = {"command": "bench", "settings": settings, "measured": measured_on(units), **provenance()}
+    summary = json.loads(json.dumps(summary_of(units, about), default=str))
     if not summary["suites"]:
-        raise InputError(f"{folder.path}: has no measurements yet.")
-    write_text(folder.path / RESULTS, json.dumps(summary, indent=1) + "\n")
-    write_bags(folder)
-    write_text(folder.path / PAGE, page_of(summary))
+        raise InputError(f"{out}: has no measurements yet.")
+    write_text(out / RESULTS, json.dumps(summary, indent=1) + "\n")
+    write_bags(units, out / BAGS)
+    write_text(out / PAGE, page_of(summary))
     return dict(summary)
 
 
-def measured_on(folder: Folder) -> list[dict[str, Any]]:
+def measured_on(units: Sequence[Unit]) -> list[dict[str, Any]]:
     """List the distinct sets of versions, machine and commit of all rows, in order."""
-    rows = [row.get("measured") for unit in folder.units() for row in unit.rows.values()]
+    rows = [row.get("measured") for unit in units for row in unit.rows.values()]
     return [
         json.loads(text) for text in dict.fromkeys(json.dumps(row, sort_keys=True) for row in rows if row)
     ]
 
 
-def write_bags(folder: Folder) -> None:
+def write_bags(units: Sequence[Unit], path: Path) -> None:
     """Write one row per bag and method, with every measure, to one Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     tables = []
-    for unit in (unit for unit in folder.units() if unit.rows):
+    for unit in (unit for unit in units if unit.rows):
         rows = [
             (unit.suite, unit.problem, unit.model, r, method, bag)
             for r, method in unit.values
@@ -89,9 +91,7 @@ def write_bags(folder: Folder) -> None:
         grid = np.concatenate(list(unit.values.values())).astype(np.float32)
         tables.append(pa.table({**fields, **dict(zip(unit.measures, grid.T, strict=True))}))
     table = pa.concat_tables(tables, promote_options="default")
-    write_atomically(
-        folder.path / BAGS, lambda temporary: pq.write_table(table, temporary, compression="zstd")
-    )
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
 
 def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
@@ -254,7 +254,7 @@ def compare_runs(first: Path, second: Path) -> list[Change]:
     """Compare every row that both runs have, by every measure."""
     units = []
     for path in (first, second):
-        units.append({(u.suite, u.problem, u.model): u for u in Folder(path).units() if u.rows})
+        units.append({(u.suite, u.problem, u.model): u for u in read_units(path) if u.rows})
         if not units[-1]:
             raise FileError(f"{path}: has no results of 'xmil bench'.")
     a, b = units

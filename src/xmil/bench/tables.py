@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from xmil.bench.digits import TASKS
-from xmil.bench.folder import STACK_KEY, Unit
 from xmil.bench.models import all_setups
 from xmil.bench.suites import LEARNED
+from xmil.bench.trained import STACK_KEY
 from xmil.bench.training import Fitted
+from xmil.bench.units import Unit
 from xmil.bench.verdicts import (
     ROUNDING,
     base_of,

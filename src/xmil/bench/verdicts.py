@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from xmil.bench.entries import CONTROLS, ORACLE
-from xmil.bench.folder import Folder, Unit
 from xmil.bench.measures import Measure
 from xmil.bench.protocol import Protocol, paper_figure
 from xmil.bench.suites import LEARNED, SUITES
+from xmil.bench.units import Unit
 from xmil.core.explanation import card_of
 from xmil.core.text import counted
 from xmil.evaluate.statistics import (
@@ -319,9 +319,9 @@ def column_of(unit: Unit) -> Column:
     return Column(unit, measures, counted, draws, tuple(filter(None, verdicts)))
 
 
-def summary_of(folder: Folder, about: dict[str, Any]) -> dict[str, Any]:
-    """Summarise a run, in plain types."""
-    columns = [column_of(unit) for unit in folder.units() if unit.rows]
+def summary_of(units: Sequence[Unit], about: dict[str, Any]) -> dict[str, Any]:
+    """Summarise the units of a run, in plain types."""
+    columns = [column_of(unit) for unit in units if unit.rows]
     suites = [
         {
             "name": suite.name,

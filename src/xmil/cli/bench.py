@@ -109,11 +109,11 @@ def _export(request: BenchRequest, folder: Path, *, as_json: bool) -> int:
 
 
 def _report(out: Path, entered: Sequence[str] = (), *, done: bool, as_json: bool) -> None:
-    from xmil.bench import PAGE, Folder, read_settings, write_report
-    from xmil.storage import RunFolder
+    from xmil.bench import PAGE, read_settings, write_report
+    from xmil.storage import claim_folder
 
-    with RunFolder(out, "bench", mixed=True).claim():
-        summary = write_report(Folder(out), read_settings(out))
+    with claim_folder(out, "bench"):
+        summary = write_report(out, read_settings(out))
     if as_json:
         print(json.dumps({**summary, "finished": done, "page": str(out / PAGE)}, indent=2, default=str))
         return

@@ -37,6 +37,19 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("its brackets are nested too deeply") from None
 
 
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings: the keys are dotted names.
+
+    >>> flatten({"seed": 0, "optim": {"lr": 0.1}})
+    {'seed': 0, 'optim.lr': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
 def is_utf8(name: str) -> bool:
     """Whether a name is valid UTF-8; file names may contain any bytes.
 

@@ -165,7 +165,7 @@ def work_in_turn(
 ) -> Iterator[Outcome[Item[T], Record]]:
     """Work on items one after another in this process; an error ends the run."""
     for item in items:
-        with writing_for(item.owner or item.key):
+        with writing_for(item.key):
             record = work(item)
         yield Outcome(item, complete_record(record, item))
 
@@ -182,12 +182,12 @@ def _make_recorder(make_worker: MakeWorker[Item[T], Record]) -> Stages[Item[T], 
 
     def work(_: Item[T], ready: tuple[Item[T], Any]) -> tuple[Item[T], Any]:
         item, content = ready
-        with writing_for(item.owner or item.key):
+        with writing_for(item.key):
             return item, stages.work(item, content)
 
     def write(worked: tuple[Item[T], Any]) -> Record:
         item, result = worked
-        with writing_for(item.owner or item.key):
+        with writing_for(item.key):
             record = result if stages.write is None else stages.write(result)
         return complete_record(record, item)
 

@@ -36,7 +36,6 @@ class Item(Generic[T]):
     `what` is what the worker gets. The item is done if its record names the same `decides` and all `parts`,
     if its files are as they were written, and if the files `inputs` are those that were read, which `sources`
     identify; `by_time` also compares the times of large ones. `slides` are its rows in the run's table.
-    `owner` replaces the key in the ledger's entries of files, if several items share a file.
     """
 
     key: str
@@ -47,7 +46,6 @@ class Item(Generic[T]):
     slides: tuple[str, ...] = ()
     by_time: bool = True
     sources: tuple[str | None, ...] = ()
-    owner: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,7 +97,7 @@ class RunWriter:
             self.record(item.key, record)
         if not item.is_done(record):
             return None
-        files = self._files.get(item.owner or item.key, {})
+        files = self._files.get(item.key, {})
         return None if any(file_fault(self.path / path, entry) for path, entry in files.items()) else record
 
     def record(self, key: str, record: Record) -> None:

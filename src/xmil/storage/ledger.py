@@ -218,6 +218,7 @@ def _replay(ledger: Ledger, appended: list[bytes]) -> None:
             last[by] = None if path is None else (path, ledger.files.get(path))
             if path is not None:
                 writer_of[path] = by
+                ledger.records.pop(line.get("of"), None)  # its item is made again, until a later line
             _apply(ledger, line)
         except (ValueError, LookupError, TypeError, AttributeError):
             ledger.unread += 1

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from xmil.core.errors import FileError, InputError, check_names
 from xmil.core.task import TASKS
-from xmil.core.text import parse_toml_value, read_toml
+from xmil.core.text import flatten, parse_toml_value, read_toml
 
 MOST_MODELS = 100_000  # in one run; more are a typo
 Whole = Annotated[int, Field(ge=1)]
@@ -299,7 +299,7 @@ def at_point(config: Config, point: Mapping[str, Any]) -> Config:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List differences as 'key was old, now new'; settings of the machine do not count."""
-    before, now = _flat(old), _flat(new)
+    before, now = flatten(old), flatten(new)
     ignored = {"out", "data.follow_links", "data.full_digests", *(f"train.{name}" for name in MACHINE)}
     keys = [key for key in dict.fromkeys([*before, *now]) if key not in ignored]
     return [
@@ -328,14 +328,6 @@ def _check_names(content: Mapping[str, Any], source: str) -> None:
         raise
     except ValueError as error:
         raise InputError(f"{source}: {error}") from None
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        name = f"{prefix}{key}"
-        flat.update(_flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
-    return flat
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -455,6 +455,7 @@ LAST, LOG, MODEL, METRICS, PREDICTIONS = (
     "metrics.json",
     "predictions.csv",
 )
+FILES = (LAST, LOG, MODEL, METRICS, PREDICTIONS)
 
 
 @dataclass

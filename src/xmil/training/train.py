@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from xmil.core.budget import available_memory, csv_rows
-from xmil.core.durable import unchanged, write_text
+from xmil.core.durable import remove_file, unchanged, write_text
 from xmil.core.errors import FileError, InputError, UnsupportedError
 from xmil.core.task import TASKS, Floats
 from xmil.core.text import shorten
@@ -33,7 +33,7 @@ from xmil.storage import Item, Record, make_folder, read_json, read_rows, read_r
 from xmil.training.batches import SiteGroups, TrainingBags
 from xmil.training.config import Config, Train, at_point, differences, dumps, grid_points, plain
 from xmil.training.fit import (
-    LOG,
+    FILES,
     METRICS,
     MODEL,
     PREDICTIONS,
@@ -59,8 +59,6 @@ from xmil.training.training_set import (
 logger = logging.getLogger(__name__)
 KIND, CONFIG = "train", "config.toml"
 COHORT, RESULTS, BEST = "cohort.csv", "results.csv", "best.json"
-MODEL_FILES = (MODEL, LOG, METRICS, PREDICTIONS)
-RUN_FILES = (CONFIG, COHORT, RESULTS, BEST, PREDICTIONS)
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def _train_in_folder(plan: TrainingPlan, fabric: Any, *, restart: bool, on_job: 
         about=about,
         compared=False,  # by `_check_same`, since where it runs may differ
         columns=None,
-        prepare=partial(prepare, plan),
+        prepare=partial(prepare, plan, restart=restart),
         adopt=partial(adopt_model, plan.folder),
         schedule=partial(train_jobs, plan=plan, fabric=fabric, on_job=on_job),
         finish=partial(_finish, plan, outcome),
@@ -217,9 +215,12 @@ def adopt_model(folder: Path, item: Item[Job]) -> Record | None:
     return Record(facts=measures, decides=dict(item.decides))
 
 
-def prepare(plan: TrainingPlan) -> None:
+def prepare(plan: TrainingPlan, *, restart: bool) -> None:
     """Write the settings and the cohort; refuse feature files that have changed since the run began."""
     folder, full = plan.folder, plan.config.data.full_digests
+    if restart:  # runs before xmil 0.2 had no list of their files
+        for path in [folder / COHORT, *(folder / job.name / name for job in plan.jobs for name in FILES)]:
+            remove_file(path)
     folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
     slides = slide_rows(plan.training_set, parts_of(folds, len(plan.training_set)), full=full)
     digests = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}

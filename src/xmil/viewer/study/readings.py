@@ -4,7 +4,7 @@ study.json                        the plan, and the cases with label and predict
 evidence/<run>/<slide>.parquet    explanations of the runs, copied when the study was made
 readers/<name>.json               a reader's worklist and answers, rewritten with every change
 readers.csv                       the code of each reader, to give to them
-run.json, manifest.jsonl          for `xmil verify`
+run.json, ledger.jsonl            for `xmil verify`
 """
 
 from __future__ import annotations

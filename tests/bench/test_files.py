@@ -3,46 +3,54 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.bench.runs import ignore
+from tests.storage.earlier import as_of_0_2
 from xmil.bench import (
     SETUPS,
     SUITES,
     TASKS,
     Configuration,
     DigitProblem,
-    Folder,
     Plan,
     Protocol,
-    Referee,
+    Unit,
     load_instances,
+    load_stack,
+    make_contests,
+    measure_contests,
     method_entry,
     model_entry,
+    read_units,
     rows_of,
     train_stacked,
     write_rows,
 )
 from xmil.core.errors import FileError
+from xmil.storage import read_ledger
 
 PROTOCOL = Protocol(repetitions=2, sizes=(32, 16, 12), bag_size=5, training={"epochs": 3, "warmup": 1})
 CONFIGURATION = Configuration(TASKS["four_bags"], SETUPS["attnmil"], load_instances("onehot"), PROTOCOL)
 METHODS = ("lrp", "attention")
 
 
-def measured(out, methods=METHODS, configuration=CONFIGURATION, **options):
+def measured(out, methods=METHODS, configuration=CONFIGURATION, *, say=ignore, complete=True, **options):
     """The unit of a configuration after the referee has filled the folder."""
     c = configuration
     problem = DigitProblem.of(c.task, c.instances, c.protocol)
     entries = [method_entry(name) for name in methods], [model_entry(c.setup.name)]
-    referee = Referee(Plan(protocol=c.protocol), *entries, Folder(out), **options)
-    assert referee.run(SUITES["evidence"], [problem])
-    (unit,) = referee.units(SUITES["evidence"], [problem])
-    return unit
+    plan = Plan(protocol=c.protocol)
+    contests = make_contests(SUITES["evidence"], [problem], plan, *entries, out=out, say=say)
+    assert measure_contests(contests, out, {}, **options) is complete
+    return Unit.read(contests[0].path)
 
 
 def same(first, second):
@@ -60,7 +68,7 @@ def trainings(monkeypatch):
         names.append(configuration.name)
         return train_stacked(configuration, **options)
 
-    monkeypatch.setattr("xmil.bench.referee.train_stacked", noted)
+    monkeypatch.setattr("xmil.bench.trained.train_stacked", noted)
     return names
 
 
@@ -86,15 +94,35 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path, trainings):
 
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path, say=stop)
-    (unit,) = Folder(tmp_path).units()
+    (unit,) = read_units(tmp_path)
     assert unit.repetitions == [0]
     assert same(measured(tmp_path), measured(tmp_path / "fresh"))
     assert trainings == ["four_bags-attnmil"] * 2
 
 
+def test_a_finished_run_of_0_2_goes_on_with_nothing_to_do(tmp_path, trainings):
+    texts, first = [], measured(tmp_path)
+    as_of_0_2(tmp_path)
+    again = measured(tmp_path, say=lambda text, *_: texts.append(text))
+    assert texts == []
+    assert again.rows == first.rows
+    assert list(read_ledger(tmp_path).records) == ["evidence--four_bags--attnmil"]
+    first.path.unlink()
+    assert same(measured(tmp_path), first)  # on the stored models
+    assert trainings == ["four_bags-attnmil"]
+
+
+def test_time_may_run_out_between_repetitions(tmp_path, monkeypatch):
+    clock = SimpleNamespace(monotonic=iter([0, 2]).__next__, perf_counter=time.perf_counter)
+    monkeypatch.setattr("xmil.bench.referee.time", clock)
+    assert measured(tmp_path, complete=False, until=1).repetitions == [0]
+    monkeypatch.undo()
+    assert same(measured(tmp_path), measured(tmp_path / "fresh"))
+
+
 def test_models_come_back_as_they_were(tmp_path):
     measured(tmp_path)
-    stored, again = Folder(tmp_path).stack(CONFIGURATION), train_stacked(CONFIGURATION)
+    stored, again = load_stack(tmp_path, CONFIGURATION), train_stacked(CONFIGURATION)
     torch.testing.assert_close(stored.models.flat, again.models.flat)
     assert (stored.best_epoch, stored.epochs) == (again.best_epoch, again.epochs)
 
@@ -109,13 +137,26 @@ CHANGED = [
 @pytest.mark.parametrize("changed", CHANGED)
 def test_other_settings_do_not_meet_stored_results(tmp_path, changed):
     measured(tmp_path)
-    assert Folder(tmp_path).stack(changed) is None
+    assert load_stack(tmp_path, changed) is None
     anew = measured(tmp_path, configuration=changed, replace=True)
     assert same(anew, measured(tmp_path / "fresh", configuration=changed))
 
 
+def test_a_killed_run_of_other_settings_leaves_no_trace(tmp_path):
+    """The file has other settings and one repetition, though both were once recorded for these settings."""
+    first = measured(tmp_path)
+
+    def stop(text, done, total):
+        if text.startswith("evidence") and done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, configuration=CHANGED[0], replace=True, say=stop)
+    assert same(measured(tmp_path, replace=True), first)
+
+
 def test_rows_are_in_parquet_with_their_settings(tmp_path):
-    unit, fitted = measured(tmp_path), Folder(tmp_path).stack(CONFIGURATION)
+    unit, fitted = measured(tmp_path), load_stack(tmp_path, CONFIGURATION)
     rows = rows_of(unit, fitted)
     write_rows(tmp_path / "results" / "rows.parquet", rows, CONFIGURATION.settings())
     stored = pq.read_table(tmp_path / "results" / "rows.parquet", partitioning=None)
@@ -135,8 +176,8 @@ def test_damaged_files_are_refused_by_name(tmp_path):
     unit = measured(tmp_path)
     (model,) = (tmp_path / "models").iterdir()
     readers = {
-        unit.path: Folder(tmp_path).units,
-        model: lambda: Folder(tmp_path).stack(CONFIGURATION),
+        unit.path: lambda: read_units(tmp_path),
+        model: lambda: load_stack(tmp_path, CONFIGURATION),
     }
     for path, read in readers.items():
         whole = path.read_bytes()
