@@ -81,7 +81,7 @@ def measure_contests(
         settings,
         about=about or {},
         compared=False,  # each contest has its own settings, run.json those of the last request
-        columns=None,
+        of_slides=False,
         schedule=lambda items: work_in_turn(takewhile(lambda _: time.monotonic() <= until, items), work),
         finish=finish,
     )

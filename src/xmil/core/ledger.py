@@ -160,8 +160,8 @@ def _starts_with(path: Path, mark: bytes) -> bool:
 
 
 def plain_number(value: Any) -> Any:
-    """Convert a NumPy number for JSON, and anything else to text."""
-    return value.item() if hasattr(value, "item") else str(value)
+    """Convert a NumPy number or array for JSON, and anything else to text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def append(run: Path, line: Mapping[str, Any], *, lasting: bool = True) -> None:

@@ -8,6 +8,7 @@ the step finish.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from xmil.core.durable import identity
 from xmil.core.errors import InputError, XmilError
-from xmil.core.ledger import writing_for
+from xmil.core.ledger import plain_number, writing_for
 from xmil.core.text import is_utf8
 from xmil.execute.workers import MakeWorker, Outcome, Stages, Workers, process
 from xmil.storage import FAILURES, WHOLE_RUN, Item, Record, RunWriter, open_folder
@@ -88,7 +89,8 @@ class Step(Generic[T]):
     such as `warnings`. The rest is optional: `prepare` runs first; `adopt` makes the record of an item from
     its files, if the ledger has none; `schedule` replaces the workers; `refused` are slides that failed
     before, with the reason; `adds` keeps the rows of other slides; without `columns` there is no slides.csv;
-    `compared` is False if the folder takes items of other settings, too.
+    `of_slides` is False if items are no slides, so that there is no failures.csv either; `compared` is False
+    if the folder takes items of other settings, too.
     """
 
     kind: str
@@ -106,6 +108,7 @@ class Step(Generic[T]):
     refused: Mapping[str, str] = field(default_factory=dict)
     grows: tuple[str, ...] = ()
     adds: bool = False
+    of_slides: bool = True
     compared: bool = True
 
 
@@ -118,6 +121,8 @@ def execute(
     restart: bool = False,
 ) -> Tally:
     """Work on the items of a step that are not done; record each failure and continue with the rest."""
+    if not step.items and not step.refused:
+        raise InputError("There is nothing to do: no slide was found.")
     listener = listener or Listener()
     items = [item for item in step.items if all(map(is_utf8, item.names))]
     unnamed = {ascii(name): NOT_UTF8 for item in step.items for name in item.names if not is_utf8(name)}
@@ -139,7 +144,7 @@ def execute(
                 advance()
                 save()
         listener.failures(tally.failed)
-        if not tally.records and (tally.failed or not items):
+        if not tally.records and tally.failed:
             raise InputError(f"No slide could be {step.verb}; {out / FAILURES} says why.")
         with writing_for(WHOLE_RUN):
             summary = step.finish(tally)
@@ -209,9 +214,11 @@ def _identify(path: Path | None, by_time: bool) -> str | None:
 
 
 def complete_record(record: Record, item: Item[Any]) -> Record:
-    """Add to a record what decided it."""
+    """Add to a record what decided it, and convert it to what the ledger will read back."""
+    plain = Record.from_dict(json.loads(json.dumps(record.as_dict(), default=plain_number)))
+    parts = plain.parts or list(item.parts)
     return replace(
-        record, sources=list(item.sources), decides=dict(item.decides), parts=record.parts or list(item.parts)
+        plain, sources=list(item.sources), decides=dict(item.decides), parts=parts, extra=record.extra
     )
 
 
@@ -247,9 +254,13 @@ def _record(folder: RunWriter, outcome: Outcome[Item[T], Record], tally: Tally) 
         return
     error = outcome.error or "no result"
     tally.failed |= dict.fromkeys(item.names, error)
-    earlier = folder.records.get(item.key)  # such as a slide with the methods of an earlier run
-    is_valid = earlier is not None and item.is_same(earlier)
-    folder.record(item.key, replace(earlier, error=error) if earlier and is_valid else Record(error=error))
+    earlier = folder.records.get(item.key)
+    if (
+        earlier is not None and earlier.parts and item.is_same(earlier)
+    ):  # it has the methods of an earlier run
+        folder.record(item.key, replace(earlier, error=error))
+    else:
+        folder.record(item.key, Record(error=error))
 
 
 @contextmanager
@@ -278,6 +289,8 @@ def _tables(
 
 def _write_tables(folder: RunWriter, step: Step[T], items: Sequence[Item[T]], tally: Tally) -> None:
     """Write slides.csv and failures.csv from the records."""
+    if not step.of_slides:
+        return
     folder.write_failures(tally.failed)
     if step.columns is None:
         return

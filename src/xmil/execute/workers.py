@@ -139,7 +139,7 @@ def _process_here(
         before: list[tuple[Item, Future[Reply]]] = []  # whose result is being written
         for item, upcoming in with_next(items):
             before.append((item, line.begin(item, upcoming)))
-            if len(before) > WRITING:
+            while before and (len(before) > WRITING or before[0][1].done()):
                 done, reply = before.pop(0)
                 yield outcome_of(done, reply.result())
         for done, reply in before:

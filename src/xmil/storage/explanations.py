@@ -82,7 +82,7 @@ def pick_explanation(path: StrPath, method: str, target: str | None = None) -> E
     own = [e for e in every if e.method == method]
     name = Path(path).name
     if not own:
-        raise unknown_name(f"method of {name}", method, [e.method for e in every])
+        raise unknown_name(f"method of {name}", method, dict.fromkeys(e.method for e in every))
     if target is None:
         return own[-1]
     fitting = [e for e in own if target in (str(e.target), str(e.target.cls))]

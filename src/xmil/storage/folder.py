@@ -35,7 +35,9 @@ class Item(Generic[T]):
 
     `what` is what the worker gets. The item is done if its record names the same `decides` and all `parts`,
     if its files are as they were written, and if the files `inputs` are those that were read, which `sources`
-    identify; `by_time` also compares the times of large ones. `slides` are its rows in the run's table.
+    identify. `by_time` also compares the times of large ones, which are not read in full; it is for features,
+    and not for slides and files of runs, whose copies count as the same. `slides` are its rows in the run's
+    table.
     """
 
     key: str

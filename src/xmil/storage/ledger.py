@@ -60,7 +60,8 @@ RECORD = {"rows": list, "facts": dict, "parts": list, "sources": list, "decides"
 class Record:
     """What came of an item: the rows of its slides in the run's table, or the error.
 
-    `facts` are for what sums up the run. `sources` identify the item's input files as they were read,
+    Values are plain, as JSON has them; a row names its `slide_id`. `facts` are for what sums up the run.
+    `sources` identify the item's input files as they were read,
     `decides` has what else decides its result, and `parts` names what was done, such as methods. `extra` is
     passed to what sums up the run in the same call, and not stored.
     """
@@ -72,6 +73,11 @@ class Record:
     decides: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     extra: Any = None
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> Record:
+        """Make from entries of a line; refuse values of another type."""
+        return cls(**_checked(line, RECORD))
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to entries of a line, without empty ones."""
@@ -173,7 +179,7 @@ def _apply(ledger: Ledger, line: Any) -> None:
     elif "begin" in line:
         ledger.begun = str(line["begin"])
     elif "item" in line:
-        ledger.records[str(line["item"])] = Record(**_checked(line, RECORD))
+        ledger.records[str(line["item"])] = Record.from_dict(line)
     elif "path" in line:
         path = _inside(line["path"])
         earlier = ledger.files.pop(path, {})

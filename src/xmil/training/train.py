@@ -165,7 +165,7 @@ def _train_in_folder(plan: TrainingPlan, fabric: Any, *, restart: bool, on_job: 
         settings=plain(config),
         about=about,
         compared=False,  # by `_check_same`, since where it runs may differ
-        columns=None,
+        of_slides=False,
         prepare=partial(prepare, plan, restart=restart),
         adopt=partial(adopt_model, plan.folder),
         schedule=partial(train_jobs, plan=plan, fabric=fabric, on_job=on_job),
