@@ -9,9 +9,9 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
 
 from xmil.core.bag import FloatArray
+from xmil.core.budget import array_header
 from xmil.core.errors import FileError
 from xmil.core.pickles import check_torch_file
 from xmil.data.containers.container import (
@@ -27,7 +27,6 @@ from xmil.data.containers.container import (
 
 ARRAY = "array"  # our name of the array in a `.npy`
 _NUMPY = "NumPy file"
-_HEADER = 10_000  # most bytes of a header; NumPy's own limit
 
 
 class NpyContents(Contents):
@@ -123,14 +122,12 @@ class NpzRows(Rows):
 
 
 def _header(stream: IO[bytes], name: str, path: Path) -> ArrayInfo:
-    version = npy.read_magic(stream)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read(stream, max_header_size=_HEADER)
+    shape, dtype = array_header(stream)
     if dtype.hasobject:
         raise FileError(f"{path}: {name!r} is refused: it holds Python objects, which could run code.")
     if any(length < 0 for length in shape):
         raise FileError(f"{path}: {name!r} declares the impossible shape {shape}; the file is damaged.")
-    return ArrayInfo(tuple(shape), dtype)
+    return ArrayInfo(shape, dtype)
 
 
 TENSOR = "tensor"  # our name of a bare tensor

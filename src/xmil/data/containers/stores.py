@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.budget import check_columns
-from xmil.core.errors import FileError
+from xmil.core.errors import FileError, refuse_damage
 from xmil.core.quoting import plain_cell
 from xmil.core.text import parse_json, small_number
 from xmil.data.containers.container import (
@@ -127,14 +127,10 @@ def _check_store(path: Path) -> None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
+    with refuse_damage(f"{path}: not readable zarr metadata", way="write or copy the store again"):
         if path.stat().st_size > 1 << 24:
             raise FileError(f"{path}: refused, its metadata exceed 16 MiB; write the store again.")
         loaded = parse_json(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(
-            f"{path}: not readable zarr metadata ({error}); write or copy the store again."
-        ) from None
     return loaded if isinstance(loaded, dict) else {}
 
 
@@ -145,15 +141,11 @@ def _array_info(mark: Path, name: str, store: Path) -> ArrayInfo:
             f"{store}: {name!r} is refused: the codec {', '.join(sorted(unknown))} is not allowed; write it "
             "with zstd or gzip."
         )
-    try:
+    fault = f"{store}: the metadata of {name!r} is damaged"
+    with refuse_damage(fault, way="write the store again", kinds=(SyntaxError,)):
         shape = tuple(int(length) for length in meta["shape"])
         kind = meta["dtype"] if mark.name == ".zarray" else meta["data_type"]
         dtype = np.dtype(kind if isinstance(kind, str) and kind != "string" else object)
-    except (KeyError, TypeError, ValueError, OverflowError, SyntaxError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise FileError(
-            f"{store}: the metadata of {name!r} is damaged ({reason}); write the store again."
-        ) from None
     if any(length < 0 for length in shape):
         raise FileError(f"{store}: {name!r} declares the impossible shape {shape}; the store is damaged.")
     return ArrayInfo(shape, dtype)
