@@ -288,8 +288,6 @@ class JoinedRows(Rows):
 class JoinedHeader(Header):
     """The stored bags of one case as one, without coordinates; all need the same width."""
 
-    parts: tuple[Header, ...]
-
     def __init__(self, parts: Sequence[Header]) -> None:
         widths = {header.dim: header.path for header in parts if len(header)}
         if len(widths) > 1:
@@ -307,4 +305,3 @@ class JoinedHeader(Header):
             encoder=parts[0].encoder,
             columns={name: np.concatenate([part.columns[name] for part in parts]) for name in sorted(shared)},
         )
-        object.__setattr__(self, "parts", tuple(parts))

@@ -26,9 +26,7 @@ from xmil.evaluate.curves import (
     Flips,
     Scores,
     band_of,
-    count_top,
     random_draws,
-    step_counts,
     top_over_ties,
 )
 from xmil.evaluate.evidence import average_precision, score_bag
@@ -70,9 +68,6 @@ class FaithfulnessSettings:
         check_names("mode", self.modes, MODES)
         if not self.methods or not self.modes:
             raise bad_parameter("methods and modes", "evaluate", "at least one each", [])
-        random_draws(1, orders=self.orders, seed=self.seed)
-        count_top(1, self.top)
-        step_counts(1, self.steps)
 
     def check(self, model: nn.Module) -> None:
         """Refuse methods that cannot explain the model."""
