@@ -118,7 +118,7 @@ class Header(Placed):
 
     def read_stored(self, empty: Empty = np.empty) -> Bag:
         """Read the bag with features in their stored type, in memory that `empty` allocates."""
-        if self.features is None or self.keep is not None:
+        if self.features is None or self.features.read_stored is None or self.keep is not None:
             return self.read()
         return self._bag(StoredBag, self.features.read_stored(empty), None)
 

@@ -7,6 +7,7 @@ import io
 import math
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,19 @@ class ZarrContents(Contents):
             return np.asarray(self._open(name)[...])
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
-        return ZarrRows(self, name, shape, self.arrays[name].dtype)
+        return Rows(shape, self.arrays[name].dtype, partial(self._read_rows, name, shape))
+
+    def _read_rows(self, name: str, shape: tuple[int, int], index: Index | None) -> FloatArray:
+        """Read only the chunks that hold the rows."""
+        with readable(self.path, "zarr store"):
+            array = self._open(name)
+            check_chunks(int(array.nchunks_initialized), int(array.nchunks), name=name, path=self.path)
+            if index is not None and array.ndim == 2 and len(index):
+                values = np.asarray(array.oindex[index, :])
+            else:
+                values = np.asarray(array[...]).reshape(shape)
+                values = values if index is None else values[index]
+            return np.ascontiguousarray(values, dtype=np.float32)
 
     def _open(self, name: str) -> Any:
         folder = self.path / name
@@ -92,26 +105,6 @@ class ZarrContents(Contents):
             check_zarr_chunks(folder, _codec_names(_json(mark)), chunk, name=name, path=self.path)
         self._checked.add(name)
         return array
-
-
-class ZarrRows(Rows):
-    """Rows of a zarr array; reads only the chunks that hold them."""
-
-    def __init__(
-        self, contents: ZarrContents, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
-    ) -> None:
-        self.contents, self.name, self.shape, self.dtype = contents, name, shape, dtype
-
-    def read(self, index: Index | None = None) -> FloatArray:
-        with readable(self.contents.path, "zarr store"):
-            array, path = self.contents._open(self.name), self.contents.path
-            check_chunks(int(array.nchunks_initialized), int(array.nchunks), name=self.name, path=path)
-            if index is not None and array.ndim == 2 and len(index):
-                values = np.asarray(array.oindex[index, :])
-            else:
-                values = np.asarray(array[...]).reshape(self.shape)
-                values = values if index is None else values[index]
-            return np.ascontiguousarray(values, dtype=np.float32)
 
 
 def _check_store(path: Path) -> None:
@@ -209,26 +202,20 @@ class FolderContents(Contents):
             self.arrays["vectors"] = ArrayInfo((len(self.ids), len(vector)), vector.dtype)
 
     def _read(self, name: str) -> npt.NDArray[Any]:
-        return self.rows(name).read()
+        return self.rows(name).read(None)
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
-        return FolderRows(self.path, self.ids, shape, self.arrays[name].dtype)
+        return Rows(shape, self.arrays[name].dtype, partial(self._read_rows, shape[1]))
 
-
-class FolderRows(Rows):
-    """One row from each file."""
-
-    def __init__(self, path: Path, ids: list[int], shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        self.path, self.ids, self.shape, self.dtype = path, ids, shape, dtype
-
-    def read(self, index: Index | None = None) -> FloatArray:
+    def _read_rows(self, width: int, index: Index | None) -> FloatArray:
+        """Read one row from each file."""
         ids = self.ids if index is None else [self.ids[i] for i in index]
-        out = np.empty((len(ids), self.shape[1]), np.float32)
+        out = np.empty((len(ids), width), np.float32)
         for row, name in enumerate(ids):
             vector = _vector(self.path, name)
-            if vector.shape != self.shape[1:]:
+            if vector.shape != (width,):
                 entry = self.path / f"{name}.pt"
-                raise FileError(f"{entry}: has shape {vector.shape}, but the others have ({self.shape[1]},).")
+                raise FileError(f"{entry}: has shape {vector.shape}, but the others have ({width},).")
             out[row] = vector
         return out
 
