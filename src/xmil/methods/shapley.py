@@ -54,10 +54,8 @@ class Estimate:
 
     @classmethod
     def of(cls, total: Tensor, squares: Tensor, samples: int) -> Estimate:
-        """Estimate from sums of values and of their squares; a single sample has an infinite error."""
+        """Estimate from sums of values and of their squares, of two samples or more."""
         mean = total / samples
-        if samples == 1:
-            return cls(mean, torch.full_like(mean, float("inf")), samples)
         variance = (squares / samples - mean.square()).clamp(min=0)
         return cls(mean, (variance / (samples - 1)).sqrt(), samples)
 
