@@ -103,6 +103,12 @@ def test_trident_without_encoder(tmp_path: Path) -> None:
     assert xmil.read_bag(p.trident(tmp_path, encoder=False)).encoder is None
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 4)])
+def test_empty_bag_of_a_numpy_archive(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.savez(tmp_path / "s.npz", features=np.zeros(shape))
+    assert len(xmil.read_bag(tmp_path / "s.npz").features) == 0
+
+
 @pytest.mark.parametrize(("empty", "shape"), [("(0,)", (0, 0)), ("(0,D)", (0, p.D))])
 def test_trident_empty_slide(tmp_path: Path, empty: str, shape: tuple[int, int]) -> None:
     bag = xmil.read_bag(p.trident(tmp_path, empty=empty))

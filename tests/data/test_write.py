@@ -142,7 +142,7 @@ def test_headers_leave_features_unread(tmp_path: Path, monkeypatch: pytest.Monke
     from xmil.data.containers import hdf5
 
     path = p.trident(tmp_path)
-    monkeypatch.setattr(hdf5.H5Rows, "read", lambda *_, **__: pytest.fail("features were read"))
+    monkeypatch.setattr(hdf5.H5Contents, "_read_rows", lambda *_, **__: pytest.fail("features were read"))
     header = xmil.open_bag(path)
     assert (len(header), header.dim, header.nbytes) == (p.N, p.D, p.N * p.D * 4)
 

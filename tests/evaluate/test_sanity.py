@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 import xmil
 from xmil.core.errors import XmilError
-from xmil.evaluate import audit_summary, randomisation, redrawn, stability
+from xmil.evaluate import randomisation, redrawn, stability
 from xmil.evaluate.statistics import spearman
 
 X = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
@@ -62,17 +62,3 @@ def test_rank_correlation_against_scipy():
     assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
     assert np.isnan(spearman([1, 1], [1, 2]))
     assert np.isnan(spearman([1], [1]))
-
-
-def test_audit_summary():
-    net = model("transmil", dim=32, heads=2)
-    found = [xmil.explain(net, X[:n], method="lrp", target=1) for n in (5, 30, 80)]
-    summary = audit_summary([*found, xmil.explain(net, X, method="attention")])
-    assert summary is not None
-    assert summary.n == 3
-    assert sum(summary.shares.values()) == pytest.approx(
-        np.mean([np.sign(e.output) for e in found]), abs=1e-3
-    )
-    assert summary.worst < 1e-3
-    assert "unexplained" in str(summary)
-    assert audit_summary([xmil.explain(net, X, method="attention")]) is None

@@ -36,7 +36,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 UNSYNCED = 64 << 20  # bytes after which to sync a large file
 
 
-def write_atomically(path: StrPath, write: Callable[[str], None]) -> None:
+def write_atomically(path: StrPath, write: Callable[[str], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent.
 
     A file in a run's folder is recorded in the run's ledger first.
@@ -102,11 +102,7 @@ def write_text(path: StrPath, text: str) -> None:
 
 def write_bytes(path: StrPath, content: bytes | memoryview) -> None:
     """Write bytes, whole or not at all."""
-
-    def write(temporary: str) -> None:
-        Path(temporary).write_bytes(content)
-
-    write_atomically(path, write)
+    write_atomically(path, lambda temporary: Path(temporary).write_bytes(content))
 
 
 @contextmanager

@@ -51,14 +51,12 @@ class Inside:
 
     def cells(self) -> IntArray:
         """Level-0 boxes (k, h, w, 4) of the places of each map."""
-        k, h, w = self.maps.shape
+        _, h, w = self.maps.shape
         x0, y0, x1, y1 = (self.boxes[:, i].astype(np.float64)[:, None] for i in range(4))
         across = np.rint(x0 + (x1 - x0) * np.arange(w + 1) / w).astype(np.int64)
         down = np.rint(y0 + (y1 - y0) * np.arange(h + 1) / h).astype(np.int64)
-        cells = np.empty((k, h, w, 4), dtype=np.int64)
-        cells[..., 0], cells[..., 2] = across[:, None, :-1], across[:, None, 1:]
-        cells[..., 1], cells[..., 3] = down[:, :-1, None], down[:, 1:, None]
-        return cells
+        edges = across[:, None, :-1], down[:, :-1, None], across[:, None, 1:], down[:, 1:, None]
+        return np.stack(np.broadcast_arrays(*edges), axis=-1)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the maps as one compressed NumPy file, whole or not at all."""

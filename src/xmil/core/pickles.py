@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from xmil.core.budget import allowance, check_archive, check_budget
-from xmil.core.errors import FileError
+from xmil.core.errors import FileError, refuse_damage
 
 DEEP = 16  # levels of nested tuples; the time to hash one doubles with each level
 _LEGACY = 6  # pickles at the start of a file in torch's old layout
@@ -46,7 +46,8 @@ class PurePickle(pickle._Unpickler):
 
 def check_torch_file(path: Path) -> None:
     """Refuse a torch file that would unpack or unpickle to more than its budget."""
-    try:
+    fault, way = f"{path}: not a readable torch file", "write or copy it again"
+    with refuse_damage(fault, way=way, kinds=(Exception,)):  # damaged archives raise almost any type
         if zipfile.is_zipfile(path):
             check_archive(path)
             with zipfile.ZipFile(path) as archive:
@@ -56,10 +57,6 @@ def check_torch_file(path: Path) -> None:
         else:
             with path.open("rb") as stream:
                 _dry_run(stream, path, pickles=_LEGACY)
-    except FileError:
-        raise
-    except Exception as error:  # damaged archives raise almost any type
-        raise FileError(f"{path}: not a readable torch file ({error}); write or copy it again.") from None
 
 
 def _dry_run(stream: IO[bytes], path: Path, *, pickles: int) -> None:

@@ -134,9 +134,7 @@ def _run_file(path: Path) -> ModuleType:
     """Run the current content of a file, under a module name that is unique to its path."""
     name = f"xmil_file_{path.stem}_{crc32(str(path).encode()):08x}"
     loader = _Uncached(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader)
-    if spec is None:
-        raise ImportError(f"{path.name} is not a Python file")
+    spec = ModuleSpec(name, loader, origin=str(path))
     spec.has_location = True
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

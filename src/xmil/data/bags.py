@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -264,31 +265,22 @@ def named(bag: Bag, name: str) -> Bag:
     return other
 
 
-class JoinedRows(Rows):
-    """The concatenated instances of stored bags."""
-
-    def __init__(self, parts: Sequence[Header]) -> None:
-        self.parts, self.dtype = parts, np.dtype(np.float32)
-        self.ends = np.cumsum([len(part) for part in parts])
-        self.shape = (int(self.ends[-1]), next((part.dim for part in parts if len(part)), parts[0].dim))
-
-    def read(self, index: Index | None = None) -> FloatArray:
-        """All rows, or those of the ascending index."""
-        index = np.arange(self.shape[0]) if index is None else index
-        chunks = np.split(index, np.searchsorted(index, self.ends[:-1]))
-        return np.concatenate(
-            [
-                part.read(own - (end - len(part))).features
-                for part, own, end in zip(self.parts, chunks, self.ends, strict=True)
-                if len(own)
-            ]
-        )
+def _read_joined(parts: Sequence[Header], index: Index | None) -> FloatArray:
+    """Read the concatenated instances of stored bags, or those of an ascending index."""
+    ends = np.cumsum([len(part) for part in parts])
+    index = np.arange(ends[-1]) if index is None else index
+    chunks = np.split(index, np.searchsorted(index, ends[:-1]))
+    return np.concatenate(
+        [
+            part.read(own - (end - len(part))).features
+            for part, own, end in zip(parts, chunks, ends, strict=True)
+            if len(own)
+        ]
+    )
 
 
 class JoinedHeader(Header):
     """The stored bags of one case as one, without coordinates; all need the same width."""
-
-    parts: tuple[Header, ...]
 
     def __init__(self, parts: Sequence[Header]) -> None:
         widths = {header.dim: header.path for header in parts if len(header)}
@@ -298,13 +290,13 @@ class JoinedHeader(Header):
                 f"{path}: has width {width} but {first} has {first_width}; the slides of a case need one "
                 "encoder."
             )
+        shape = (sum(map(len, parts)), next(iter(widths), parts[0].dim))
         shared = set.intersection(*(set(part.columns) for part in parts))
         super().__init__(
             parts[0].path,
             parts[0].format,
-            JoinedRows(parts),
+            Rows(shape, np.dtype(np.float32), partial(_read_joined, parts)),
             slide_id="+".join(str(part.slide_id) for part in parts),
             encoder=parts[0].encoder,
             columns={name: np.concatenate([part.columns[name] for part in parts]) for name in sorted(shared)},
         )
-        object.__setattr__(self, "parts", tuple(parts))

@@ -15,9 +15,10 @@ import numpy.typing as npt
 from xmil.core.bag import IntArray
 from xmil.core.budget import check_objects, read_parquet
 from xmil.core.durable import write_atomically, write_text
-from xmil.core.errors import FileError, InputError, StrPath, XmilError, check_names, unknown_name
+from xmil.core.errors import FileError, InputError, StrPath, check_names, unknown_name
 from xmil.core.text import counted, csv_text
 from xmil.data.containers import sniff
+from xmil.data.containers.container import readable
 from xmil.data.containers.stores import read_csv
 
 SLIDE, CASE, SPLIT, PATH = "slide_id", "case_id", "split", "path"
@@ -286,23 +287,16 @@ Table = dict[str, Cells]
 
 def read_table(path: Path) -> Table:
     """Read the columns of a CSV or Parquet table."""
-    import pyarrow as pa
-
     kind = sniff(path)
     if kind == "csv":
         return {name: tuple(cells) for name, cells in read_csv(path).items()}
     if kind != "parquet":
         raise FileError(f"{path}: not a table; a cohort is a CSV or Parquet file.")
-    try:
+    with readable(path, "Parquet file"):
         table = read_parquet(path)
         check_objects(table, path)
         names = [name for name in table.column_names if not name.startswith("__index")]
         return {name: tuple(_text(value) for value in table[name].to_pylist()) for name in names}
-    except XmilError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise FileError(f"{path}: not a readable Parquet file ({reason}); write or copy it again.") from None
 
 
 def _write_table(table: Mapping[str, Cells], path: Path, texts: Collection[str]) -> None:

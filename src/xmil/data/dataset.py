@@ -30,7 +30,6 @@ class Sample:
 
     bag: Bag
     target: Any
-    epoch: int = 0
 
     @property
     def features(self) -> torch.Tensor:
@@ -122,8 +121,8 @@ class BagDataset(Dataset[Sample]):
             raise IndexError(f"bag {row} of {len(self)}")
         rows, stored = self._draw_rows(row % len(self), epoch), self._bags.get(row % len(self))
         if stored is None:
-            return Sample(self.headers[row].read(rows), self.targets[row], epoch)
-        return Sample(stored if rows is None else stored.select(rows), self.targets[row], epoch)
+            return Sample(self.headers[row].read(rows), self.targets[row])
+        return Sample(stored if rows is None else stored.select(rows), self.targets[row])
 
     @property
     def dim(self) -> int:

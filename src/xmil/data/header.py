@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import Bag, IntArray, Patches, Placed, Places, StoredBag, merged, select_extras
 from xmil.core.durable import is_inside
-from xmil.core.errors import FileError, InputError, bad_parameter
+from xmil.core.errors import FileError, InputError, bad_parameter, refuse_damage
 from xmil.core.text import parse_json
 from xmil.data.containers import Contents, Rows
 from xmil.data.containers.container import Empty
@@ -118,7 +118,7 @@ class Header(Placed):
 
     def read_stored(self, empty: Empty = np.empty) -> Bag:
         """Read the bag with features in their stored type, in memory that `empty` allocates."""
-        if self.features is None or self.keep is not None:
+        if self.features is None or self.features.read_stored is None or self.keep is not None:
             return self.read()
         return self._bag(StoredBag, self.features.read_stored(empty), None)
 
@@ -182,14 +182,20 @@ def positive(value: Any) -> float | None:
     return number if 0 < number < np.inf else None
 
 
+def one_edge(edges: npt.NDArray[Any], path: Path) -> float | None:
+    """The edge that all patches have, by those of their boxes; None without boxes."""
+    different = np.unique(edges)
+    if len(different) > 1 or not (different > 0).all():
+        raise FileError(f"{path}: its boxes must be squares of one size. Got edges {different[:6].tolist()}.")
+    return float(different[0]) if len(different) else None
+
+
 def read_json(beside: Path | None) -> dict[str, Any]:
     """Read the JSON object in a file beside a bag; empty if there is no file."""
     if beside is None:
         return {}
-    try:
+    with refuse_damage(f"{beside}: not readable JSON", way="write the bags again"):
         loaded = parse_json(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{beside}: not readable JSON ({error}); write the bags again.") from None
     return loaded if isinstance(loaded, dict) else {}
 
 

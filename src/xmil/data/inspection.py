@@ -46,6 +46,15 @@ def inspect_features(path: Path, **options: Any) -> Report:
     header = open_bag(path, **options)
     stats, lacks = _statistics(header), header.patches.missing
     what = "features" if header.features is not None else "coordinates without features"
+    zeros, coords = stats.get("all-zero rows"), header.coords
+    problems = {
+        "the bag is empty; leave the slide out": not len(header),
+        "some features are not finite, so nothing can be explained; extract them again": stats.get("NaN")
+        or stats.get("infinite"),
+        f"{zeros} rows are all zeros; was the extraction interrupted?": zeros,
+        "some patches have the same coordinates; were slides or augmented copies merged?": coords is not None
+        and len(np.unique(coords, axis=0)) < len(coords),
+    }
     return Report(
         str(path),
         "features",
@@ -53,7 +62,7 @@ def inspect_features(path: Path, **options: Any) -> Report:
         _facts(header, stats),
         inferred=header.inferred,
         missing=(f"for drawing: {lacks}",) if lacks else (),
-        problems=_feature_problems(header, stats),
+        problems=tuple(problem for problem, is_there in problems.items() if is_there),
     )
 
 
@@ -96,19 +105,6 @@ def _statistics(header: Header) -> dict[str, Any]:
         zero += int((~block.any(axis=1)).sum())
     span = [float(low), float(high)] if low <= high else None
     return {"range": span, "NaN": nan, "infinite": infinite, "all-zero rows": zero}
-
-
-def _feature_problems(header: Header, stats: dict[str, Any]) -> tuple[str, ...]:
-    zeros, coords = stats.get("all-zero rows"), header.coords
-    problems = {
-        "the bag is empty; leave the slide out": not len(header),
-        "some features are not finite, so nothing can be explained; extract them again": stats.get("NaN")
-        or stats.get("infinite"),
-        f"{zeros} rows are all zeros; was the extraction interrupted?": zeros,
-        "some patches have the same coordinates; were slides or augmented copies merged?": coords is not None
-        and len(np.unique(coords, axis=0)) < len(coords),
-    }
-    return tuple(problem for problem, is_there in problems.items() if is_there)
 
 
 def inspect_folder(path: Path, **options: Any) -> Report:

@@ -159,10 +159,8 @@ def _strata(cohort: Cohort, stratify: str | None) -> dict[str, list[str]]:
             labels.setdefault(case, []).append(cell)
     strata: dict[str, list[str]] = {}
     for case in sorted(labels):
-        label = labels[case][0]
-        if len(labels[case]) > 1:
-            count = Counter(labels[case])
-            label = max(sorted(count), key=count.__getitem__)
+        count = Counter(labels[case])
+        label = max(sorted(count), key=count.__getitem__)
         strata.setdefault(label, []).append(case)
     left_out = len(set(cohort.cases)) - len(labels)
     if left_out:

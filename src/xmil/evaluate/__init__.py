@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         FaithfulnessSettings,
         Row,
         SlideResult,
-        audit_summary,
         evaluate_slide,
         randomisation,
         redrawn,
@@ -107,7 +106,7 @@ _NAMES = {
     "curves": "ACTIONS ORDERS Band Curve Flips bag_word flip flip_order necessity random_band random_draws "
     "srg step_counts sufficiency tie_orders top_instances top_over_ties",
     "evidence": "MEASURES auprc2 auroc average_precision correlation ranks score_bag score_evidence",
-    "faithfulness": "DEFAULT_METHODS LIMIT Certificate FaithfulnessSettings Row SlideResult audit_summary "
+    "faithfulness": "DEFAULT_METHODS LIMIT Certificate FaithfulnessSettings Row SlideResult "
     "evaluate_slide randomisation redrawn stability",
     "marks": "Truth covered_by_polygons marked_by_geojson marked_by_mask pointing_game read_polygons "
     "relevance_mass score_regions",
@@ -125,7 +124,7 @@ __all__ = [
     "ACTIONS", "CANDIDATES", "DEFAULT_METHODS", "FORMATS", "KINDS", "LIMIT", "MEASURES", "ORDERS",
     "Band", "Certificate", "Choice", "Curve", "FaithfulnessSettings", "Flips", "Judge",
     "MinimalSet", "Predictions", "Row", "SlideResult", "SurvivalCurve", "Truth", "Verdict",
-    "as_text", "audit_summary", "auprc2", "auroc", "average_precision", "bag_word",
+    "as_text", "auprc2", "auroc", "average_precision", "bag_word",
     "balanced_accuracy", "c_index", "calibration_bins", "calibration_error", "choose", "choose_method",
     "class_metrics", "concordance", "correlation", "covered_by_polygons", "draw_calibration",
     "draw_certificate",

@@ -89,16 +89,6 @@ class Curve:
         return f"Curve({kind}, {self.steps} steps, aupc={self.aupc:.6g}, flipped={self.flipped})"
 
 
-def _warn_once(line: str) -> None:
-    """Log a warning on a network once, although a cohort opens the same network for each bag.
-
-    Its numbers may differ between bags.
-    """
-    if (words := re.sub(r"\d\S*", "", line)) not in _WARNED:
-        _WARNED.add(words)
-        logger.warning("%s", line)
-
-
 class Flips:
     """Compute curves of one model, bag and target; the instances are embedded once for all of them.
 
@@ -126,8 +116,11 @@ class Flips:
         self.bag: str | None = getattr(bag, "slide_id", None)
         self._bag_word = bag_word(self.bag, x)
         self.mode = mode
-        for line in self.network.trial_warnings:
-            _warn_once(line)
+        for line in self.network.trial_warnings:  # once, although a cohort opens the network for each bag
+            words = re.sub(r"\d\S*", "", line)  # numbers may differ between bags
+            if words not in _WARNED:
+                logger.warning("%s", line)
+            _WARNED.add(words)
         with frozen(self.network.module), torch.no_grad():
             self._parts = open_subsets(self.network, x)
         n_outputs, task = self._parts.full.shape[-1], TASKS[self.network.task]

@@ -18,7 +18,7 @@ from torch import nn
 
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, bad_parameter, check_names
-from xmil.core.explanation import PARTS, Explanation
+from xmil.core.explanation import Explanation
 from xmil.evaluate.curves import (
     Bags,
     Band,
@@ -26,9 +26,7 @@ from xmil.evaluate.curves import (
     Flips,
     Scores,
     band_of,
-    count_top,
     random_draws,
-    step_counts,
     top_over_ties,
 )
 from xmil.evaluate.evidence import average_precision, score_bag
@@ -70,9 +68,6 @@ class FaithfulnessSettings:
         check_names("mode", self.modes, MODES)
         if not self.methods or not self.modes:
             raise bad_parameter("methods and modes", "evaluate", "at least one each", [])
-        random_draws(1, orders=self.orders, seed=self.seed)
-        count_top(1, self.top)
-        step_counts(1, self.steps)
 
     def check(self, model: nn.Module) -> None:
         """Refuse methods that cannot explain the model."""
@@ -369,35 +364,3 @@ def stability(
         raise InputError(f"Stability needs at least two models to compare. Got {len(models)}.")
     scores = [explain(model, bag, method=method, target=target, **params).scores for model in models]
     return np.array([[spearman(a, b) for b in scores] for a in scores])
-
-
-@dataclass(frozen=True)
-class AuditSummary:
-    """The audits of many bags, as mean shares of the absolute output.
-
-    `worst` is the largest unexplained share of any bag, `bag` its name; `n` counts explanations with an
-    audit.
-    """
-
-    n: int
-    shares: dict[str, float]
-    worst: float
-    bag: str | None
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{name} {share:.1%}" for name, share in self.shares.items())
-        return f"{parts}; at most {self.worst:.2g} of an output unexplained ({self.n} explanations)"
-
-
-def audit_summary(explanations: Sequence[Explanation]) -> AuditSummary | None:
-    """Average the shares of the output over explanations; None if no method among them conserves."""
-    audited = [e for e in explanations if e.audit is not None]
-    if not audited:
-        return None
-    rows = np.array([[getattr(e.audit, share) for share in PARTS] for e in audited])
-    outputs = np.array([e.audit.output for e in audited if e.audit is not None])
-    rows = rows / np.maximum(np.abs(outputs), np.finfo(np.float64).tiny)[:, None]
-    unexplained = np.abs(rows[:, -1])
-    worst = int(unexplained.argmax())
-    means = dict(zip(PARTS, (float(x) for x in rows.mean(axis=0)), strict=True))
-    return AuditSummary(len(audited), means, float(unexplained[worst]), audited[worst].bag)

@@ -397,7 +397,7 @@ def _rivals(sets: _Sets, members: Tensor) -> tuple[int, list[Tensor], bool]:
 
     rivals = list(torch.cat(best)) if best else []
     if by_exchange:
-        rivals = [_exchange(members, int(place), row) for place, row in rivals]
+        rivals = [torch.cat([_without(members, [int(place)]), row.view(1)]) for place, row in rivals]
     return count, rivals, every
 
 
@@ -429,11 +429,6 @@ def _exchanges(sets: _Sets, members: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             return
         rest = _without(members, [place])
         yield torch.stack([torch.full_like(outside, place), outside], dim=1), sets.toggled(rest, outside)
-
-
-def _exchange(members: Tensor, place: int, row: Tensor) -> Tensor:
-    """Replace the member at a place by a row."""
-    return torch.cat([_without(members, [place]), row.view(1)])
 
 
 def _result(sets: _Sets, members: Tensor | None, lower: int) -> MinimalSet:

@@ -174,14 +174,11 @@ def as_latex(summary: Summary) -> str:
     """Write a booktabs table."""
     titles, *cells = _rows(summary, r"\textbf{", "}")
     head = " & ".join(map(latex_text, titles)) + r" \\"
-    rows = [" & ".join([latex_text(name), *map(_latex_number, numbers)]) + r" \\" for name, *numbers in cells]
+    rows = [" & ".join([latex_text(name), *numbers]) + r" \\" for name, *numbers in cells]
+    rows = [row.replace(" %", r" \%").replace(" ± ", r" $\pm$ ") for row in rows]
     begin = rf"\begin{{tabular}}{{l{'c' * len(summary.columns())}}}"
     lines = [begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*lines, f"% {summary.heading}"]) + "\n"
-
-
-def _latex_number(text: str) -> str:
-    return text.replace("%", r"\%").replace(" ± ", r" $\pm$ ")
 
 
 def as_csv(summary: Summary) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -54,10 +54,8 @@ class Estimate:
 
     @classmethod
     def of(cls, total: Tensor, squares: Tensor, samples: int) -> Estimate:
-        """Estimate from sums of values and of their squares; a single sample has an infinite error."""
+        """Estimate from sums of values and of their squares, of two samples or more."""
         mean = total / samples
-        if samples == 1:
-            return cls(mean, torch.full_like(mean, float("inf")), samples)
         variance = (squares / samples - mean.square()).clamp(min=0)
         return cls(mean, (variance / (samples - 1)).sqrt(), samples)
 
@@ -179,16 +177,6 @@ def measure_prefixes(
     return (game.n - 1) * sum(times) / len(times)
 
 
-class _LazyText:
-    """Text that takes time to write, and is only written if the log record is shown."""
-
-    def __init__(self, write: Callable[[], str]) -> None:
-        self._write = cache(write)
-
-    def __str__(self) -> str:
-        return self._write()
-
-
 class _Orders:
     """Permutations of a game's instances, each with its reverse, sampled to a precision."""
 
@@ -200,10 +188,9 @@ class _Orders:
     def sample(
         self, outputs: Sequence[Output], precision: float | None, progress: Progress | None
     ) -> Estimate:
-        logger.info(
-            "shapley: %d patches on %s, %s",
-            self.game.n, self.game.network.name, _LazyText(partial(self._describe_cost, precision)),
-        )  # fmt: skip
+        if logger.isEnabledFor(logging.INFO):  # the cost takes time to measure
+            name, cost = self.game.network.name, self._describe_cost(precision)
+            logger.info("shapley: %d patches on %s, %s", self.game.n, name, cost)
         total = squares = torch.zeros(len(outputs), self.game.n, device=self.game.x.device).double()
         done, start = 0, perf_counter()
         while done < self.pairs:

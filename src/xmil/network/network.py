@@ -243,14 +243,14 @@ class Network:
         values = self._companion_values(x, rows)
         with ExitStack() as stack:
             if self.changes_buffers is not False:
-                state = stack.enter_context(borrowed_buffers(self.module))
+                changed_buffers = stack.enter_context(borrowed_buffers(self.module))
             if self.registers_hooks:
                 stack.enter_context(WithoutHooks())
             if self._is_compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             out = self.call_style.call(self.module, bag, values)
-            if self.changes_buffers is None and (changed := state.changed()):
-                self.changed_buffers = changed
+            if self.changes_buffers is None:
+                self.changed_buffers = changed_buffers() or self.changed_buffers
             return out
 
 
@@ -371,46 +371,36 @@ class WithoutHooks(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if hook is None or args[0].requires_grad else hook()
 
 
-class BorrowedBuffers:
-    """Copies of a module's buffers, which a pass may change."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.parts = [(name, part) for name, part in module.named_modules() if part._buffers]
-        self.before = [dict(part._buffers) for _, part in self.parts]
-        for _, part in self.parts:
-            copies = {key: None if value is None else value.clone() for key, value in part._buffers.items()}
-            part._buffers.update(copies)
-        self.copies = [dict(part._buffers) for _, part in self.parts]
-        self.versions = [{k: v._version for k, v in own.items() if v is not None} for own in self.copies]
-
-    def changed(self) -> list[str]:
-        """Dotted names of the buffers that a pass has written into or replaced."""
-        names = []
-        for (path, part), copies, versions in zip(self.parts, self.copies, self.versions, strict=True):
-            for key, value in part._buffers.items():
-                same = value is copies.get(key) and (value is None or value._version == versions[key])
-                names += [] if same else [f"{path}.{key}".lstrip(".")]
-        return names
-
-    def give_back(self) -> None:
-        """Restore the module's own buffers."""
-        for (_, part), before in zip(self.parts, self.before, strict=True):
-            part._buffers.clear()
-            part._buffers.update(before)
-
-
 _buffers_lock = threading.RLock()
 
 
 @contextmanager
-def borrowed_buffers(module: nn.Module) -> Iterator[BorrowedBuffers]:
-    """Let a module change copies of its buffers; one thread at a time."""
+def borrowed_buffers(module: nn.Module) -> Iterator[Callable[[], list[str]]]:
+    """Let a module change copies of its buffers; one thread at a time.
+
+    Yield a function that lists the dotted names of the buffers that a pass has written into or replaced.
+    """
     with _buffers_lock:
-        state = BorrowedBuffers(module)
+        parts = [(path, part, dict(part._buffers)) for path, part in module.named_modules() if part._buffers]
+        copies = []
+        for _, part, own in parts:
+            copies.append({key: value.clone() for key, value in own.items() if value is not None})
+            part._buffers.update(copies[-1])
+
+        def changed() -> list[str]:
+            names = []
+            for (path, part, _), own in zip(parts, copies, strict=True):
+                for key, value in part._buffers.items():
+                    same = value is own.get(key) and (value is None or not value._version)
+                    names += [] if same else [f"{path}.{key}".lstrip(".")]
+            return names
+
         try:
-            yield state
+            yield changed
         finally:
-            state.give_back()
+            for _, part, own in parts:
+                part._buffers.clear()
+                part._buffers.update(own)
 
 
 # Eval mode, and restoring everything afterwards.

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import warnings
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
 
 from xmil.core.bag import FloatArray
+from xmil.core.budget import array_header
 from xmil.core.errors import FileError
 from xmil.core.pickles import check_torch_file
 from xmil.data.containers.container import (
     ArrayInfo,
-    ArrayRows,
     Contents,
     Index,
     Rows,
+    array_rows,
     check_memory,
     check_stored,
     readable,
+    take_rows,
 )
 
 ARRAY = "array"  # our name of the array in a `.npy`
 _NUMPY = "NumPy file"
-_HEADER = 10_000  # most bytes of a header; NumPy's own limit
 
 
 class NpyContents(Contents):
@@ -49,19 +50,13 @@ class NpyContents(Contents):
             return np.asarray(np.load(self.path, allow_pickle=False))
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
-        return NpyRows(self.path, shape, self.arrays[name].dtype)
+        return Rows(shape, self.arrays[name].dtype, partial(self._read_rows, shape))
 
-
-class NpyRows(Rows):
-    """Rows of a `.npy` by memory map, opened for each read."""
-
-    def __init__(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        self.path, self.shape, self.dtype = path, shape, dtype
-
-    def read(self, index: Index | None = None) -> FloatArray:
+    def _read_rows(self, shape: tuple[int, int], index: Index | None) -> FloatArray:
+        """Read rows by a memory map, opened for each read."""
         with readable(self.path, _NUMPY):
-            array = np.load(self.path, mmap_mode="r" if self.shape[0] else None, allow_pickle=False)
-            return ArrayRows(array.reshape(self.shape)).read(index)
+            array = np.load(self.path, mmap_mode="r" if shape[0] else None, allow_pickle=False)
+            return take_rows(array.reshape(shape), index)
 
 
 class NpzContents(Contents):
@@ -88,7 +83,10 @@ class NpzContents(Contents):
             return np.asarray(archive[name])
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
-        return NpzRows(self, [name], shape, self.arrays[name].dtype)
+        return Rows(shape, self.arrays[name].dtype, partial(self._read_member, name, shape))
+
+    def _read_member(self, name: str, shape: tuple[int, int], index: Index | None) -> FloatArray:
+        return take_rows(self._read(name).reshape(shape), index)
 
     def stacked(self, names: list[str]) -> Rows:
         """One row per member: the named vectors, in that order."""
@@ -99,38 +97,24 @@ class NpzContents(Contents):
             )
         shape = (len(names), widths.pop())
         check_memory(shape[0] * shape[1] * 4, "the bag", self.path)
-        return NpzRows(self, names, shape, self.arrays[names[0]].dtype)
+        return Rows(shape, self.arrays[names[0]].dtype, partial(self._read_vectors, names, shape[1]))
 
-
-class NpzRows(Rows):
-    """Rows of one member, or one row from each of several members."""
-
-    def __init__(
-        self, contents: NpzContents, names: list[str], shape: tuple[int, int], dtype: np.dtype[Any]
-    ) -> None:
-        self.contents, self.names, self.shape, self.dtype = contents, names, shape, dtype
-        self.by_member = len(names) != 1 or contents.arrays[names[0]].shape[-2:] != shape
-
-    def read(self, index: Index | None = None) -> FloatArray:
-        if not self.by_member:
-            return ArrayRows(self.contents._read(self.names[0]).reshape(self.shape)).read(index)
-        names = self.names if index is None else [self.names[i] for i in index]
-        out = np.empty((len(names), self.shape[1]), np.float32)
-        with readable(self.contents.path, _NUMPY), np.load(self.contents.path, allow_pickle=False) as archive:
-            for row, name in enumerate(names):
+    def _read_vectors(self, names: list[str], width: int, index: Index | None) -> FloatArray:
+        chosen = names if index is None else [names[i] for i in index]
+        out = np.empty((len(chosen), width), np.float32)
+        with readable(self.path, _NUMPY), np.load(self.path, allow_pickle=False) as archive:
+            for row, name in enumerate(chosen):
                 out[row] = archive[name].reshape(-1)
         return out
 
 
 def _header(stream: IO[bytes], name: str, path: Path) -> ArrayInfo:
-    version = npy.read_magic(stream)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read(stream, max_header_size=_HEADER)
+    shape, dtype = array_header(stream)
     if dtype.hasobject:
         raise FileError(f"{path}: {name!r} is refused: it holds Python objects, which could run code.")
     if any(length < 0 for length in shape):
         raise FileError(f"{path}: {name!r} declares the impossible shape {shape}; the file is damaged.")
-    return ArrayInfo(tuple(shape), dtype)
+    return ArrayInfo(shape, dtype)
 
 
 TENSOR = "tensor"  # our name of a bare tensor
@@ -158,7 +142,7 @@ class TorchContents(Contents):
         return np.array(self._tensors[name])
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
-        return ArrayRows(self._tensors[name].reshape(shape))
+        return array_rows(self._tensors[name].reshape(shape))
 
 
 def load(path: Path) -> Any:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,35 +41,29 @@ class ArrayInfo:
         return self.dtype.itemsize * math.prod(int(length) for length in self.shape)
 
 
-class Rows(ABC):
-    """A stored (n, d) array whose rows are read on demand, as float32."""
+@dataclass(frozen=True)
+class Rows:
+    """A stored (n, d) array of a type, whose rows are read on demand.
+
+    `read(index)` returns rows in the order of an index, or all for None, as float32. `read_stored(empty)`, if
+    that is faster, returns all in their stored type, in an array that `empty` allocates.
+    """
 
     shape: tuple[int, int]
     dtype: np.dtype[Any]
-
-    @abstractmethod
-    def read(self, index: Index | None = None) -> FloatArray:
-        """All rows, or those of the index in its order."""
-
-    def read_stored(self, empty: Empty = np.empty) -> npt.NDArray[Any]:  # noqa: ARG002 - for subclasses
-        """All rows, in their stored type if that is faster, else as float32.
-
-        `empty` allocates the array.
-        """
-        return self.read()
+    read: Callable[[Index | None], FloatArray]
+    read_stored: Callable[[Empty], npt.NDArray[Any]] | None = None
 
 
-class ArrayRows(Rows):
-    """Rows of an array in memory or in a memory map."""
+def take_rows(array: npt.NDArray[Any], index: Index | None) -> FloatArray:
+    """Copy rows of an array in memory or in a memory map."""
+    rows = array if index is None else array[index]
+    return np.array(rows, dtype=np.float32, order="C")
 
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self.array = array
-        self.shape = (int(array.shape[0]), int(array.shape[1]))
-        self.dtype = array.dtype
 
-    def read(self, index: Index | None = None) -> FloatArray:
-        rows = self.array if index is None else self.array[index]
-        return np.array(rows, dtype=np.float32, order="C")
+def array_rows(array: npt.NDArray[Any]) -> Rows:
+    """Offer the rows of an array in memory."""
+    return Rows((int(array.shape[0]), int(array.shape[1])), array.dtype, partial(take_rows, array))
 
 
 class Contents(ABC):

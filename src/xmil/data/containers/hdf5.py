@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +30,7 @@ FLOATS = (np.dtype("<f2"), np.dtype("<f4"))  # read as stored
 _MANY = 64  # no feature file has more names at its root
 _GAP = 4  # reading a few unneeded rows is cheaper than another call into HDF5
 _SPAN = 8192  # rows per read, to bound memory
+Stamp = tuple[int, int]  # time and size of a file
 
 
 class H5Contents(Contents):
@@ -72,43 +74,39 @@ class H5Contents(Contents):
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
         self._check(name)
-        return H5Rows(self.path, name, shape, self.arrays[name].dtype)
+        stamp = _stamp(self.path)  # the dataset is checked again if the file changes after this
+        return Rows(
+            shape,
+            self.arrays[name].dtype,
+            partial(self._read_rows, name, shape, stamp),
+            partial(self._read_stored, name, shape, stamp),
+        )
 
     def _check(self, name: str) -> None:
         if name in self._faults:
             raise self._faults[name]
 
-
-class H5Rows(Rows):
-    """Rows of one dataset; each read opens the file, so that workers can share the object.
-
-    The dataset is checked again only if the file changed since the object was made.
-    """
-
-    def __init__(self, path: Path, name: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        self.path, self.name, self.shape, self.dtype = path, name, shape, dtype
-        self._checked = _stamp(path)
-
-    def read(self, index: Index | None = None) -> FloatArray:
+    def _read_rows(self, name: str, shape: tuple[int, int], stamp: Stamp, index: Index | None) -> FloatArray:
+        """Read rows of a dataset; each read opens the file, so that workers can share the object."""
         with _opened(self.path) as file:
-            dataset = self._dataset(file)
-            if 0 in self.shape:
-                return np.zeros((self.shape[0] if index is None else len(index), self.shape[1]), np.float32)
+            dataset = self._dataset(file, name, stamp)
+            if 0 in shape:
+                return np.zeros((shape[0] if index is None else len(index), shape[1]), np.float32)
             if index is not None:
                 return _read_rows(dataset, index, path=self.path)
             if dataset.dtype != np.float32:  # NumPy widens half precision many times faster than HDF5
-                return np.asarray(dataset[()].astype(np.float32).reshape(self.shape))
+                return np.asarray(dataset[()].astype(np.float32).reshape(shape))
             out = np.empty(dataset.shape, np.float32)
             dataset.read_direct(out)
-            return out.reshape(self.shape)
+            return out.reshape(shape)
 
-    def read_stored(self, empty: Empty = np.empty) -> npt.NDArray[Any]:
+    def _read_stored(self, name: str, shape: tuple[int, int], stamp: Stamp, empty: Empty) -> npt.NDArray[Any]:
         with _opened(self.path) as file:
-            dataset = self._dataset(file)
+            dataset = self._dataset(file, name, stamp)
             offset = dataset.id.get_offset()
-            if dataset.dtype not in FLOATS or dataset.ndim != 2 or offset is None or 0 in self.shape:
-                return self.read()
-        out = empty(self.shape, dataset.dtype)
+            if dataset.dtype not in FLOATS or dataset.ndim != 2 or offset is None or 0 in shape:
+                return self._read_rows(name, shape, stamp, None)
+        out = empty(shape, dataset.dtype)
         buffer = out.reshape(-1).view(np.uint8).data
         with self.path.open("rb", buffering=0) as stream:  # unlike HDF5, this lets other threads run
             stream.seek(int(offset))
@@ -119,12 +117,11 @@ class H5Rows(Rows):
                 buffer = buffer[count:]
         return out
 
-    def _dataset(self, file: Any) -> Any:
-        unchanged = _stamp(self.path) == self._checked
-        return file[self.name] if unchanged else _dataset(file, self.name, self.path)
+    def _dataset(self, file: Any, name: str, stamp: Stamp) -> Any:
+        return file[name] if _stamp(self.path) == stamp else _dataset(file, name, self.path)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> Stamp:
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 

@@ -7,6 +7,7 @@ import io
 import math
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.budget import check_columns
-from xmil.core.errors import FileError
+from xmil.core.errors import FileError, refuse_damage
 from xmil.core.quoting import plain_cell
 from xmil.core.text import parse_json, small_number
 from xmil.data.containers.container import (
@@ -72,7 +73,19 @@ class ZarrContents(Contents):
             return np.asarray(self._open(name)[...])
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
-        return ZarrRows(self, name, shape, self.arrays[name].dtype)
+        return Rows(shape, self.arrays[name].dtype, partial(self._read_rows, name, shape))
+
+    def _read_rows(self, name: str, shape: tuple[int, int], index: Index | None) -> FloatArray:
+        """Read only the chunks that hold the rows."""
+        with readable(self.path, "zarr store"):
+            array = self._open(name)
+            check_chunks(int(array.nchunks_initialized), int(array.nchunks), name=name, path=self.path)
+            if index is not None and array.ndim == 2 and len(index):
+                values = np.asarray(array.oindex[index, :])
+            else:
+                values = np.asarray(array[...]).reshape(shape)
+                values = values if index is None else values[index]
+            return np.ascontiguousarray(values, dtype=np.float32)
 
     def _open(self, name: str) -> Any:
         folder = self.path / name
@@ -94,26 +107,6 @@ class ZarrContents(Contents):
         return array
 
 
-class ZarrRows(Rows):
-    """Rows of a zarr array; reads only the chunks that hold them."""
-
-    def __init__(
-        self, contents: ZarrContents, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
-    ) -> None:
-        self.contents, self.name, self.shape, self.dtype = contents, name, shape, dtype
-
-    def read(self, index: Index | None = None) -> FloatArray:
-        with readable(self.contents.path, "zarr store"):
-            array, path = self.contents._open(self.name), self.contents.path
-            check_chunks(int(array.nchunks_initialized), int(array.nchunks), name=self.name, path=path)
-            if index is not None and array.ndim == 2 and len(index):
-                values = np.asarray(array.oindex[index, :])
-            else:
-                values = np.asarray(array[...]).reshape(self.shape)
-                values = values if index is None else values[index]
-            return np.ascontiguousarray(values, dtype=np.float32)
-
-
 def _check_store(path: Path) -> None:
     """Refuse stores with symbolic links to the outside."""
     root = path.resolve()
@@ -127,14 +120,10 @@ def _check_store(path: Path) -> None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
+    with refuse_damage(f"{path}: not readable zarr metadata", way="write or copy the store again"):
         if path.stat().st_size > 1 << 24:
             raise FileError(f"{path}: refused, its metadata exceed 16 MiB; write the store again.")
         loaded = parse_json(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(
-            f"{path}: not readable zarr metadata ({error}); write or copy the store again."
-        ) from None
     return loaded if isinstance(loaded, dict) else {}
 
 
@@ -145,15 +134,11 @@ def _array_info(mark: Path, name: str, store: Path) -> ArrayInfo:
             f"{store}: {name!r} is refused: the codec {', '.join(sorted(unknown))} is not allowed; write it "
             "with zstd or gzip."
         )
-    try:
+    fault = f"{store}: the metadata of {name!r} is damaged"
+    with refuse_damage(fault, way="write the store again", kinds=(SyntaxError,)):
         shape = tuple(int(length) for length in meta["shape"])
         kind = meta["dtype"] if mark.name == ".zarray" else meta["data_type"]
         dtype = np.dtype(kind if isinstance(kind, str) and kind != "string" else object)
-    except (KeyError, TypeError, ValueError, OverflowError, SyntaxError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise FileError(
-            f"{store}: the metadata of {name!r} is damaged ({reason}); write the store again."
-        ) from None
     if any(length < 0 for length in shape):
         raise FileError(f"{store}: {name!r} declares the impossible shape {shape}; the store is damaged.")
     return ArrayInfo(shape, dtype)
@@ -217,26 +202,20 @@ class FolderContents(Contents):
             self.arrays["vectors"] = ArrayInfo((len(self.ids), len(vector)), vector.dtype)
 
     def _read(self, name: str) -> npt.NDArray[Any]:
-        return self.rows(name).read()
+        return self.rows(name).read(None)
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
-        return FolderRows(self.path, self.ids, shape, self.arrays[name].dtype)
+        return Rows(shape, self.arrays[name].dtype, partial(self._read_rows, shape[1]))
 
-
-class FolderRows(Rows):
-    """One row from each file."""
-
-    def __init__(self, path: Path, ids: list[int], shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        self.path, self.ids, self.shape, self.dtype = path, ids, shape, dtype
-
-    def read(self, index: Index | None = None) -> FloatArray:
+    def _read_rows(self, width: int, index: Index | None) -> FloatArray:
+        """Read one row from each file."""
         ids = self.ids if index is None else [self.ids[i] for i in index]
-        out = np.empty((len(ids), self.shape[1]), np.float32)
+        out = np.empty((len(ids), width), np.float32)
         for row, name in enumerate(ids):
             vector = _vector(self.path, name)
-            if vector.shape != self.shape[1:]:
+            if vector.shape != (width,):
                 entry = self.path / f"{name}.pt"
-                raise FileError(f"{entry}: has shape {vector.shape}, but the others have ({self.shape[1]},).")
+                raise FileError(f"{entry}: has shape {vector.shape}, but the others have ({width},).")
             out[row] = vector
         return out
 

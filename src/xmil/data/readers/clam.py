@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
-from xmil.data.containers import Contents
+from xmil.data.containers import Contents, open_contents
 from xmil.data.containers.arrays import TENSOR
 from xmil.data.header import (
     Ask,
@@ -104,8 +104,6 @@ def read_images(contents: Contents, ask: Ask) -> Header:
 
 def _join_h5(header: Header, ask: Ask) -> Header:
     """Add the corners of the `.h5` of the same name to a `.pt`, by row order."""
-    from xmil.data.containers import open_contents
-
     beside = _h5_beside(header.path)
     if beside is None:
         raise FileError(
@@ -136,8 +134,6 @@ def _with_edge(header: Header, coords: npt.NDArray[Any], contents: Contents, *, 
 
 def _sibling_edge(path: Path, coords: npt.NDArray[Any]) -> tuple[float | None, list[str]]:
     """Take the edge from `patches/<slide>.h5` if its corners are the same."""
-    from xmil.data.containers import open_contents
-
     name = slide_name(path)
     beside = find_beside(path, [f"patches/{name}.h5", f"patches/{name}_patches.h5"], levels=2)
     if beside is None or beside.resolve() == path.resolve():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
 from xmil.data.containers.arrays import ARRAY, TENSOR
-from xmil.data.containers.container import ArrayRows
+from xmil.data.containers.container import array_rows
 from xmil.data.header import Ask, Header, named_graphs, place, place_by_gap, slide_name
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
@@ -61,5 +61,5 @@ def read_embedding(contents: Contents, ask: Ask) -> Header:  # noqa: ARG001  # a
             "instead; for patches leave out data.source = 'embeddings'."
         )
     return Header(
-        contents.path, "embedding", ArrayRows(values.reshape(1, -1)), slide_id=slide_name(contents.path)
+        contents.path, "embedding", array_rows(values.reshape(1, -1)), slide_id=slide_name(contents.path)
     )

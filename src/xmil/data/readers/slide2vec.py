@@ -16,7 +16,7 @@ from xmil.core.bag import LEVEL0
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents, open_contents
 from xmil.data.containers.arrays import TENSOR
-from xmil.data.header import Ask, Header, find_beside, place, read_json, slide_name
+from xmil.data.header import Ask, Header, find_beside, place, positive, read_json, slide_name
 from xmil.data.readers import reader
 
 TILES, REGIONS = "tile_embeddings", "hierarchical_embeddings"
@@ -45,10 +45,10 @@ def read(contents: Contents, ask: Ask) -> Header:
         contents.rows(TENSOR if contents.kind == "pt" else "features"),
         slide_id=slide_name(contents.path),
         encoder=str(about["encoder_name"]) if about.get("encoder_name") else None,
-        mpp=_number(slide.get("base_spacing_um")),
+        mpp=positive(slide.get("base_spacing_um")),
         extra=dict(zip(LEVEL0, size, strict=True)) if sized else {},
     )
-    edge = _number(about.get("tile_size_lv0") or (tiling.get("tiling") or {}).get("tile_size_lv0"))
+    edge = positive(about.get("tile_size_lv0") or (tiling.get("tiling") or {}).get("tile_size_lv0"))
     return place(header, _corners(contents), edge=edge, ask=ask)
 
 
@@ -81,7 +81,3 @@ def _beside(path: Path, ending: str) -> Path | None:
     name = f"{slide_name(path)}.{ending}"
     by_class = path.absolute().parent.parent.name == TILES  # tile_embeddings/<annotation>/
     return find_beside(path, [name, f"tiles/{name}"], levels=2 if by_class else 1)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and 0 < value < float("inf") else None

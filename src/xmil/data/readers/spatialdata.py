@@ -17,7 +17,7 @@ from xmil.core.budget import check_objects, read_parquet
 from xmil.core.errors import FileError
 from xmil.data.containers.container import Contents
 from xmil.data.containers.stores import ZarrContents
-from xmil.data.header import Ask, Header, place, slide_name
+from xmil.data.header import Ask, Header, one_edge, place, positive, slide_name
 from xmil.data.readers import reader
 
 Boxes = npt.NDArray[np.float64]
@@ -49,12 +49,7 @@ def read(contents: Contents, ask: Ask) -> Header:
     boxes = _read_boxes(store, table, tiles=tiles, n=len(header))
     if boxes is None:
         return place(header, None, ask=ask, notes=notes)
-    edges = np.unique(np.rint(boxes[:, 2:] - boxes[:, :2]))
-    if len(edges) > 1:
-        raise FileError(
-            f"{store.path}: its tiles must be squares of one size. Got edges {edges[:6].tolist()}."
-        )
-    edge = float(edges[0]) if len(edges) else None
+    edge = one_edge(np.rint(boxes[:, 2:] - boxes[:, :2]), store.path)
     return place(header, boxes[:, :2], edge=edge, ask=ask, notes=notes)
 
 
@@ -100,10 +95,8 @@ def _tile_spec(store: ZarrContents, tiles: str) -> dict[str, Any]:
 
 def _mpp(spec: dict[str, Any]) -> float | None:
     """The slide's mpp: that of the tiles over their downsample from level 0."""
-    mpp, scale = spec.get("mpp"), spec.get("base_downsample")
-    if not isinstance(mpp, int | float) or not isinstance(scale, int | float) or mpp <= 0 or scale <= 0:
-        return None
-    return float(mpp / scale)
+    mpp, scale = positive(spec.get("mpp")), positive(spec.get("base_downsample"))
+    return mpp / scale if mpp and scale else None
 
 
 def _version(store: ZarrContents) -> str | None:

@@ -6,11 +6,9 @@ the patch edge in level-0 pixels.
 
 from __future__ import annotations
 
-import numpy as np
-
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
-from xmil.data.header import Ask, Header, place, slide_name
+from xmil.data.header import Ask, Header, one_edge, place, slide_name
 from xmil.data.readers import reader
 
 
@@ -29,10 +27,5 @@ def read(contents: Contents, ask: Ask) -> Header:
         raise FileError(
             f"{contents.path}: 'coordinates' must have shape (patches, 4). Got {boxes.shape} instead."
         )
-    edges = np.unique(boxes[:, 2:] - boxes[:, :2])
-    if len(edges) > 1 or (len(edges) == 1 and not edges[0] > 0):
-        raise FileError(
-            f"{contents.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
-        )
-    edge = float(edges[0]) if len(edges) else None
+    edge = one_edge(boxes[:, 2:] - boxes[:, :2], contents.path)
     return place(header, boxes[:, :2], "px-read", edge=edge, ask=ask)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from xmil.core.errors import FileError
 from xmil.core.text import bare_name
 from xmil.data.containers import Contents
-from xmil.data.header import Ask, Header, place, slide_name
+from xmil.data.header import Ask, Header, one_edge, place, positive, slide_name
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 
@@ -29,16 +28,11 @@ def read(contents: Contents, ask: Ask) -> Header:
     """Read boxes without features."""
     if contents.kind == "h5":
         about = contents.arrays["coords"].attrs
-        edge = about.get("patch_size")
-        edge = float(edge) if isinstance(edge, int | float) and edge > 0 else None
+        edge = positive(about.get("patch_size"))
         extra = {"patch_mpp": about.get("patch_spacing_um_px")}
         header = Header(contents.path, "wsinfer", None, slide_id=slide_name(contents.path), extra=extra)
         return place(header, corners(contents), edge=edge, ask=ask)
     x, y, width, height = (contents.read(name) for name in _BOX)
-    edges = np.unique(np.concatenate([width, height]))
-    if len(edges) != 1 or not edges[0] > 0:
-        raise FileError(
-            f"{contents.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
-        )
+    edge = one_edge(np.concatenate([width, height]), contents.path)
     header = Header(contents.path, "wsinfer", None, slide_id=bare_name(contents.path.stem))
-    return place(header, np.stack([x, y], axis=1), edge=float(edges[0]), ask=ask)
+    return place(header, np.stack([x, y], axis=1), edge=edge, ask=ask)

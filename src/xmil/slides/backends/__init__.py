@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from xmil.core.errors import XmilError, one_line
+
 SMALLEST, COARSEST = 0.02, 20.0  # microns per pixel of a microscope; other values are meant for printers
 
 
 class UnreadableSlideError(Exception):
     """A backend cannot read a file, for the reason given; `open_slide` tries the next one."""
+
+
+@contextmanager
+def decoding(library: str) -> Iterator[None]:
+    """Name the library in its errors; damaged and foreign files raise almost any type."""
+    try:
+        yield
+    except (UnreadableSlideError, XmilError):
+        raise
+    except Exception as error:
+        raise UnreadableSlideError(f"{library}: {one_line(error)}") from None
 
 
 def plausible(mpp: float | None) -> float | None:

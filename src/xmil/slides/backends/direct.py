@@ -7,6 +7,7 @@ OpenSlide copies pixels unchanged. OpenSlide reads everything else.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -68,21 +69,15 @@ def with_direct_tiles(slide: Slide) -> Slide:
         return slide
     import tifffile
 
-    try:
-        file = tifffile.TiffFile(slide.path)
-    except Exception:  # OpenSlide can read it, so tifffile's error does not matter
-        return slide
-    try:
+    with suppress(Exception), ExitStack() as opened:  # OpenSlide reads what tifffile cannot
+        file = opened.enter_context(tifffile.TiffFile(slide.path))
         tiff = TiffSlide(slide.path, file, file.series[0], mpp=(None, None))
         tiff.cache_bytes = CACHE
         direct = DirectSlide(slide, tiff, _levels(slide, tiff))
-    except Exception:
-        file.close()
-        return slide
-    if not direct.direct:
-        file.close()
-        return slide
-    return direct
+        if direct.direct:
+            opened.pop_all()
+            return direct
+    return slide
 
 
 def _levels(slide: Slide, tiff: TiffSlide) -> dict[int, int]:

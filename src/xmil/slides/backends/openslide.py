@@ -53,8 +53,7 @@ def open_(path: Path) -> Slide:
         import openslide
     except OSError as error:  # its C library is missing, or built for another system
         raise UnreadableSlideError(f"OpenSlide cannot be loaded: {' '.join(str(error).split())}") from None
-    if path.is_file():
-        check_pages(path)
+    check_pages(path)
     try:
         handle = openslide.OpenSlide(str(path))
     except openslide.OpenSlideUnsupportedFormatError:

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from xmil.core.budget import open_picture
-from xmil.core.errors import XmilError
-from xmil.slides.backends import UnreadableSlideError
+from xmil.slides.backends import UnreadableSlideError, decoding
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 STRIP = 256  # rows converted at once, to bound memory
@@ -31,20 +30,18 @@ def open_(path: Path) -> Slide:
     """Open a picture with Pillow; refuse one above Pillow's size limit."""
     from PIL import UnidentifiedImageError
 
-    try:
-        with open_picture(path, width=7) as picture:  # pixels and colours
-            kind = str(picture.format)
-            if picture.mode not in MODES:
-                raise UnreadableSlideError(f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB")
-            pixels = np.empty((picture.height, picture.width, 3), dtype=np.uint8)
-            for top in range(0, picture.height, STRIP):
-                bottom = min(top + STRIP, picture.height)
-                strip = picture.crop((0, top, picture.width, bottom)).convert("RGBA")
-                pixels[top:bottom] = on_white(np.asarray(strip))
-    except UnidentifiedImageError:
-        raise UnreadableSlideError("Pillow does not know the format") from None
-    except XmilError:
-        raise
-    except Exception as error:  # damaged pictures raise almost any type
-        raise UnreadableSlideError(f"Pillow: {' '.join(str(error).split())}") from None
-    return PictureSlide(path, pixels, kind=kind)
+    with decoding("Pillow"):
+        try:
+            with open_picture(path, width=7) as picture:  # pixels and colours
+                if picture.mode not in MODES:
+                    raise UnreadableSlideError(
+                        f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB"
+                    )
+                pixels = np.empty((picture.height, picture.width, 3), dtype=np.uint8)
+                for top in range(0, picture.height, STRIP):
+                    bottom = min(top + STRIP, picture.height)
+                    strip = picture.crop((0, top, picture.width, bottom)).convert("RGBA")
+                    pixels[top:bottom] = on_white(np.asarray(strip))
+                return PictureSlide(path, pixels, kind=str(picture.format))
+        except UnidentifiedImageError:
+            raise UnreadableSlideError("Pillow does not know the format") from None

@@ -10,7 +10,7 @@ import logging
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import product
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from xmil.core.budget import check_budget
 from xmil.core.errors import FileError
 from xmil.core.text import parse_xml
-from xmil.slides.backends import UnreadableSlideError, resolution_mpp, square_mpp
+from xmil.slides.backends import UnreadableSlideError, decoding, resolution_mpp, square_mpp
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # our own errors report damaged files
@@ -116,16 +116,13 @@ def open_(path: Path, *, ome: bool = False) -> Slide:
     """Open a TIFF with tifffile; with `ome`, only OME-TIFFs."""
     import tifffile
 
-    try:
+    with decoding("tifffile"), ExitStack() as on_failure:
         check_pages(path)
-        file = tifffile.TiffFile(path)
-    except (UnreadableSlideError, FileError):
-        raise
-    except tifffile.TiffFileError:
-        raise UnreadableSlideError("tifffile: not a TIFF, or its header is damaged") from None
-    except Exception as error:  # damaged TIFFs raise almost any type
-        raise UnreadableSlideError(f"tifffile: {' '.join(str(error).split())}") from None
-    try:
+        try:
+            file = tifffile.TiffFile(path)
+        except tifffile.TiffFileError:
+            raise UnreadableSlideError("tifffile: not a TIFF, or its header is damaged") from None
+        on_failure.callback(file.close)
         if ome and not file.is_ome:
             raise UnreadableSlideError("")
         if file.is_ome:
@@ -136,15 +133,8 @@ def open_(path: Path, *, ome: bool = False) -> Slide:
         _check_pixels(path, series)
         slide = TiffSlide(path, file, series, mpp=_mpp(file, series.keyframe))
         slide._read(0, 0, 0, (1, 1))  # fails if a codec is missing, so that another backend is tried
+        on_failure.pop_all()
         return slide
-    except (UnreadableSlideError, FileError):
-        file.close()
-        raise
-    except Exception as error:
-        file.close()
-        raise UnreadableSlideError(
-            f"tifffile: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from None
 
 
 def check_brightfield(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from xmil.core.budget import check_budget, check_regular
-from xmil.core.errors import FileError
-from xmil.slides.backends import UnreadableSlideError, square_mpp
+from xmil.slides.backends import UnreadableSlideError, decoding, square_mpp
 from xmil.slides.slide import Pixels, Size, Slide
 
 
@@ -52,42 +51,33 @@ def open_(path: Path) -> Slide:
     """Open the series of a file with wsidicom."""
     from wsidicom import WsiDicom
 
-    files = [str(part) for part in sorted(path.parent.glob("*.dcm"))] if path.is_file() else [str(path)]
-    try:
-        handle = WsiDicom.open(_of_series(path, files))
-    except Exception as error:  # damaged and foreign files raise almost any type
-        raise UnreadableSlideError(
-            f"wsidicom: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from None
-    try:
-        return WsiDicomSlide(path, handle)
-    except FileError:
-        handle.close()
-        raise
-    except Exception as error:
-        handle.close()
-        raise UnreadableSlideError(f"wsidicom: {' '.join(str(error).split())}") from None
+    with decoding("wsidicom"), ExitStack() as on_failure:
+        handle = WsiDicom.open(_of_series(path))
+        on_failure.callback(handle.close)
+        slide = WsiDicomSlide(path, handle)
+        on_failure.pop_all()
+        return slide
 
 
-def _of_series(path: Path, files: list[str]) -> list[str]:
-    """Find the files of the same series, and among them none that would be inflated."""
-    own = _series(str(path)) if path.is_file() else None
+def _of_series(path: Path) -> list[Path]:
+    """Find the files beside a file that are of its series, and among them none that would be inflated."""
+    own = _series(path)
     members = []
-    for name in files:
+    for part in sorted(path.parent.glob("*.dcm")):
         with suppress(Exception):  # foreign and damaged files raise almost any type
-            members += [name] if _series(name) == own else []
+            members += [part] if _series(part) == own else []
     return members
 
 
-def _series(name: str) -> Any:
+def _series(path: Path) -> Any:
     """Read which series a file belongs to; refuse a deflated one, which pydicom inflates whole in memory.
 
     Slides store compressed tiles, so a second compression of the whole file is of no use to them.
     """
     import pydicom
 
-    check_regular(name)
-    header = pydicom.filereader.read_file_meta_info(name)
+    check_regular(path)
+    header = pydicom.filereader.read_file_meta_info(path)
     if header.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian:
         raise UnreadableSlideError("the file is deflated, which slides never are")
-    return pydicom.dcmread(name, stop_before_pixels=True, force=False).get("SeriesInstanceUID")
+    return pydicom.dcmread(path, stop_before_pixels=True, force=False).get("SeriesInstanceUID")
