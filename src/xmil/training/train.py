@@ -271,7 +271,6 @@ def _finish(plan: TrainingPlan, outcome: TrainOutcome, tally: Tally) -> dict[str
     outcome.trained = [name for name in tally.done if name not in outcome.failed]
     outcome.found = [name for name in tally.before if name not in outcome.failed]
     outcome.best = summarise(plan.jobs, points, results)
-    tally.failed |= outcome.failed
     write_rows(
         folder / RESULTS, [_row(job, points[job.point], results.get(job.name, {})) for job in plan.jobs]
     )
