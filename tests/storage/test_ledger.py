@@ -7,6 +7,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,3 +129,15 @@ def test_a_killed_restart_is_completed_by_the_next_command(
     ledger = read_ledger(run)
     assert ledger is not None
     assert ledger.clearing == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"parts": [{}]}, {"parts": [1]}, {"rows": ["s1"]}, {"rows": [{"slide_id": []}]}, {"sources": [{}]}],
+)
+def test_a_record_of_other_types_is_not_read(killed: Path, fields: dict[str, Any]) -> None:
+    append(killed, {"item": "s1", **fields})
+    ledger = read_ledger(killed)
+    assert ledger is not None
+    assert ledger.unread == 1
+    assert list(ledger.records) == ["s0"]

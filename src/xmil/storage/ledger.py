@@ -176,7 +176,7 @@ def _apply(ledger: Ledger, line: Any) -> None:
     elif "clear" in line:
         ledger.clearing = [str(item) for item in line["clear"]]
     elif "item" in line:
-        ledger.records[str(line["item"])] = Record(**_checked(line, RECORD))
+        ledger.records[str(line["item"])] = _record_of(line)
     elif "path" in line:
         path = _inside(line["path"])
         earlier = ledger.files.pop(path, {})
@@ -186,6 +186,16 @@ def _apply(ledger: Ledger, line: Any) -> None:
                 raise ValueError("not an entry")
             owner = {"of": earlier["of"]} if "of" in earlier else {}
             ledger.files[path] = {**owner, **entry}
+
+
+def _record_of(line: Mapping[str, Any]) -> Record:
+    """Make a record from its line; refuse rows that are not of a slide, and names that are not text."""
+    record = Record(**_checked(line, RECORD))
+    names = [row.get("slide_id") if isinstance(row, dict) else None for row in record.rows]
+    sources = [source for source in record.sources if source is not None]
+    if not all(isinstance(text, str) for text in (*names, *record.parts, *sources)):
+        raise ValueError("not a record")
+    return record
 
 
 def _checked(line: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
