@@ -7,13 +7,14 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from xmil.core.durable import remove_file, write_text
 from xmil.core.errors import WriteError
-from xmil.core.ledger import LEDGER, MANIFEST, append
-from xmil.storage import compare_files, open_folder, read_ledger, start_ledger
+from xmil.core.ledger import LEDGER, MANIFEST, append, writing_for
+from xmil.storage import Item, Record, compare_files, open_folder, read_ledger, start_ledger
 from xmil.storage.ledger import fold_ledger
 
 OLD = Path(__file__).parents[1] / "fixtures" / "runs_of_0.2"
@@ -98,3 +99,45 @@ def test_a_kill_while_a_run_of_0_2_gets_a_ledger_leaves_no_obsolete_file(
         start_ledger(run, "explain")
     assert start_ledger(run, "explain").files
     assert not (run / "summary" / "made_of.json").exists()
+
+
+def test_a_killed_restart_is_completed_by_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even without `restart`: an item whose files are gone must not count as done."""
+    run = tmp_path / "run"
+    with open_folder(run, "explain", {"a": 1}) as folder:
+        for name in ("s0", "s1"):
+            with writing_for(name):
+                write_text(run / f"{name}.txt", "scores")
+            folder.record(name, Record([{"slide_id": name}]))
+    unlink = Path.unlink
+
+    def stop(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", stop)
+        with open_folder(run, "explain", {"a": 1}, restart=True):
+            pass
+    assert [path.name for path in run.glob("*.txt")] == ["s1.txt"]
+    with open_folder(run, "explain", {"a": 1}) as folder:
+        done = [folder.find_record(Item(name, None), lambda _: None) for name in ("s0", "s1")]
+    assert done == [None, None]
+    assert list(run.glob("*.txt")) == []
+    ledger = read_ledger(run)
+    assert ledger is not None
+    assert ledger.clearing == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"parts": [{}]}, {"parts": [1]}, {"rows": ["s1"]}, {"rows": [{"slide_id": []}]}, {"sources": [{}]}],
+)
+def test_a_record_of_other_types_is_not_read(killed: Path, fields: dict[str, Any]) -> None:
+    append(killed, {"item": "s1", **fields})
+    ledger = read_ledger(killed)
+    assert ledger is not None
+    assert ledger.unread == 1
+    assert list(ledger.records) == ["s0"]

@@ -78,9 +78,15 @@ def write_folder(path: StrPath, write: Callable[[Path], None]) -> None:
                     _sync(os.path.join(inner, name), os.O_RDWR)
                 sync_folder(Path(inner))
             note_file(run, target, aside / "new")
-            if target.exists():
+            had_one = target.exists()
+            if had_one:
                 _replace(run, target, aside / "old")
-            _replace(run, aside / "new", target)
+            try:
+                _replace(run, aside / "new", target)
+            except OSError:
+                if had_one:
+                    os.replace(aside / "old", target)
+                raise
             sync_folder(target.parent)
             note_done(run, target)
         finally:

@@ -158,8 +158,9 @@ def open_folder(
                 raise other_settings(folder, before["settings"], settings, leave_out=grows)
         sweep_folder(folder)
         ledger = start_ledger(folder, kind)
-        if restart:
-            ledger = _clear(folder, ledger, only if is_same else None)
+        items = _items_to_clear(ledger, restart, only if is_same else None)
+        if items:
+            ledger = _clear(folder, ledger, items)
         writer = RunWriter(folder, kind, settings, mark, ledger)
         writer.describe(about or {})
         try:
@@ -192,14 +193,24 @@ def _check_finished(folder: Path) -> None:
             )
 
 
-def _clear(folder: Path, ledger: Ledger, only: Collection[str] | None) -> Ledger:
-    """Remove the files and records of an earlier run, or only those of some items; all other files stay."""
-    items = set(ledger.records) if only is None else {*only, WHOLE_RUN}
-    files = [
-        path
-        for path, entry in ledger.files.items()
-        if "of" in entry and (only is None or entry["of"] in items)
-    ]
+def _items_to_clear(ledger: Ledger, restart: bool, only: Collection[str] | None) -> set[str]:
+    """The items that a restart removes, or that a killed one has begun to remove."""
+    items = set(ledger.clearing)
+    if not restart:
+        return items
+    if only is not None:
+        return {*items, *only, WHOLE_RUN}
+    owners = {entry["of"] for entry in ledger.files.values() if "of" in entry}
+    return {*items, *ledger.records, *owners, WHOLE_RUN}
+
+
+def _clear(folder: Path, ledger: Ledger, items: Collection[str]) -> Ledger:
+    """Remove the files and records of some items of an earlier run; all other files stay.
+
+    The ledger first says which items: after a kill on the way, the next command removes the rest.
+    """
+    append(folder, {"clear": sorted(items)})
+    files = [path for path, entry in ledger.files.items() if entry.get("of") in items]
     try:
         for path in (*files, SLIDES, FAILURES):
             remove_file(folder / path)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -76,8 +76,13 @@ class Record:
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> Record:
-        """Make from entries of a line; refuse values of another type."""
-        return cls(**_checked(line, RECORD))
+        """Make from entries of a line; refuse values of another type, and rows that name no slide."""
+        record = cls(**_checked(line, RECORD))
+        names = [row.get("slide_id") if isinstance(row, dict) else None for row in record.rows]
+        sources = [source for source in record.sources if source is not None]
+        if not all(isinstance(text, str) for text in (*names, *record.parts, *sources)):
+            raise ValueError("not a record")
+        return record
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to entries of a line, without empty ones."""
@@ -90,8 +95,8 @@ class Ledger:
     """The content of a run's ledger.
 
     `doubtful` has files whose writer ended before it recorded the rename, with the entry before, if there was
-    one. `begun` is the command of a run that has not ended; `unread` counts damaged lines. `is_manifest`
-    marks the list of a run of xmil 0.2.
+    one. `begun` is the command of a run that has not ended; `clearing` are items that a restart was removing.
+    `unread` counts damaged lines. `is_manifest` marks the list of a run of xmil 0.2.
     """
 
     files: dict[str, Entry] = field(default_factory=dict)
@@ -99,6 +104,7 @@ class Ledger:
     runs: set[str] = field(default_factory=set)
     doubtful: dict[str, Entry | None] = field(default_factory=dict)
     begun: str | None = None
+    clearing: list[str] = field(default_factory=list)
     unread: int = 0
     is_folded: bool = True
     is_manifest: bool = False
@@ -178,6 +184,8 @@ def _apply(ledger: Ledger, line: Any) -> None:
         ledger.runs.add(_inside(line["run"]))
     elif "begin" in line:
         ledger.begun = str(line["begin"])
+    elif "clear" in line:
+        ledger.clearing = [str(item) for item in line["clear"]]
     elif "item" in line:
         ledger.records[str(line["item"])] = Record.from_dict(line)
     elif "path" in line:
@@ -302,8 +310,8 @@ def seal_folder(folder: Path) -> None:
     _write(folder, Ledger({name: describe(folder / name) for name in list_files(folder)}))
 
 
-def fold_ledger(folder: Path, *, ended: bool = False, without: Iterable[str] = ()) -> Ledger | None:
-    """Fold the appended lines into the list, without the records of some items; `ended` ends the run.
+def fold_ledger(folder: Path, *, ended: bool = False, without: Collection[str] = ()) -> Ledger | None:
+    """Fold the appended lines into the list, without the records of cleared items; `ended` ends the run.
 
     Doubtful entries are decided by the files: a killed writer's file has its new or its old content, or is
     missing. A slide's file whose line was lost is listed again if its own header shows that it is whole. If
@@ -323,6 +331,7 @@ def fold_ledger(folder: Path, *, ended: bool = False, without: Iterable[str] = (
             if name not in ledger.files and (item := owner_of_file(folder, name)) is not None:
                 ledger.files[name] = {**describe(folder / name), "of": item}
         ledger.begun = None if ended else ledger.begun
+        ledger.clearing = [] if without else ledger.clearing
         dropped = list(ledger.records) if ledger.unread else without
         for item in dropped:
             ledger.records.pop(item, None)
@@ -336,6 +345,7 @@ def _write(folder: Path, ledger: Ledger) -> None:
     lines += [{"item": item, **record.as_dict()} for item, record in sorted(ledger.records.items())]
     lines += [{"path": path, **entry} for path, entry in sorted(ledger.files.items())]
     lines += [{"begin": ledger.begun}] if ledger.begun else []
+    lines += [{"clear": ledger.clearing}] if ledger.clearing else []
     texts = [json.dumps(line, default=plain_number).encode() + b"\n" for line in lines]
     header = {"xmil": "ledger", "layout": LAYOUT, "lines": len(texts), "sha256": _list_digest(texts)}
     write_text(folder / LEDGER, b"".join([json.dumps(header).encode() + b"\n", *texts]).decode())
