@@ -444,8 +444,8 @@ class Order:
 class DrawingJob:
     """One slide to draw: its explanations, and its file if there is one.
 
-    `drawn` are the files of the slide that an earlier call wrote, if its inputs are still the same, and `note`
-    is what that call said of the slide.
+    `drawn` are the files of the slide that an earlier call wrote, if its inputs are still the same, and
+    `note` is what that call said of the slide.
     """
 
     slide_id: str
