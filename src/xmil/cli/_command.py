@@ -212,18 +212,12 @@ def find_setting(name: str) -> str | None:
 
 def say_error(error: XmilError, flags: Mapping[str, str]) -> str:
     """Say an error in the words of the command line."""
-    if error.parameter is None or error.requirement is None:
-        return in_flags(str(error), flags)
-    if error.parameter in flags:
-        return in_flags(f"{flags[error.parameter].removesuffix('=')} {error.requirement}", flags)
-    if "params" in flags and is_method(error.owner):
-        return in_flags(f"{flags['params']} {error.owner}.{error.parameter} {error.requirement}", flags)
-    return in_flags(str(error), flags)
-
-
-def is_method(name: str | None) -> bool:
-    """Whether the owner of a parameter is an explanation method."""
-    return name in _loaded_methods()
+    sentence = str(error)
+    if error.requirement is not None and error.parameter in flags:
+        sentence = f"{flags[error.parameter].removesuffix('=')} {error.requirement}"
+    elif error.requirement is not None and "params" in flags and error.owner in _loaded_methods():
+        sentence = f"{flags['params']} {error.owner}.{error.parameter} {error.requirement}"
+    return in_flags(sentence, flags)
 
 
 def find_method(parameter: str) -> str | None:
@@ -315,11 +309,9 @@ def _on_the_line(kind: Any, default: Any) -> tuple[Any, Any]:
     """The type of an option on the command line, and its default there; the request converts it."""
     if get_origin(kind) is tuple and get_args(kind)[-1] is Path:  # a fixed number of paths
         return kind, default
-    if get_origin(kind) is tuple and get_args(kind)[0] in (Path, Any):
-        several = list[Path] if get_args(kind)[0] is Path else list[str]
-        return several, list(default) or None if isinstance(default, tuple) else None
     if get_origin(kind) is tuple:
-        return list[str], list(map(str, default)) or None if isinstance(default, tuple) else None
+        several = list[Path] if get_args(kind)[0] is Path else list[str]
+        return several, list(map(str, default)) or None if isinstance(default, tuple) else None
     if get_origin(kind) is Mapping or get_origin(kind) is dict:
         return list[str], None
     if kind is Any:  # a run's folder, or the name of a function that builds a model

@@ -265,6 +265,7 @@ def _draw_picture(
     from xmil.heatmaps import heatmap, plot, without_repeats
     from xmil.heatmaps.words import NOT_TESTED
 
+    picture: Any  # a matplotlib figure
     try:
         several = explanations[0] if len(explanations) == 1 else list(explanations)
         targets = {e.target for e in without_repeats(explanations)}
@@ -274,19 +275,11 @@ def _draw_picture(
         if slide is not None:
             raise
         picture = plot(explanations[0])
-
-    def write(part: str) -> None:
-        if hasattr(picture, "savefig"):
-            picture.savefig(part, format="png", dpi=150, metadata={MARK: mark})
-        else:
-            from PIL.PngImagePlugin import PngInfo
-
-            about = PngInfo()
-            about.add_text(MARK, mark)
-            picture.save(part, format="PNG", pnginfo=about)
-
+    about = {MARK: mark}
     try:
-        write_atomically(path.resolve(), write)
+        write_atomically(
+            path.resolve(), lambda part: picture.savefig(part, format="png", dpi=150, metadata=about)
+        )
     except FileError as error:
         return f"{str(error).partition(';')[0]}; pass `out=`, a folder for scores and pictures."
     return None

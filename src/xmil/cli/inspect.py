@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,16 +162,16 @@ def _table(path: Path, kind: str, options: dict[str, Any], slide_column: str | N
     """Report on a Parquet file (explanation or cohort) or CSV (cohort or WSInfer's boxes)."""
     from xmil.data.inspection import inspect_cohort, inspect_explanation, inspect_features
 
-    is_parquet = kind == "parquet"
+    as_cohort = partial(inspect_cohort, path, slide_column=slide_column)
+    first, second = as_cohort, partial(inspect_features, path, **options)
+    if kind == "parquet":
+        first, second = partial(inspect_explanation, path), as_cohort
     try:
-        return inspect_explanation(path) if is_parquet else inspect_cohort(path, slide_column=slide_column)
-    except XmilError as error:
-        try:
-            if is_parquet:
-                return inspect_cohort(path, slide_column=slide_column)
-            return inspect_features(path, **options)
-        except XmilError:
-            raise error from None
+        return first()
+    except XmilError:
+        with suppress(XmilError):
+            return second()
+        raise
 
 
 def inspect_slide(path: Path) -> Report:
