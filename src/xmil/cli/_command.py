@@ -212,9 +212,9 @@ def find_setting(name: str) -> str | None:
 
 def say_error(error: XmilError, flags: Mapping[str, str]) -> str:
     """Say an error in the words of the command line."""
-    sentence = str(error)
-    if error.requirement is not None and error.parameter in flags:
-        sentence = f"{flags[error.parameter].removesuffix('=')} {error.requirement}"
+    sentence, flag = str(error), flags.get(error.parameter or "")
+    if error.requirement is not None and flag is not None:
+        sentence = f"{flag.removesuffix('=')} {error.requirement}"
     elif error.requirement is not None and "params" in flags and error.owner in _loaded_methods():
         sentence = f"{flags['params']} {error.owner}.{error.parameter} {error.requirement}"
     return in_flags(sentence, flags)

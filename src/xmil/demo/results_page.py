@@ -24,7 +24,19 @@ from xmil.core.explanation import Explanation, card_of
 from xmil.demo.digit_slides import QUESTIONS, TILE, DigitSlide, Rows, draw_slide, evidence
 from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing, command
 from xmil.evaluate import auprc2
-from xmil.heatmaps import Html, bullets, figure, join, method_colour, page, small, table, tag, write_figure
+from xmil.heatmaps import (
+    Html,
+    bullets,
+    figure,
+    join,
+    method_colour,
+    new_figure,
+    page,
+    small,
+    table,
+    tag,
+    write_figure,
+)
 from xmil.storage import Run, read_explanations
 
 if TYPE_CHECKING:
@@ -138,11 +150,8 @@ def _draw_readme_picture(demo: Demo, results: Sequence[PairResult]) -> None:
 
 
 def _flip_section(demo: Demo, results: Sequence[PairResult]) -> Html:
-    from matplotlib.figure import Figure
-
-    path = demo.out / "pictures" / "flip-curves.png"
-    sheet = Figure(figsize=(3.4 * len(results), 4.6), dpi=130, layout="constrained")
-    axes = sheet.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    path, size = demo.out / "pictures" / "flip-curves.png", (3.4 * len(results), 4.6)
+    sheet, axes = new_figure(size, 1, len(results), dpi=130, sharey=True)
     for axis, result in zip(axes, results, strict=True):
         for method, curve in result.curves.items():
             label = f"{card_of(method).title} ({curve.mean():.2f})"
@@ -274,8 +283,6 @@ def draw_panels(
     demo: Demo, result: PairResult, titles: Mapping[str, str], path: Path, *, title: str, columns: int = 6
 ) -> None:
     """Draw the shown slide, its true evidence and methods' scores, with a thin margin of glass."""
-    from matplotlib.figure import Figure
-
     slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
     painted = {"the slide": None, "true evidence": colours(truth, signed=True, depth=1.0)}
@@ -283,16 +290,14 @@ def draw_panels(
         e = result.shown[method]
         painted[words] = colours(e.scores, signed=e.signed, depth=1.0)
     rows = -(-len(painted) // columns)
-    size = (2.35 * columns, 2.25 * rows + 0.75)
-    sheet = Figure(figsize=size, dpi=130, layout="constrained")
+    sheet, grid = new_figure((2.35 * columns, 2.25 * rows + 0.75), rows, columns, dpi=130, squeeze=False)
     low = slide.coords.min(axis=0) - TILE // 8
     high = slide.coords.max(axis=0) + TILE + TILE // 8
     pixels = draw_slide(slide)[low[1] : high[1], low[0] : high[0]]
     image = pixels[::SCALE, ::SCALE].astype(np.float64) / 255
-    axes = sheet.subplots(rows, columns, squeeze=False).ravel()
-    for axis in axes:
+    for axis in grid.flat:
         axis.axis("off")
-    for axis, (words, tints) in zip(axes, painted.items(), strict=False):
+    for axis, (words, tints) in zip(grid.flat, painted.items(), strict=False):
         axis.set_title(words, fontsize=9.5)
         _draw(axis, image.copy(), slide.coords - low, tints, truth)
     sheet.suptitle(title, fontsize=12, fontweight="bold")

@@ -25,7 +25,7 @@ from xmil.core.text import counted
 from xmil.demo.digit_slides import write_levels
 from xmil.demo.pipeline import DemoStage, Timing, claim_folder, command, write_config
 from xmil.demo.results_page import how_it_was_made, look_yourself, view_line
-from xmil.heatmaps import Html, figure, join, page, small, table, tag, write_figure
+from xmil.heatmaps import Html, figure, join, new_figure, page, small, table, tag, write_figure
 from xmil.heatmaps.style import FAR
 from xmil.storage import Run, read_explanations, write_table
 
@@ -359,14 +359,12 @@ def _opening(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
 
 def _one_section(demo: TissueDemo, shown: SectionResult) -> Html:
     """Show the section, its evidence by LRP, and attention, side by side."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     from xmil.heatmaps import Scale, View, picture_box
     from xmil.slides import open_slide
 
-    sheet = Figure(figsize=(13, 4.4), dpi=130, layout="constrained")
-    axes = sheet.subplots(1, 3)
+    sheet, axes = new_figure((13, 4.4), 1, 3, dpi=130)
     lrp, attention = shown.explanations["lrp"], shown.explanations["attention"]
     boxes = lrp.boxes()
     file = next(p for p in sorted(demo.slides.glob(f"{shown.name}.*")) if p.suffix != ".csv")

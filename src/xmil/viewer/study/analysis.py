@@ -284,8 +284,7 @@ def _kappas(
         both = np.array([case.slide in first and case.slide in second for case in cases], dtype=np.float64)
         codes = np.array([[answers.get(case.slide, 0) for case in cases] for answers in (first, second)])
         if both.any():
-            statistic = partial(_kappa_among, both=both, codes=codes)
-            measures[name] = Measure(statistic, both, is_share=False)
+            measures[name] = _kappa(both, codes)
     kappas = list(measures.values())
     if len(kappas) > 1:
         measures[ALL] = Measure(
@@ -298,8 +297,9 @@ def _kappas(
         yield replace(estimate, measure=measure, reader=estimate.measure)
 
 
-def _kappa_among(weights: Floats, *, both: Floats, codes: Ints) -> Floats:
-    return kappa(weights * both, *codes)
+def _kappa(both: Floats, codes: Ints) -> Measure:
+    """Make the measure of the kappa of two answers to the cases (n,) that have both."""
+    return Measure(lambda weights: kappa(weights * both, *codes), both, is_share=False)
 
 
 def measure_regions(study: Study, rows: Sequence[Row]) -> Iterator[Row]:
