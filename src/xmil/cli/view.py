@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen
+from xmil.cli._screen import Screen, progress_bars
 from xmil.core.errors import InputError, unreadable
 from xmil.core.request import Request, option
 
@@ -155,12 +155,9 @@ def _serve(app: Any, rules: Rules, request: ViewRequest, report: dict[str, Any] 
 
 
 def _export(shown: Collection, folder: Path, *, longest: int | None, as_json: bool) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from xmil.viewer.static_copy import export
 
-    with Progress(console=Console(stderr=True)) as progress:
+    with progress_bars(counts=True) as progress:
         bar = progress.add_task("slides", total=None)
         failed = export(
             shown,

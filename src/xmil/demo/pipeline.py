@@ -53,21 +53,9 @@ Run = Callable[[Sequence[list[str]], bool], list[int]]  # commands, whether in p
 Say = Callable[[str], None]  # prints pieces of lines
 
 
-@dataclass(frozen=True)
-class Size:
-    """The amounts to draw, train and measure."""
-
-    train: int
-    validation: int
-    test: int
-    slides: int
-    epochs: int
-    steps: int
-    orders: int
-
-
-FULL = Size(train=1200, validation=200, test=200, slides=12, epochs=15, steps=20, orders=6)
-QUICK = Size(train=500, validation=80, test=80, slides=4, epochs=8, steps=10, orders=5)
+# What to draw (bags of each split), train (epochs) and measure (steps and random orders of flip curves).
+FULL = {"train": 1200, "val": 200, "test": 200, "slide": 12, "epochs": 15, "steps": 20, "orders": 6}
+QUICK = {"train": 500, "val": 80, "test": 80, "slide": 4, "epochs": 8, "steps": 10, "orders": 5}
 
 
 def command(name: str, *words: object, **options: object) -> list[str]:
@@ -117,16 +105,15 @@ class Demo:
     seed: int = 0
 
     @property
-    def size(self) -> Size:
+    def size(self) -> dict[str, int]:
         """The amounts for this run."""
         return QUICK if self.quick else FULL
 
     @cached_property
     def bags(self) -> dict[str, Sequence[DigitSlide]]:
         """The bags of each split; only those of "slide" are drawn as slides."""
-        size = self.size
-        sizes = {"train": size.train, "val": size.validation, "test": size.test, "slide": size.slides}
-        return {split: draw_bags(split, n, seed=self.seed) for split, n in sizes.items()}
+        splits = (*FEATURES_ONLY, "slide")
+        return {split: draw_bags(split, self.size[split], seed=self.seed) for split in splits}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -199,7 +186,7 @@ class Demo:
             data={"label": task, "class_names": CLASS_NAMES},
             model={"name": model, **MODELS[model]},
             optim={"lr": 1e-3},
-            train={"epochs": self.size.epochs, "batch": 16, "seed": self.seed},
+            train={"epochs": self.size["epochs"], "batch": 16, "seed": self.seed},
         )
         yield command("train", config)
 
@@ -214,8 +201,8 @@ class Demo:
             "evaluate",
             methods=",".join(MEASURED),
             modes="remove",
-            steps=self.size.steps,
-            orders=self.size.orders,
+            steps=self.size["steps"],
+            orders=self.size["orders"],
             truth=self.out / "truth" / task,
         )
         yield command(

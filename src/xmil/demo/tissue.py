@@ -286,11 +286,8 @@ def read_sections(demo: TissueDemo) -> list[SectionResult]:
     run, sections = Run(demo.out / "explain"), []
     for name in (name for name in demo.names["test"] if name in run.rows):
         explanations = {e.method: e for e in read_explanations(run.file(name))}
-        corners = explanations["lrp"].coords
-        if corners is None:
-            raise FileError(f"{name}: its patches have no coordinates; remove {demo.out} and repeat.")
         chance = float(run.rows[name][f"p:{demo.classes[1]}"])
-        marked = demo.marked(name, corners)
+        marked = demo.marked(name, explanations["lrp"].boxes()[:, :2])
         sections.append(SectionResult(name, demo.kind, demo.labels[name], chance, marked, explanations))
     return sections
 

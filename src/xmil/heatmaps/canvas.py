@@ -112,8 +112,6 @@ class Cells:
     def average(self, scores: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Average the scores of the boxes over each cell (r, c); NaN where there is none."""
         values = np.asarray(scores, dtype=np.float64)
-        if values.shape != (len(self.spans),):
-            raise InputError(f"There must be {len(self.spans)} scores. Got {values.shape} instead.")
         table = np.append(values, np.nan).astype(np.float32)
         means = table[np.where(self.counts == 1, self.owners, len(values))]
         several = self.counts > 1

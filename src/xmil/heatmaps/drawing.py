@@ -32,8 +32,8 @@ from xmil.core.verdict import RunVerdict
 from xmil.heatmaps.canvas import TISSUES, Canvas, View, check_fit, opened, picture_box, place_on, same_places
 from xmil.heatmaps.exports import EXPORTS, Exported, write_pairs
 from xmil.heatmaps.pages import Html, image, join, table, tag
-from xmil.heatmaps.panel import FORMATS, Heading, Lines, PanelColumn, Picture, Ruler, draw_panel, draw_sheet
-from xmil.heatmaps.style import BLUE, CLIPS, RED, Scale, spelt_out
+from xmil.heatmaps.panel import Heading, Lines, PanelColumn, Picture, Ruler, draw_panel, draw_sheet
+from xmil.heatmaps.style import BLUE, RED, Scale, spelt_out
 from xmil.heatmaps.words import (
     ALL,
     PREDICTED,
@@ -400,9 +400,7 @@ class Order:
     def __post_init__(self) -> None:
         for kind, names, choices in (
             ("picture", self.pictures, KINDS),
-            ("format", self.formats, FORMATS),
             ("export", self.exports, EXPORTS),
-            ("clip", (self.look.clip,), CLIPS),
             ("tissue", (self.look.tissue,), TISSUES),
             ("frame", (self.frame,), FRAMES),
         ):

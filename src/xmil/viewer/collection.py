@@ -117,6 +117,12 @@ class ShownRun(Run):
         except XmilError:
             return None
 
+    def parameters(self, method: str | None) -> dict[str, Any]:
+        """Read the parameters of a method; empty if the run names none."""
+        params = self.settings.get("params")
+        own = params.get(method) if isinstance(params, dict) else None
+        return own if isinstance(own, dict) else {}
+
     def slide_verdict(self, slide_id: str) -> dict[str, Any]:
         """Summarise a slide's certificate: label, prediction, correctness and the headline's verdict."""
         try:
@@ -145,12 +151,6 @@ def _makings(evidence: Evidence) -> dict[tuple[str, str], Any]:
     """Map method and target of each map to how it was made: rule, baseline, samples."""
     columns = [column for column in evidence.columns if column["kind"] == "scores"]
     return {(column["method"], column["target"]): column["made"] for column in columns}
-
-
-def _parameters(run: Run, method: str | None) -> Any:
-    """Read the parameters of a method in a run."""
-    params = run.settings.get("params")
-    return params.get(method) if isinstance(params, dict) else None
 
 
 def _read_header(path: Path) -> tuple[int, str | None]:
@@ -503,7 +503,7 @@ class Collection:
             verdict = same.slide_verdict(slide_id)
             if verdict:
                 method = verdict.get("verdict_method")
-                is_own = _parameters(same, method) == _parameters(run, method)
+                is_own = same.parameters(method) == run.parameters(method)
                 return verdict if is_own else {**verdict, **dict.fromkeys(VERDICT)}
         return {}
 
