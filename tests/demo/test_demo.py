@@ -133,7 +133,7 @@ def test_the_report_stands_alone(made: tuple[Demo, str]) -> None:
 
 
 def test_the_picture_is_red_and_blue(made: tuple[Demo, str]) -> None:
-    with Image.open(made[0].out / "pictures" / "attention-against-lrp.png") as picture:
+    with Image.open(made[0].out / "pictures" / "pos_neg-attnmil.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
     red, _, blue = np.moveaxis(pixels, -1, 0)
     assert ((red - blue) > 60).sum() > 2000

@@ -114,25 +114,30 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
         picture = _free_name(Path(f"{'_'.join(name.split())}.heatmap.png"), made_by)
         slide = None if request.slides is None else _slide_of(name, request)
         fault = _draw_picture(explanations, slide, picture, run, pairs=together, mark=made_by)
-        report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
-        notes = dict.fromkeys([*run.warnings, *(line for e in explanations for line in e.warnings)])
-        notes |= dict.fromkeys(filter(None, (why_one_colour(e, run.task) for e in explanations)))
-        report |= {"explanations": [_facts(e) for e in explanations], "warnings": list(notes)}
+        notes = [*run.warnings, *(line for e in explanations for line in e.warnings)]
+        notes += filter(None, (why_one_colour(e, run.task) for e in explanations))
         chosen = run.about.get("choice")
-        report["choice"] = None if chosen is None else Choice.from_dict(chosen).sentence
-        report["verdict"] = None if run.verdict is None else run.verdict.as_dict()
-        report["beyond_scale"] = max(
-            Look().scale(e.scores, signed=e.signed).share_beyond(e.scores) for e in explanations
-        )
-        report["interactions"] = [
-            {
-                "target": str(pairs.target),
-                "n": len(pairs),
-                "sure": int(pairs.sure.sum()),  # beyond three standard errors
-                "strongest": pairs.to_pandas().head(PAIRS).to_dict("records"),
-            }
-            for pairs in together
-        ]
+        report = {
+            "slide": name,
+            **_row(run),
+            "picture": str(picture) if fault is None else None,
+            "explanations": [_facts(e) for e in explanations],
+            "warnings": list(dict.fromkeys(notes)),
+            "choice": None if chosen is None else Choice.from_dict(chosen).sentence,
+            "verdict": None if run.verdict is None else run.verdict.as_dict(),
+            "beyond_scale": max(
+                Look().scale(e.scores, signed=e.signed).share_beyond(e.scores) for e in explanations
+            ),
+            "interactions": [
+                {
+                    "target": str(pairs.target),
+                    "n": len(pairs),
+                    "sure": int(pairs.sure.sum()),  # beyond three standard errors
+                    "strongest": pairs.to_pandas().head(PAIRS).to_dict("records"),
+                }
+                for pairs in together
+            ],
+        }
     if screen.as_json:
         report["warnings"] += [] if fault is None else [fault]
         print(json.dumps(report, indent=2, default=str))

@@ -155,7 +155,7 @@ class Demo:
 
     def draw_slides(self) -> None:
         """Write slides, the cohort's table and the true evidence; keep existing slides."""
-        for kind in ("slides", "features", "configs"):
+        for kind in ("slides", "features"):
             (self.out / kind).mkdir(exist_ok=True)
         write_cohort(self.out / "cohort.csv", self.bags)
         for slide in self.bags["slide"]:

@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +50,6 @@ def write_report(demo: Demo, timings: Sequence[Timing]) -> Path:
     """Draw every picture, write the page, and return its path."""
     (demo.out / "pictures").mkdir(exist_ok=True)
     results = read_results(demo)
-    _draw_readme_picture(demo, results)
     path = demo.out / "report.html"
     parts = [
         _opening(demo, results),
@@ -131,22 +130,12 @@ def _quality_table(results: Sequence[PairResult]) -> Html:
 
 def _panels(demo: Demo, result: PairResult) -> Html:
     path = demo.out / "pictures" / f"{result.task}-{result.model}.png"
-    titles = {m: f"{card_of(m).title}  {result.shown_auprc2[m]:.2f}" for m in METHODS}
-    draw_panels(demo, result, titles, path, title=f"{_name(result)}: {QUESTIONS[result.task]}")
+    draw_panels(demo, result, path)
     caption = (
         f"Slide {demo.shown(result.task).name}, scores for “yes”; beside each method its AUPRC-2 on this "
         "slide, both classes."
     )
     return join([tag("h2", _name(result)), figure(path, caption)])
-
-
-def _draw_readme_picture(demo: Demo, results: Sequence[PairResult]) -> None:
-    """Draw attention against LRP on one slide; the README shows this picture."""
-    result = next(r for r in results if (r.task, r.model) == ("pos_neg", "attnmil"))
-    pair = ("attention", "lrp")
-    titles = {m: f"{card_of(m).title}: AUPRC-2 {result.shown_auprc2[m]:.2f}" for m in pair}
-    path = demo.out / "pictures" / "attention-against-lrp.png"
-    draw_panels(demo, result, titles, path, title=f"AttnMIL: {QUESTIONS[result.task]}", columns=4)
 
 
 def _flip_section(demo: Demo, results: Sequence[PairResult]) -> Html:
@@ -270,6 +259,7 @@ def _curves(path: Path) -> dict[str, Floats]:
     }
 
 
+ACROSS = 6  # pictures in a row
 SCALE = 4  # pixels of the slide to one of the picture
 STRENGTH = 0.72  # of the colour over the slide
 MARKS = {1: "+", -1: "\N{MINUS SIGN}"}
@@ -279,18 +269,16 @@ LEGEND = (
 )
 
 
-def draw_panels(
-    demo: Demo, result: PairResult, titles: Mapping[str, str], path: Path, *, title: str, columns: int = 6
-) -> None:
+def draw_panels(demo: Demo, result: PairResult, path: Path) -> None:
     """Draw the shown slide, its true evidence and methods' scores, with a thin margin of glass."""
     slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
     painted = {"the slide": None, "true evidence": colours(truth, signed=True, depth=1.0)}
-    for method, words in titles.items():
-        e = result.shown[method]
+    for method in METHODS:
+        e, words = result.shown[method], f"{card_of(method).title}  {result.shown_auprc2[method]:.2f}"
         painted[words] = colours(e.scores, signed=e.signed, depth=1.0)
-    rows = -(-len(painted) // columns)
-    sheet, grid = new_figure((2.35 * columns, 2.25 * rows + 0.75), rows, columns, dpi=130, squeeze=False)
+    rows = -(-len(painted) // ACROSS)
+    sheet, grid = new_figure((2.35 * ACROSS, 2.25 * rows + 0.75), rows, ACROSS, dpi=130)
     low = slide.coords.min(axis=0) - TILE // 8
     high = slide.coords.max(axis=0) + TILE + TILE // 8
     pixels = draw_slide(slide)[low[1] : high[1], low[0] : high[0]]
@@ -300,7 +288,7 @@ def draw_panels(
     for axis, (words, tints) in zip(grid.flat, painted.items(), strict=False):
         axis.set_title(words, fontsize=9.5)
         _draw(axis, image.copy(), slide.coords - low, tints, truth)
-    sheet.suptitle(title, fontsize=12, fontweight="bold")
+    sheet.suptitle(f"{_name(result)}: {QUESTIONS[result.task]}", fontsize=12, fontweight="bold")
     sheet.supxlabel(LEGEND, fontsize=9)
     write_figure(sheet, path)
 

@@ -191,10 +191,9 @@ class TissueDemo:
 
     def draw_sections(self) -> None:
         """Draw sections and write their nuclei; keep existing sections."""
-        for folder in ("slides", "configs"):
-            (self.out / folder).mkdir(exist_ok=True)
         if self.images is not None:
             return
+        self.slides.mkdir(exist_ok=True)
         rows = []
         for name in (name for names in self.names.values() for name in names):
             seed, path = crc32(f"{self.seed} {name}".encode()), self.slides / f"{name}.tiff"

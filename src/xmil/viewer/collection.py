@@ -17,6 +17,7 @@ from xmil.core.task import TASKS, Target
 from xmil.core.text import bare_name, is_plain, name_class, read_truth
 from xmil.core.verdict import RunVerdict
 from xmil.data.header import slide_name
+from xmil.heatmaps.canvas import count_on
 from xmil.storage import (
     FAILURES,
     RUN,
@@ -411,7 +412,7 @@ class Collection:
         size = (image["width"], image["height"])
         for run in (entry["run"] for entry in sets if entry["placed"]):
             evidence = self.evidence(key, run)
-            inside = evidence.count_inside(*size)
+            inside = count_on(evidence.patches.boxes(), size)
             if inside < evidence.n or evidence.slide_size not in (None, size):
                 off = f"{evidence.n - inside} of {evidence.n} patches of the run {self.runs[run].name!r}"
                 yield (

@@ -6,6 +6,7 @@ repeats count only for the agreement of readers with themselves.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -554,10 +555,9 @@ def _chance_p(values: Floats, chance: Floats, patients: list[str]) -> float:
 
 def _total_times(rows: Sequence[Row]) -> list[Row]:
     """Sum the seconds of each reading over its stages."""
-    total: dict[tuple[str, int], float] = {}
+    total: defaultdict[tuple[str, int], float] = defaultdict(float)
     for row in rows:
-        key = (row["reader"], row["position"])
-        total[key] = total.get(key, 0.0) + row["seconds"]
+        total[row["reader"], row["position"]] += row["seconds"]
     return [{**row, "seconds": total[row["reader"], row["position"]]} for row in rows if row["last"]]
 
 
