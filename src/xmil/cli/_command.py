@@ -45,10 +45,6 @@ ABSTRACT = ("", "run", "device", "seeded", "files", "cohort")  # requests that c
 TYPED = "COMMANDLINE"  # where click has a value from that the user typed
 
 
-class CommandLineError(XmilError):
-    """An error in the words of the command line."""
-
-
 def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable[..., int]]:
     """Turn a function of a request and a screen into a command with the request's options and --json."""
 
@@ -67,7 +63,7 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
                 settings = read_config(texts, request)
                 return function(request.build(**{**settings, **typed}), screen)
             except XmilError as error:
-                raise CommandLineError(say_error(error, flags)) from error
+                raise XmilError(say_error(error, flags)) from error
 
         parameters = parameters_of(request)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

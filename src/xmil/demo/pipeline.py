@@ -268,7 +268,7 @@ def run_stages(demo: Demo | TissueDemo, run: Run, say: Say) -> list[Timing]:
                 stage.work()
             for line, code in zip(stage.lines, run(stage.commands, stage.side_by_side), strict=True):
                 if code > int(stage.may_fail):
-                    raise DemoError(f"'{line}' failed; see {demo.out / 'log.txt'}.")
+                    raise XmilError(f"'{line}' failed; see {demo.out / 'log.txt'}.")
             timing = Timing(stage.title, stage.lines, time.perf_counter() - begin)
             say(f" {timing.seconds:.1f} s\n")
         done.append(timing)
@@ -283,7 +283,3 @@ def _read_done(path: Path) -> list[Timing]:
         return [Timing(s["title"], tuple(s["commands"]), float(s["seconds"])) for s in stages]
     except (OSError, ValueError, TypeError, KeyError):
         return []
-
-
-class DemoError(XmilError):
-    """A stage of the demonstration failed."""

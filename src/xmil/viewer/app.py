@@ -91,20 +91,9 @@ class PageSite:
         return _tagged(request, content, content_type(name))
 
     async def answer(
-        self,
-        request: Request,
-        make: Callable[..., Any],
-        limiter: anyio.CapacityLimiter,
-        *,
-        most: int = MAX_BODY,
-    ) -> Response:
-        """Answer a POST with the result of `make` for the arguments and the body, of `most` bytes."""
-        return await self.answer_body(request, await _json_body(request, most), make, limiter)
-
-    async def answer_body(
         self, request: Request, body: bytes, make: Callable[..., Any], limiter: anyio.CapacityLimiter
     ) -> Response:
-        """Answer a POST whose body has been read."""
+        """Answer a POST with the result of `make` for the arguments and the body, which is JSON."""
 
         def work() -> bytes:
             try:
@@ -195,24 +184,31 @@ class Site(PageSite):
 
     async def store(self, request: Request) -> Response:
         """Store a reader's annotations, or answer 409 with the current ones."""
-        return await self.answer(request, self._by_number(self.annotations.write), self._reading)
+        return await self.answer(
+            request, await json_body(request), self._by_number(self.annotations.write), self._reading
+        )
 
     async def name(self, request: Request) -> Response:
         """Name concepts, or add classes of annotations, for all readers of a run."""
         return await self.answer(
             request,
-            lambda run, body: self.collection.run(run).names.write(body),
+            await json_body(request, MAX_NAMES),
+            lambda run, names: self.collection.run(run).names.write(names),
             self._reading,
-            most=MAX_NAMES,
         )
 
     async def ask(self, request: Request) -> Response:
         """Predict without some patches, or only from some."""
-        return await self.answer(request, lambda key, body: self._models(key).ask(key, body), self._thinking)
+        return await self.answer(
+            request,
+            await json_body(request),
+            lambda key, question: self._models(key).ask(key, question),
+            self._thinking,
+        )
 
     async def explain(self, request: Request) -> Response:
         """Explain the remaining patches of a slide; stop if the client leaves."""
-        body = await _json_body(request)  # before the watch, which would consume it
+        body = await json_body(request)  # before the watch, which would consume it
         abandoned = Event()
 
         async def watch() -> None:
@@ -227,7 +223,7 @@ class Site(PageSite):
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
             try:
-                outcome = await self.answer_body(request, body, explain, self._thinking)
+                outcome = await self.answer(request, body, explain, self._thinking)
             except Exception as error:  # raised later, since the task group would wrap it
                 outcome = error
             group.cancel_scope.cancel()
@@ -335,7 +331,7 @@ def guard(
     return Guard(app, rules or Rules())
 
 
-async def _json_body(request: Request, most: int = MAX_BODY) -> bytes:
+async def json_body(request: Request, most: int = MAX_BODY) -> bytes:
     """Read the body of a request; stop beyond `most` bytes, because parsing a long text delays all others."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise HTTPException(415, "The request body must be application/json.")
