@@ -107,8 +107,10 @@ def _slide(path: Path) -> Report:
     except FileError:
         if path.name.lower().endswith(SLIDE_SUFFIXES):
             raise
-        kinds = "features, a checkpoint, a table, an explanation or a slide"
-        raise FileError(f"{path}: not {kinds}, or damaged; copy it again, or name another file.") from None
+        raise FileError(
+            f"{path}: not features, a checkpoint, a table, an explanation or a slide, or damaged; copy it "
+            "again, or name another file."
+        ) from None
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
@@ -314,8 +316,10 @@ def _nameless(result: Result, features: list[Result]) -> str | None:
     named = {name for each in features for name in _names(each)}
     if not slides or not named or slides & named:
         return None
-    pair = f"{min(slides)} is a slide, {min(named)} has features"
-    return f"no slide has the name of a feature file ({pair}); rename them to match"
+    return (
+        f"no slide has the name of a feature file ({min(slides)} is a slide, {min(named)} has features); "
+        "rename them to match"
+    )
 
 
 def _names(result: Result) -> set[str]:

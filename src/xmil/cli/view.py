@@ -72,8 +72,9 @@ def view(request: ViewRequest, screen: Screen) -> int:
     if not screen.as_json and not n:
         print("The run has no slides yet; reload the page to see them appear.")
     elif not screen.as_json and request.slides is not None and missing:
-        without = f"{missing} of {n} slides have no image with their name"
-        print(f"{request.slides}: {without}; they get a blank canvas.")
+        print(
+            f"{request.slides}: {missing} of {n} slides have no image with their name; they get a blank canvas."
+        )
     if request.export is not None:
         return _export(shown, request.export, longest=request.export_px, as_json=screen.as_json)
     rules = _rules(request)

@@ -106,8 +106,10 @@ class TissueDemo:
         marked = {kind for rows in self.nuclei.values() for kind, _, _ in rows}
         kinds = [kind for kind in KINDS if kind in marked]
         if not kinds:
-            path, names = self.slides / NUCLEI, " or ".join(KINDS)
-            raise InputError(f"{path}: has no {names} nuclei; name the kinds in the column cell.")
+            raise InputError(
+                f"{self.slides / NUCLEI}: has no {' or '.join(KINDS)} nuclei; name the kinds in the column "
+                "cell."
+            )
         return kinds[0]
 
     @property

@@ -354,9 +354,9 @@ def find_column(evidence: Evidence, arm: Arm, *, predicted: str, slide: str, cla
         i for i, c in enumerate(evidence.columns) if c["method"] == arm.method and c["kind"] == "scores"
     ]
     if not columns:
-        methods = sorted({column["method"] for column in evidence.columns})
         raise InputError(
-            f"arm {arm.name!r}: the run has no {arm.method!r} of {slide!r}; it has {', '.join(methods)}."
+            f"arm {arm.name!r}: the run has no {arm.method!r} of {slide!r}; it has "
+            f"{', '.join(sorted({column['method'] for column in evidence.columns}))}."
         )
     targets = [name_target(evidence.columns[i]["target"], classes) for i in columns]
     target = predicted if arm.target == "predicted" else arm.target
