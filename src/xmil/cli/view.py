@@ -73,7 +73,8 @@ def view(request: ViewRequest, screen: Screen) -> int:
         print("The run has no slides yet; reload the page to see them appear.")
     elif not screen.as_json and request.slides is not None and missing:
         print(
-            f"{request.slides}: {missing} of {n} slides have no image with their name; they get a blank canvas."
+            f"{request.slides}: {missing} of {n} slides have no image with their name; they get a blank "
+            "canvas."
         )
     if request.export is not None:
         return _export(shown, request.export, longest=request.export_px, as_json=screen.as_json)

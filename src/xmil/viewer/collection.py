@@ -416,8 +416,8 @@ class Collection:
             if inside < evidence.n or evidence.slide_size not in (None, size):
                 yield (
                     f"{evidence.n - inside} of {evidence.n} patches of the run {self.runs[run].name!r} lie "
-                    f"outside this slide of {size[0]} x {size[1]} px: it is not the slide that was explained, "
-                    "or the coordinates have another resolution."
+                    f"outside this slide of {size[0]} x {size[1]} px: it is not the slide that was "
+                    "explained, or the coordinates have another resolution."
                 )
 
     def _set(self, key: int, slide_id: str, number: int) -> dict[str, Any]:
