@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import xmil
+from tests.heatmaps.tiles import read_tiles
 from tests.slides.squares import boxes_of, explanation, grid, openslide, tifffile, write_scn, write_tiff
 from xmil.cli._app import run as xmil_run
 from xmil.core.task import Target
-from xmil.heatmaps import Picture, caption, read_geojson
+from xmil.heatmaps import Picture, caption
 from xmil.storage import write_explanations
 
 XY, EDGE = grid(4, 3, 100, at=(40, 30)), 100
@@ -113,7 +114,7 @@ def test_a_run(place, capsys):
             for s in ("png", "svg")
         ),
     }  # fmt: skip
-    np.testing.assert_array_equal(read_geojson(out / "geojson/a.geojson").boxes, boxes_of(XY, EDGE))
+    np.testing.assert_array_equal(read_tiles(out / "geojson/a.geojson").boxes, boxes_of(XY, EDGE))
     table = pq.read_table(out / "parquet/a.parquet")
     assert table.column_names == ["x0", "y0", "x1", "y1", "lrp:HPV+", "attention:HPV+"]
     with (out / "csv/a.csv").open() as handle:
@@ -334,7 +335,7 @@ def test_the_predicted_class(place, capsys):
 def test_tiles_are_classed_by_the_predicted_class(place):
     held = _all_targets(place, "a", (0.1, 2.0))
     assert heat(place, "--pictures", "none", "--names", "a") == 0
-    classes = read_geojson(place / "run/heatmaps/geojson/a.geojson").classes
+    classes = read_tiles(place / "run/heatmaps/geojson/a.geojson").classes
     wanted = [f"{'supports' if score > 0 else 'speaks against'} HPV+" for score in held.scores]
     assert list(classes) == wanted
 
@@ -344,7 +345,7 @@ def test_attention_for_every_class_is_drawn_once(place):
     assert heat(place, "--pictures", "overlay", "--to", "png,geojson,parquet", "--names", "a") == 0
     columns = {"lrp:HPV-", "lrp:HPV+", "attention:all classes"}
     out = place / "run/heatmaps"
-    assert set(read_geojson(out / "geojson/a.geojson").measurements) == columns
+    assert set(read_tiles(out / "geojson/a.geojson").measurements) == columns
     assert set(pq.read_table(out / "parquet/a.parquet").column_names[4:]) == columns
     assert {path.name for path in (out / "overlay").iterdir()} == {
         f"a.{column.replace(':', '.').replace(' ', '_')}.png" for column in columns
@@ -438,7 +439,7 @@ def test_patches_that_wait_for_the_slide(place):
     assert heat(place) == 2
     assert heat(place, "--slides", str(place / "wsi"), "--pictures", "overlay") == 0
     np.testing.assert_array_equal(
-        read_geojson(place / "run/heatmaps/geojson/a.geojson").boxes, boxes_of(XY, EDGE)
+        read_tiles(place / "run/heatmaps/geojson/a.geojson").boxes, boxes_of(XY, EDGE)
     )
 
 
@@ -457,7 +458,7 @@ def test_exports_count_as_qupath_does(place, frame, corner):
     assert heat(place, *options, "--config", f"frame={frame}", "--out", str(out)) == 0
     held = json.loads((out / "geojson/a.geojson").read_text())
     assert held["features"][0]["geometry"]["coordinates"][0][0] == list(corner)
-    np.testing.assert_array_equal(read_geojson(out / "geojson/a.geojson").boxes, boxes_of(xy, EDGE))
+    np.testing.assert_array_equal(read_tiles(out / "geojson/a.geojson").boxes, boxes_of(xy, EDGE))
     painted = np.squeeze(tifffile.imread(out / "scores/a.scores.ome.tif"))
     assert painted.shape == ((481, 603) if frame == "bounds" else (800, 900))
     rows, columns = np.nonzero(~np.isnan(painted))

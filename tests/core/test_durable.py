@@ -150,3 +150,24 @@ def test_a_full_disk_is_the_error_of_an_hdf5_file(room: int, tmp_path: Path) -> 
             write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_store_that_gets_no_name_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(folder: Path, text: str) -> None:
+        folder.mkdir()
+        (folder / "0").write_text(text)
+
+    write_folder(tmp_path / "a.zarr", partial(fill, text="old"))
+    rename = os.replace
+
+    def refuse(source: Any, target: Any) -> None:
+        if Path(source).name == "new":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(WriteError):
+        write_folder(tmp_path / "a.zarr", partial(fill, text="new"))
+    assert (tmp_path / "a.zarr" / "0").read_text() == "old"

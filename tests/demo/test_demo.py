@@ -16,7 +16,7 @@ from xmil.cli._app import run
 from xmil.demo import pipeline
 from xmil.demo.digit_slides import draw_bags, evidence, labels
 from xmil.demo.encoders import encode_digits
-from xmil.demo.pipeline import METHODS, Demo, Size
+from xmil.demo.pipeline import METHODS, Demo
 from xmil.demo.results_page import read_results, verdict
 
 pytest.importorskip("openslide")
@@ -24,7 +24,7 @@ pytest.importorskip("tifffile")
 pytest.importorskip("lightning_fabric")
 
 pytestmark = pytest.mark.early
-LITTLE = Size(train=200, validation=24, test=24, slides=2, epochs=5, steps=4, orders=2)
+LITTLE = {"train": 200, "val": 24, "test": 24, "slide": 2, "epochs": 5, "steps": 4, "orders": 2}
 TWO_PAIRS = [("pos_neg", "attnmil"), ("pos_neg", "transmil")]  # the ones that the report shows large
 
 
@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, str]:
     with contextlib.redirect_stdout(io.StringIO()) as said:
         code = run(["demo", "--quick", "--out", str(out)])
         demo = Demo(out, quick=True)
-        assert len(demo.bags["slide"]) == LITTLE.slides  # drawn now, in the little size
+        assert len(demo.bags["slide"]) == LITTLE["slide"]  # drawn now, in the little size
     assert code == 0, (out / "log.txt").read_text("utf-8")
     return demo, said.getvalue()
 
@@ -133,7 +133,7 @@ def test_the_report_stands_alone(made: tuple[Demo, str]) -> None:
 
 
 def test_the_picture_is_red_and_blue(made: tuple[Demo, str]) -> None:
-    with Image.open(made[0].out / "pictures" / "attention-against-lrp.png") as picture:
+    with Image.open(made[0].out / "pictures" / "pos_neg-attnmil.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
     red, _, blue = np.moveaxis(pixels, -1, 0)
     assert ((red - blue) > 60).sum() > 2000

@@ -9,6 +9,7 @@ import pytest
 
 import xmil
 from tests.data import producers
+from tests.heatmaps.tiles import read_tiles
 from tests.slides.squares import (
     boxes_of,
     explanation,
@@ -20,7 +21,7 @@ from tests.slides.squares import (
     write_tiff,
 )
 from xmil.core.errors import XmilError
-from xmil.heatmaps import Pyramid, place_on, read_geojson, write_geojson, write_scores
+from xmil.heatmaps import Pyramid, place_on, write_geojson, write_scores
 from xmil.slides import open_slide
 from xmil.slides.slide import export_frame
 
@@ -54,7 +55,7 @@ def check_exports(e, boxes, slide, folder, frame="bounds"):
     placed = place_on(e, slide)
     area = export_frame(placed.boxes(), slide, frame=frame)
     write_geojson(folder / "s.geojson", [placed], origin=area[:2])
-    np.testing.assert_array_equal(read_geojson(folder / "s.geojson").boxes, boxes)
+    np.testing.assert_array_equal(read_tiles(folder / "s.geojson").boxes, boxes)
     write_scores(folder / "s.ome.tif", [placed], Pyramid.of(area, mpp=slide.mpp))
     with tifffile.TiffFile(folder / "s.ome.tif") as file:
         levels = [np.squeeze(level.asarray()) for level in file.series[0].levels]

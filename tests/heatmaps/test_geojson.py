@@ -8,10 +8,11 @@ from uuid import UUID
 import numpy as np
 import pytest
 
+from tests.heatmaps.tiles import read_tiles
 from tests.slides.squares import boxes_of, explanation, grid
 from xmil.core.errors import XmilError
 from xmil.evaluate import marked_by_geojson, read_polygons
-from xmil.heatmaps import read_geojson, write_geojson
+from xmil.heatmaps import write_geojson
 
 shapely = pytest.importorskip("shapely", reason="shapely is not installed")
 XY, EDGE = grid(5, 4, 512, at=(100, 33)), 512
@@ -56,7 +57,7 @@ def test_what_qupath_reads(tmp_path, several):
 
 def test_there_and_back(tmp_path, several):
     write_geojson(tmp_path / "s.geojson", several, origin=(70, -9))
-    tiles = read_geojson(tmp_path / "s.geojson")
+    tiles = read_tiles(tmp_path / "s.geojson")
     np.testing.assert_array_equal(tiles.boxes, boxes_of(XY, EDGE))
     for e in several:
         np.testing.assert_array_equal(tiles.measurements[e.column].astype(np.float32), e.scores)
@@ -72,7 +73,7 @@ def test_the_same_slide_gives_the_same_file(tmp_path, several):
 
 def test_unsigned_scores_have_no_class(tmp_path, several):
     write_geojson(tmp_path / "s.geojson", several[:1])
-    assert set(read_geojson(tmp_path / "s.geojson").classes) == {None}
+    assert set(read_tiles(tmp_path / "s.geojson").classes) == {None}
 
 
 def test_not_finite_is_refused(tmp_path):
@@ -151,22 +152,10 @@ def test_a_file_names_its_own_origin(tmp_path, several):
         read_polygons(path)
 
 
-def test_measurements_of_older_versions_of_qupath(tmp_path):
-    tile = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [RING]}}
-    tile["properties"] = {"measurements": [{"name": "lrp:1", "value": 0.5}], "classification": {"name": "a"}}
-    (tmp_path / "s.geojson").write_text(json.dumps([tile, {**tile, "properties": None}]))
-    tiles = read_geojson(tmp_path / "s.geojson")
-    np.testing.assert_array_equal(tiles.measurements["lrp:1"], [0.5, np.nan])
-    assert tiles.classes == ("a", None)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [("{", "not a readable"), ('[{"geometry": {"type": "Point"}}]', "damaged"), ("[3]", "damaged")],
-)
+@pytest.mark.parametrize(("content", "words"), [("{", "not a readable"), ('[{"geometry": 3}]', "damaged")])
 def test_damaged_files(tmp_path, content, words):
     (tmp_path / "s.geojson").write_text(content)
     with pytest.raises(XmilError, match=words):
-        read_geojson(tmp_path / "s.geojson")
+        read_polygons(tmp_path / "s.geojson")
     with pytest.raises(XmilError, match="no such file"):
-        read_geojson(tmp_path / "none.geojson")
+        read_polygons(tmp_path / "none.geojson")

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.heatmaps.tiles import read_tiles
 from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.core.inside import Inside, InsideAudit
-from xmil.heatmaps import draw_between, draw_inside, half_level, lay_over, read_geojson, write_inside_geojson
+from xmil.heatmaps import draw_between, draw_inside, half_level, lay_over, write_inside_geojson
 
 
 def made(k: int = 3) -> Inside:
@@ -24,7 +25,7 @@ def made(k: int = 3) -> Inside:
 def test_places_lie_in_the_geojson_where_they_lie_in_the_patch(tmp_path: Path) -> None:
     inside = made()
     write_inside_geojson(tmp_path / "s.geojson", inside)
-    tiles = read_geojson(tmp_path / "s.geojson")
+    tiles = read_tiles(tmp_path / "s.geojson")
     np.testing.assert_array_equal(tiles.boxes.astype(int), inside.cells().reshape(-1, 4))
     np.testing.assert_allclose(tiles.measurements["inside-tokens:1"], inside.maps.ravel(), rtol=1e-6)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 from xmil.core.text import markdown_table, text_table
 from xmil.heatmaps import BLUE, LIGHT_BLUE, LIGHT_RED, RED, Html, bullets, figure, join, page, table, tag
@@ -36,13 +37,14 @@ class Tree(HTMLParser):
         self.words.append(data)
 
 
-def test_what_is_not_html_is_escaped_once() -> None:
+def test_what_is_not_html_is_escaped_once(tmp_path: Path) -> None:
     """Hostile text in every place comes back as text, and adds no element."""
+    (tmp_path / "p.png").write_bytes(b"\x89PNG")
     parts = [
         tag("p", EVIL, tag("b", EVIL), kind="small", title=EVIL),
         bullets([EVIL]),
         table([[EVIL, Html("<b>1</b>")]], head=[EVIL, "n"], marked=[True]),
-        figure(b"\x89PNG", EVIL),
+        figure(tmp_path / "p.png", EVIL),
         EVIL,
     ]
     tree = Tree(page(EVIL, *parts))

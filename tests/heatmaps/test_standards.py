@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import xmil
+from tests.heatmaps.tiles import read_tiles
 from xmil.cli import main
 from xmil.core.errors import FileError
-from xmil.heatmaps import read_asap, read_geojson
+from xmil.heatmaps import read_asap
 from xmil.storage import write_explanations
 
 
@@ -42,7 +43,7 @@ def test_qupath_reads_gzipped_geojson(run: Path, tmp_path: Path) -> None:
     path = exported(run, "qupath")
     assert path.name == "s.geojson.gz"
     (tmp_path / "plain.geojson").write_bytes(gzip.decompress(path.read_bytes()))
-    tiles = read_geojson(tmp_path / "plain.geojson")
+    tiles = read_tiles(tmp_path / "plain.geojson")
     e = xmil.open_run(run).explanation("s")
     np.testing.assert_array_equal(tiles.boxes.astype(int), e.boxes())
     np.testing.assert_array_equal(tiles.measurements["lrp:1"].astype(np.float32), e.scores)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import xmil
+from tests.heatmaps.tiles import read_tiles
 from xmil.core.bag import Patches
 from xmil.core.task import Target
-from xmil.heatmaps import Scale, read_geojson, why_one_colour, write_geojson
+from xmil.heatmaps import Scale, why_one_colour, write_geojson
 from xmil.heatmaps.exports import EXPORTS, Exported, write_style
 from xmil.heatmaps.words import NOTE, figure_notes
 
@@ -73,7 +74,7 @@ def test_the_script_is_groovy_and_names_the_measurements_of_the_tiles(tmp_path: 
     for pair in ("()", "[]", "{}"):
         assert code.count(pair[0]) == code.count(pair[1])
     texts = re.findall(r"'((?:[^'\\]|\\.)*)': \[low", (tmp_path / "s1.groovy").read_text())
-    measured = read_geojson(tmp_path / "s1.geojson").measurements
+    measured = read_tiles(tmp_path / "s1.geojson").measurements
     assert [re.sub(r"\\(.)", r"\1", text) for text in texts] == list(measured)
 
 

@@ -213,13 +213,14 @@ def test_a_planted_square_lights_up_at_its_place(method: str, corner, tmp_path: 
 def test_a_planted_square_lights_up_at_every_offset_in_map_tiles_and_tiff(tmp_path: Path) -> None:
     """Within one token of 8 px; across and down by turns, one pixel at a time."""
     tifffile = pytest.importorskip("tifffile", reason="the slide readers are not installed")
-    from xmil.heatmaps import read_geojson, write_inside_geojson, write_inside_tiff
+    from tests.heatmaps.tiles import read_tiles
+    from xmil.heatmaps import write_inside_geojson, write_inside_tiff
 
     for offset in range(EDGE - 12 + 1):
         x0, y0 = 64 + offset, 64 + (offset * 7) % (EDGE - 11)
         found = planted(tmp_path / "s.tif", x0, y0)
         write_inside_geojson(tmp_path / "s.geojson", found)
-        tiles = read_geojson(tmp_path / "s.geojson")
+        tiles = read_tiles(tmp_path / "s.geojson")
         places = [lit(found.maps[0].ravel(), found.cells()[0].reshape(-1, 4))]
         places += [lit(tiles.measurements["inside-turned:1"], tiles.boxes)]
         if offset % 13 == 0:

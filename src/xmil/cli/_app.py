@@ -8,7 +8,7 @@ import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from io import TextIOWrapper
@@ -98,21 +98,12 @@ def _listed_only(name: str) -> Callable[[], None]:
 
     path = Path(commands.__file__).parent / f"{name}.py"
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and (node.name == name or _makes_a_group(node)):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        makes_a_group = any(ast.unparse(one) == f"{name}.callback()" for one in node.decorator_list)
+        if node.name == name or makes_a_group:
             listed.__doc__ = (ast.get_docstring(node) or "").partition("\n\n")[0]
     return listed
-
-
-def _makes_a_group(node: ast.FunctionDef) -> bool:
-    """Whether a function is the callback of a group of commands."""
-    calls = [one.func for one in node.decorator_list if isinstance(one, ast.Call)]
-    return any(isinstance(call, ast.Attribute) and call.attr == "callback" for call in calls)
-
-
-def _typed_command(words: Sequence[str]) -> str | None:
-    """The module of the command that is typed, if there is one."""
-    name = next((word.replace("-", "_") for word in words if not word.startswith("-")), None)
-    return name if name in command_panels() else None
 
 
 def command_panels() -> dict[str, str]:
@@ -131,7 +122,8 @@ def run(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="xmil: %(message)s")
     try:
         words = [argument for argument in arguments if argument != "--debug"] or ["--help"]
-        app = build(_typed_command(words), every="_XMIL_COMPLETE" in os.environ)
+        name = next((word.replace("-", "_") for word in words if not word.startswith("-")), None)
+        app = build(name, every="_XMIL_COMPLETE" in os.environ)
         code = app(words, prog_name="xmil", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer caught the interrupt

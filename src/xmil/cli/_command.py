@@ -45,10 +45,6 @@ ABSTRACT = ("", "run", "device", "seeded", "files", "cohort")  # requests that c
 TYPED = "COMMANDLINE"  # where click has a value from that the user typed
 
 
-class CommandLineError(XmilError):
-    """An error in the words of the command line."""
-
-
 def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable[..., int]]:
     """Turn a function of a request and a screen into a command with the request's options and --json."""
 
@@ -67,7 +63,7 @@ def command(request: type[R]) -> Callable[[Callable[[R, Screen], int]], Callable
                 settings = read_config(texts, request)
                 return function(request.build(**{**settings, **typed}), screen)
             except XmilError as error:
-                raise CommandLineError(say_error(error, flags)) from error
+                raise XmilError(say_error(error, flags)) from error
 
         parameters = parameters_of(request)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -212,18 +208,12 @@ def find_setting(name: str) -> str | None:
 
 def say_error(error: XmilError, flags: Mapping[str, str]) -> str:
     """Say an error in the words of the command line."""
-    if error.parameter is None or error.requirement is None:
-        return in_flags(str(error), flags)
-    if error.parameter in flags:
-        return in_flags(f"{flags[error.parameter].removesuffix('=')} {error.requirement}", flags)
-    if "params" in flags and is_method(error.owner):
-        return in_flags(f"{flags['params']} {error.owner}.{error.parameter} {error.requirement}", flags)
-    return in_flags(str(error), flags)
-
-
-def is_method(name: str | None) -> bool:
-    """Whether the owner of a parameter is an explanation method."""
-    return name in _loaded_methods()
+    sentence, flag = str(error), flags.get(error.parameter or "")
+    if error.requirement is not None and flag is not None:
+        sentence = f"{flag.removesuffix('=')} {error.requirement}"
+    elif error.requirement is not None and "params" in flags and error.owner in _loaded_methods():
+        sentence = f"{flags['params']} {error.owner}.{error.parameter} {error.requirement}"
+    return in_flags(sentence, flags)
 
 
 def find_method(parameter: str) -> str | None:
@@ -315,11 +305,9 @@ def _on_the_line(kind: Any, default: Any) -> tuple[Any, Any]:
     """The type of an option on the command line, and its default there; the request converts it."""
     if get_origin(kind) is tuple and get_args(kind)[-1] is Path:  # a fixed number of paths
         return kind, default
-    if get_origin(kind) is tuple and get_args(kind)[0] in (Path, Any):
-        several = list[Path] if get_args(kind)[0] is Path else list[str]
-        return several, list(default) or None if isinstance(default, tuple) else None
     if get_origin(kind) is tuple:
-        return list[str], list(map(str, default)) or None if isinstance(default, tuple) else None
+        several = list[Path] if get_args(kind)[0] is Path else list[str]
+        return several, list(map(str, default)) or None if isinstance(default, tuple) else None
     if get_origin(kind) is Mapping or get_origin(kind) is dict:
         return list[str], None
     if kind is Any:  # a run's folder, or the name of a function that builds a model

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xmil.storage import Run
 
 Words = Callable[[str], str]
+FAILURES = 20  # on the screen; failures.csv has all
 SAMPLING = ("xmil.methods.shapley", "xmil.methods.interactions")
 
 
@@ -46,9 +47,15 @@ class Screen(Listener):
             print(f"warning: {self.words(sentence)}")
 
     def failures(self, failed: Mapping[str, str]) -> None:
-        """Print a line for each of the first failures."""
-        if not self.as_json:
-            print_failures(failed, self.words)
+        """Print a line for each of the first reasons, with the slides that failed for it."""
+        if self.as_json:
+            return
+        lines = merge_notes(failed)
+        for line in lines[:FAILURES]:
+            names, _, reason = line.partition(": ")
+            print(f"{names}: failed: {self.words(reason)}")
+        if len(lines) > FAILURES:
+            print(f"... and {len(lines) - FAILURES} more reasons; see failures.csv.")
 
     @contextmanager
     def counting(self, what: str, total: int) -> Iterator[Callable[[], None]]:
@@ -137,7 +144,6 @@ def view_command(run: object, *, slides: Path | None, mpp: float | None) -> str:
     return command_line("xmil", "view", run, *more)
 
 
-FAILURES = 20  # on the screen; failures.csv has all
 _SHOWN = 200  # rows of a folder's table
 _COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encoder", "patch edge", "mpp")
 
@@ -153,16 +159,6 @@ def as_text(report: dict[str, Any], words: Words) -> str:
     for title in ("inferred", "missing", "problems"):
         lines += [f"  {title.rstrip('s'):<16} {words(sentence)}" for sentence in report[title]]
     return "\n".join(lines)
-
-
-def print_failures(failed: Mapping[str, str], words: Words) -> None:
-    """Print a line for each reason, with the slides that failed for it."""
-    lines = merge_notes(failed) if failed else []
-    for line in lines[:FAILURES]:
-        names, _, reason = line.partition(": ")
-        print(f"{names}: failed: {words(reason)}")
-    if len(lines) > FAILURES:
-        print(f"... and {len(lines) - FAILURES} more reasons; see failures.csv.")
 
 
 def _table(rows: list[dict[str, Any]], words: Words) -> list[str]:

@@ -52,7 +52,11 @@ def demo(request: DemoRequest, screen: Screen) -> int:
         raise InputError("--images needs --tissue.")
     torch.set_num_threads(1)  # models are too small for several threads
     say = partial(print, end="", flush=True, file=sys.stderr if screen.as_json else sys.stdout)
+    begin = time.perf_counter()
     outcome = _tissue(request, say) if request.tissue else _digits(request, say)
+    say(f"{outcome['verdict']}\nDone in {time.perf_counter() - begin:.0f} s. Report: {outcome['report']}\n")
+    say(f"Viewer: {outcome['viewer']}\n")
+    say("It opens http://127.0.0.1:8787/ (or the next free port) in your browser.\n")
     if screen.as_json:
         print(json.dumps(outcome, indent=2))
     return 0
@@ -65,16 +69,20 @@ def _digits(request: DemoRequest, say: Say) -> dict[str, Any]:
     from xmil.demo.results_page import read_results, verdict, viewer_command, write_report
 
     demo = Demo(request.out, quick=request.quick, seed=request.seed)
-    begin = time.perf_counter()
-    timings = _stages(demo, say)
+    timings = _run_stages(demo, say)
     report = write_report(demo, timings)
     results = read_results(demo)
     for r in results:
         scores = ", ".join(f"{card_of(m).title} {r.auprc2[m]:.2f}" for m in ("attention", "lrp"))
         say(f"{r.task:<15} {r.model:<9} test AUROC {r.auroc:.2f}   AUPRC-2: {scores}\n")
-    _end(say, verdict(results), begin, report, viewer_command(demo))
     pairs = [{"task": r.task, "model": r.model, "test_auroc": r.auroc, "auprc2": r.auprc2} for r in results]
-    return {"verdict": verdict(results), "pairs": pairs, **_places(report, viewer_command(demo), timings)}
+    return {
+        "verdict": verdict(results),
+        "pairs": pairs,
+        "report": str(report),
+        "viewer": viewer_command(demo),
+        "seconds": {timing.title: timing.seconds for timing in timings},
+    }
 
 
 def _tissue(request: DemoRequest, say: Say) -> dict[str, Any]:
@@ -88,37 +96,30 @@ def _tissue(request: DemoRequest, say: Say) -> dict[str, Any]:
     )
 
     demo = TissueDemo(request.out, images=request.images, quick=request.quick, seed=request.seed)
-    begin = time.perf_counter()
-    timings = _stages(demo, say)
+    timings = _run_stages(demo, say)
     report = write_tissue_report(demo, timings)
     sections = read_sections(demo)
-    _end(say, tissue_verdict(sections), begin, report, tissue_viewer(demo))
     rows = [
         {"section": s.name, "holds": s.tumour, "probability": s.probability, "patches": len(s.marked),
          "patches_held": int(s.marked.sum()), "held_among_top_10": s.count_top("lrp")}
         for s in sections
     ]  # fmt: skip
-    return {"verdict": tissue_verdict(sections), "sections": rows,
-            **_places(report, tissue_viewer(demo), timings)}  # fmt: skip
+    return {
+        "verdict": tissue_verdict(sections),
+        "sections": rows,
+        "report": str(report),
+        "viewer": tissue_viewer(demo),
+        "seconds": {timing.title: timing.seconds for timing in timings},
+    }
 
 
-def _stages(demo: Demo | TissueDemo, say: Say) -> list[Timing]:
+def _run_stages(demo: Demo | TissueDemo, say: Say) -> list[Timing]:
     from xmil.demo.pipeline import run_stages
 
-    demo.prepare()
     log = demo.out / "log.txt"
     timings = run_stages(demo, lambda commands, side: _run(commands, side, log), say)
     say("report ...\n")
     return timings
-
-
-def _end(say: Say, verdict: str, begin: float, report: Path, viewer: str) -> None:
-    say(f"{verdict}\nDone in {time.perf_counter() - begin:.0f} s. Report: {report}\nViewer: {viewer}\n")
-    say("It opens http://127.0.0.1:8787/ (or the next free port) in your browser.\n")
-
-
-def _places(report: Path, viewer: str, timings: Sequence[Timing]) -> dict[str, Any]:
-    return {"report": str(report), "viewer": viewer, "seconds": {t.title: t.seconds for t in timings}}
 
 
 def _run(commands: Sequence[list[str]], side_by_side: bool, log: Path) -> list[int]:

@@ -114,25 +114,30 @@ def explain_one(options: ExplainRequest, screen: Screen) -> int:
         picture = _free_name(Path(f"{'_'.join(name.split())}.heatmap.png"), made_by)
         slide = None if request.slides is None else _slide_of(name, request)
         fault = _draw_picture(explanations, slide, picture, run, pairs=together, mark=made_by)
-        report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
-        notes = dict.fromkeys([*run.warnings, *(line for e in explanations for line in e.warnings)])
-        notes |= dict.fromkeys(filter(None, (why_one_colour(e, run.task) for e in explanations)))
-        report |= {"explanations": [_facts(e) for e in explanations], "warnings": list(notes)}
+        notes = [*run.warnings, *(line for e in explanations for line in e.warnings)]
+        notes += filter(None, (why_one_colour(e, run.task) for e in explanations))
         chosen = run.about.get("choice")
-        report["choice"] = None if chosen is None else Choice.from_dict(chosen).sentence
-        report["verdict"] = None if run.verdict is None else run.verdict.as_dict()
-        report["beyond_scale"] = max(
-            Look().scale(e.scores, signed=e.signed).share_beyond(e.scores) for e in explanations
-        )
-        report["interactions"] = [
-            {
-                "target": str(pairs.target),
-                "n": len(pairs),
-                "sure": int(pairs.sure.sum()),  # beyond three standard errors
-                "strongest": pairs.to_pandas().head(PAIRS).to_dict("records"),
-            }
-            for pairs in together
-        ]
+        report = {
+            "slide": name,
+            **_row(run),
+            "picture": str(picture) if fault is None else None,
+            "explanations": [_facts(e) for e in explanations],
+            "warnings": list(dict.fromkeys(notes)),
+            "choice": None if chosen is None else Choice.from_dict(chosen).sentence,
+            "verdict": None if run.verdict is None else run.verdict.as_dict(),
+            "beyond_scale": max(
+                Look().scale(e.scores, signed=e.signed).share_beyond(e.scores) for e in explanations
+            ),
+            "interactions": [
+                {
+                    "target": str(pairs.target),
+                    "n": len(pairs),
+                    "sure": int(pairs.sure.sum()),  # beyond three standard errors
+                    "strongest": pairs.to_pandas().head(PAIRS).to_dict("records"),
+                }
+                for pairs in together
+            ],
+        }
     if screen.as_json:
         report["warnings"] += [] if fault is None else [fault]
         print(json.dumps(report, indent=2, default=str))
@@ -265,6 +270,7 @@ def _draw_picture(
     from xmil.heatmaps import heatmap, plot, without_repeats
     from xmil.heatmaps.words import NOT_TESTED
 
+    picture: Any  # a matplotlib figure
     try:
         several = explanations[0] if len(explanations) == 1 else list(explanations)
         targets = {e.target for e in without_repeats(explanations)}
@@ -274,19 +280,11 @@ def _draw_picture(
         if slide is not None:
             raise
         picture = plot(explanations[0])
-
-    def write(part: str) -> None:
-        if hasattr(picture, "savefig"):
-            picture.savefig(part, format="png", dpi=150, metadata={MARK: mark})
-        else:
-            from PIL.PngImagePlugin import PngInfo
-
-            about = PngInfo()
-            about.add_text(MARK, mark)
-            picture.save(part, format="PNG", pnginfo=about)
-
+    about = {MARK: mark}
     try:
-        write_atomically(path.resolve(), write)
+        write_atomically(
+            path.resolve(), lambda part: picture.savefig(part, format="png", dpi=150, metadata=about)
+        )
     except FileError as error:
         return f"{str(error).partition(';')[0]}; pass `out=`, a folder for scores and pictures."
     return None

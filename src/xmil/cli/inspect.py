@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +107,10 @@ def _slide(path: Path) -> Report:
     except FileError:
         if path.name.lower().endswith(SLIDE_SUFFIXES):
             raise
-        kinds = "features, a checkpoint, a table, an explanation or a slide"
-        raise FileError(f"{path}: not {kinds}, or damaged; copy it again, or name another file.") from None
+        raise FileError(
+            f"{path}: not features, a checkpoint, a table, an explanation or a slide, or damaged; copy it "
+            "again, or name another file."
+        ) from None
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
@@ -161,16 +164,16 @@ def _table(path: Path, kind: str, options: dict[str, Any], slide_column: str | N
     """Report on a Parquet file (explanation or cohort) or CSV (cohort or WSInfer's boxes)."""
     from xmil.data.inspection import inspect_cohort, inspect_explanation, inspect_features
 
-    is_parquet = kind == "parquet"
+    as_cohort = partial(inspect_cohort, path, slide_column=slide_column)
+    first, second = as_cohort, partial(inspect_features, path, **options)
+    if kind == "parquet":
+        first, second = partial(inspect_explanation, path), as_cohort
     try:
-        return inspect_explanation(path) if is_parquet else inspect_cohort(path, slide_column=slide_column)
-    except XmilError as error:
-        try:
-            if is_parquet:
-                return inspect_cohort(path, slide_column=slide_column)
-            return inspect_features(path, **options)
-        except XmilError:
-            raise error from None
+        return first()
+    except XmilError:
+        with suppress(XmilError):
+            return second()
+        raise
 
 
 def inspect_slide(path: Path) -> Report:
@@ -313,8 +316,10 @@ def _nameless(result: Result, features: list[Result]) -> str | None:
     named = {name for each in features for name in _names(each)}
     if not slides or not named or slides & named:
         return None
-    pair = f"{min(slides)} is a slide, {min(named)} has features"
-    return f"no slide has the name of a feature file ({pair}); rename them to match"
+    return (
+        f"no slide has the name of a feature file ({min(slides)} is a slide, {min(named)} has features); "
+        "rename them to match"
+    )
 
 
 def _names(result: Result) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from xmil.training.config import Config
     from xmil.training.fit import Job, OnStep, Step
     from xmil.training.train import TrainOutcome
-
-REFRESH = 0.1  # seconds between updates of the bar
 
 
 class TrainRequest(Request):
@@ -89,13 +86,8 @@ def _watch(job: Job, progress: Any) -> OnStep:
     for old in list(progress.task_ids):
         progress.remove_task(old)
     bar = progress.add_task(job.name, total=settings.epochs)
-    shown = [0.0]
 
     def show(step: Step) -> None:
-        now = time.monotonic()
-        if now - shown[0] < REFRESH and step.batch < step.batches:
-            return
-        shown[0] = now
         text = f"{job.name}: epoch {step.epoch}, loss {step.loss:.4f}, "
         text += f"best {job.config.monitor} {step.best:.4f}" if step.best == step.best else "no best yet"
         progress.update(bar, description=text, completed=step.epoch - 1 + step.batch / step.batches)

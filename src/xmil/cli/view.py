@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.cli._command import command, with_examples
-from xmil.cli._screen import Screen
+from xmil.cli._screen import Screen, progress_bars
 from xmil.core.errors import InputError, unreadable
 from xmil.core.request import Request, option
 
@@ -72,8 +72,10 @@ def view(request: ViewRequest, screen: Screen) -> int:
     if not screen.as_json and not n:
         print("The run has no slides yet; reload the page to see them appear.")
     elif not screen.as_json and request.slides is not None and missing:
-        without = f"{missing} of {n} slides have no image with their name"
-        print(f"{request.slides}: {without}; they get a blank canvas.")
+        print(
+            f"{request.slides}: {missing} of {n} slides have no image with their name; they get a blank "
+            "canvas."
+        )
     if request.export is not None:
         return _export(shown, request.export, longest=request.export_px, as_json=screen.as_json)
     rules = _rules(request)
@@ -155,12 +157,9 @@ def _serve(app: Any, rules: Rules, request: ViewRequest, report: dict[str, Any] 
 
 
 def _export(shown: Collection, folder: Path, *, longest: int | None, as_json: bool) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from xmil.viewer.static_copy import export
 
-    with Progress(console=Console(stderr=True)) as progress:
+    with progress_bars(counts=True) as progress:
         bar = progress.add_task("slides", total=None)
         failed = export(
             shown,

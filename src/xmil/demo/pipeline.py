@@ -53,21 +53,9 @@ Run = Callable[[Sequence[list[str]], bool], list[int]]  # commands, whether in p
 Say = Callable[[str], None]  # prints pieces of lines
 
 
-@dataclass(frozen=True)
-class Size:
-    """The amounts to draw, train and measure."""
-
-    train: int
-    validation: int
-    test: int
-    slides: int
-    epochs: int
-    steps: int
-    orders: int
-
-
-FULL = Size(train=1200, validation=200, test=200, slides=12, epochs=15, steps=20, orders=6)
-QUICK = Size(train=500, validation=80, test=80, slides=4, epochs=8, steps=10, orders=5)
+# What to draw (bags of each split), train (epochs) and measure (steps and random orders of flip curves).
+FULL = {"train": 1200, "val": 200, "test": 200, "slide": 12, "epochs": 15, "steps": 20, "orders": 6}
+QUICK = {"train": 500, "val": 80, "test": 80, "slide": 4, "epochs": 8, "steps": 10, "orders": 5}
 
 
 def command(name: str, *words: object, **options: object) -> list[str]:
@@ -117,16 +105,15 @@ class Demo:
     seed: int = 0
 
     @property
-    def size(self) -> Size:
+    def size(self) -> dict[str, int]:
         """The amounts for this run."""
         return QUICK if self.quick else FULL
 
     @cached_property
     def bags(self) -> dict[str, Sequence[DigitSlide]]:
         """The bags of each split; only those of "slide" are drawn as slides."""
-        size = self.size
-        sizes = {"train": size.train, "val": size.validation, "test": size.test, "slide": size.slides}
-        return {split: draw_bags(split, n, seed=self.seed) for split, n in sizes.items()}
+        splits = (*FEATURES_ONLY, "slide")
+        return {split: draw_bags(split, self.size[split], seed=self.seed) for split in splits}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -168,7 +155,7 @@ class Demo:
 
     def draw_slides(self) -> None:
         """Write slides, the cohort's table and the true evidence; keep existing slides."""
-        for kind in ("slides", "features", "configs"):
+        for kind in ("slides", "features"):
             (self.out / kind).mkdir(exist_ok=True)
         write_cohort(self.out / "cohort.csv", self.bags)
         for slide in self.bags["slide"]:
@@ -199,7 +186,7 @@ class Demo:
             data={"label": task, "class_names": CLASS_NAMES},
             model={"name": model, **MODELS[model]},
             optim={"lr": 1e-3},
-            train={"epochs": self.size.epochs, "batch": 16, "seed": self.seed},
+            train={"epochs": self.size["epochs"], "batch": 16, "seed": self.seed},
         )
         yield command("train", config)
 
@@ -214,8 +201,8 @@ class Demo:
             "evaluate",
             methods=",".join(MEASURED),
             modes="remove",
-            steps=self.size.steps,
-            orders=self.size.orders,
+            steps=self.size["steps"],
+            orders=self.size["orders"],
             truth=self.out / "truth" / task,
         )
         yield command(
@@ -282,7 +269,7 @@ def run_stages(demo: Demo | TissueDemo, run: Run, say: Say) -> list[Timing]:
                 stage.work()
             for line, code in zip(stage.lines, run(stage.commands, stage.side_by_side), strict=True):
                 if code > int(stage.may_fail):
-                    raise DemoError(f"'{line}' failed; see {demo.out / 'log.txt'}.")
+                    raise XmilError(f"'{line}' failed; see {demo.out / 'log.txt'}.")
             timing = Timing(stage.title, stage.lines, time.perf_counter() - begin)
             say(f" {timing.seconds:.1f} s\n")
         done.append(timing)
@@ -297,7 +284,3 @@ def _read_done(path: Path) -> list[Timing]:
         return [Timing(s["title"], tuple(s["commands"]), float(s["seconds"])) for s in stages]
     except (OSError, ValueError, TypeError, KeyError):
         return []
-
-
-class DemoError(XmilError):
-    """A stage of the demonstration failed."""

@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,19 @@ from xmil.core.explanation import Explanation, card_of
 from xmil.demo.digit_slides import QUESTIONS, TILE, DigitSlide, Rows, draw_slide, evidence
 from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing, command
 from xmil.evaluate import auprc2
-from xmil.heatmaps import Html, bullets, figure, join, method_colour, page, small, table, tag, write_figure
+from xmil.heatmaps import (
+    Html,
+    bullets,
+    figure,
+    join,
+    method_colour,
+    new_figure,
+    page,
+    small,
+    table,
+    tag,
+    write_figure,
+)
 from xmil.storage import Run, read_explanations
 
 if TYPE_CHECKING:
@@ -38,7 +50,6 @@ def write_report(demo: Demo, timings: Sequence[Timing]) -> Path:
     """Draw every picture, write the page, and return its path."""
     (demo.out / "pictures").mkdir(exist_ok=True)
     results = read_results(demo)
-    _draw_readme_picture(demo, results)
     path = demo.out / "report.html"
     parts = [
         _opening(demo, results),
@@ -119,8 +130,7 @@ def _quality_table(results: Sequence[PairResult]) -> Html:
 
 def _panels(demo: Demo, result: PairResult) -> Html:
     path = demo.out / "pictures" / f"{result.task}-{result.model}.png"
-    titles = {m: f"{card_of(m).title}  {result.shown_auprc2[m]:.2f}" for m in METHODS}
-    draw_panels(demo, result, titles, path, title=f"{_name(result)}: {QUESTIONS[result.task]}")
+    draw_panels(demo, result, path)
     caption = (
         f"Slide {demo.shown(result.task).name}, scores for “yes”; beside each method its AUPRC-2 on this "
         "slide, both classes."
@@ -128,21 +138,9 @@ def _panels(demo: Demo, result: PairResult) -> Html:
     return join([tag("h2", _name(result)), figure(path, caption)])
 
 
-def _draw_readme_picture(demo: Demo, results: Sequence[PairResult]) -> None:
-    """Draw attention against LRP on one slide; the README shows this picture."""
-    result = next(r for r in results if (r.task, r.model) == ("pos_neg", "attnmil"))
-    pair = ("attention", "lrp")
-    titles = {m: f"{card_of(m).title}: AUPRC-2 {result.shown_auprc2[m]:.2f}" for m in pair}
-    path = demo.out / "pictures" / "attention-against-lrp.png"
-    draw_panels(demo, result, titles, path, title=f"AttnMIL: {QUESTIONS[result.task]}", columns=4)
-
-
 def _flip_section(demo: Demo, results: Sequence[PairResult]) -> Html:
-    from matplotlib.figure import Figure
-
-    path = demo.out / "pictures" / "flip-curves.png"
-    sheet = Figure(figsize=(3.4 * len(results), 4.6), dpi=130, layout="constrained")
-    axes = sheet.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    path, size = demo.out / "pictures" / "flip-curves.png", (3.4 * len(results), 4.6)
+    sheet, axes = new_figure(size, 1, len(results), dpi=130, sharey=True)
     for axis, result in zip(axes, results, strict=True):
         for method, curve in result.curves.items():
             label = f"{card_of(method).title} ({curve.mean():.2f})"
@@ -261,6 +259,7 @@ def _curves(path: Path) -> dict[str, Floats]:
     }
 
 
+ACROSS = 6  # pictures in a row
 SCALE = 4  # pixels of the slide to one of the picture
 STRENGTH = 0.72  # of the colour over the slide
 MARKS = {1: "+", -1: "\N{MINUS SIGN}"}
@@ -270,32 +269,26 @@ LEGEND = (
 )
 
 
-def draw_panels(
-    demo: Demo, result: PairResult, titles: Mapping[str, str], path: Path, *, title: str, columns: int = 6
-) -> None:
+def draw_panels(demo: Demo, result: PairResult, path: Path) -> None:
     """Draw the shown slide, its true evidence and methods' scores, with a thin margin of glass."""
-    from matplotlib.figure import Figure
-
     slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
     painted = {"the slide": None, "true evidence": colours(truth, signed=True, depth=1.0)}
-    for method, words in titles.items():
-        e = result.shown[method]
+    for method in METHODS:
+        e, words = result.shown[method], f"{card_of(method).title}  {result.shown_auprc2[method]:.2f}"
         painted[words] = colours(e.scores, signed=e.signed, depth=1.0)
-    rows = -(-len(painted) // columns)
-    size = (2.35 * columns, 2.25 * rows + 0.75)
-    sheet = Figure(figsize=size, dpi=130, layout="constrained")
+    rows = -(-len(painted) // ACROSS)
+    sheet, grid = new_figure((2.35 * ACROSS, 2.25 * rows + 0.75), rows, ACROSS, dpi=130)
     low = slide.coords.min(axis=0) - TILE // 8
     high = slide.coords.max(axis=0) + TILE + TILE // 8
     pixels = draw_slide(slide)[low[1] : high[1], low[0] : high[0]]
     image = pixels[::SCALE, ::SCALE].astype(np.float64) / 255
-    axes = sheet.subplots(rows, columns, squeeze=False).ravel()
-    for axis in axes:
+    for axis in grid.flat:
         axis.axis("off")
-    for axis, (words, tints) in zip(axes, painted.items(), strict=False):
+    for axis, (words, tints) in zip(grid.flat, painted.items(), strict=False):
         axis.set_title(words, fontsize=9.5)
         _draw(axis, image.copy(), slide.coords - low, tints, truth)
-    sheet.suptitle(title, fontsize=12, fontweight="bold")
+    sheet.suptitle(f"{_name(result)}: {QUESTIONS[result.task]}", fontsize=12, fontweight="bold")
     sheet.supxlabel(LEGEND, fontsize=9)
     write_figure(sheet, path)
 

@@ -25,7 +25,7 @@ from xmil.core.text import counted
 from xmil.demo.digit_slides import write_levels
 from xmil.demo.pipeline import DemoStage, Timing, claim_folder, command, write_config
 from xmil.demo.results_page import how_it_was_made, look_yourself, view_line
-from xmil.heatmaps import Html, figure, join, page, small, table, tag, write_figure
+from xmil.heatmaps import Html, figure, join, new_figure, page, small, table, tag, write_figure
 from xmil.heatmaps.style import FAR
 from xmil.storage import Run, read_explanations, write_table
 
@@ -106,8 +106,10 @@ class TissueDemo:
         marked = {kind for rows in self.nuclei.values() for kind, _, _ in rows}
         kinds = [kind for kind in KINDS if kind in marked]
         if not kinds:
-            path, names = self.slides / NUCLEI, " or ".join(KINDS)
-            raise InputError(f"{path}: has no {names} nuclei; name the kinds in the column cell.")
+            raise InputError(
+                f"{self.slides / NUCLEI}: has no {' or '.join(KINDS)} nuclei; name the kinds in the column "
+                "cell."
+            )
         return kinds[0]
 
     @property
@@ -191,10 +193,9 @@ class TissueDemo:
 
     def draw_sections(self) -> None:
         """Draw sections and write their nuclei; keep existing sections."""
-        for folder in ("slides", "configs"):
-            (self.out / folder).mkdir(exist_ok=True)
         if self.images is not None:
             return
+        self.slides.mkdir(exist_ok=True)
         rows = []
         for name in (name for names in self.names.values() for name in names):
             seed, path = crc32(f"{self.seed} {name}".encode()), self.slides / f"{name}.tiff"
@@ -286,11 +287,8 @@ def read_sections(demo: TissueDemo) -> list[SectionResult]:
     run, sections = Run(demo.out / "explain"), []
     for name in (name for name in demo.names["test"] if name in run.rows):
         explanations = {e.method: e for e in read_explanations(run.file(name))}
-        corners = explanations["lrp"].coords
-        if corners is None:
-            raise FileError(f"{name}: its patches have no coordinates; remove {demo.out} and repeat.")
         chance = float(run.rows[name][f"p:{demo.classes[1]}"])
-        marked = demo.marked(name, corners)
+        marked = demo.marked(name, explanations["lrp"].boxes()[:, :2])
         sections.append(SectionResult(name, demo.kind, demo.labels[name], chance, marked, explanations))
     return sections
 
@@ -359,14 +357,12 @@ def _opening(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
 
 def _one_section(demo: TissueDemo, shown: SectionResult) -> Html:
     """Show the section, its evidence by LRP, and attention, side by side."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     from xmil.heatmaps import Scale, View, picture_box
     from xmil.slides import open_slide
 
-    sheet = Figure(figsize=(13, 4.4), dpi=130, layout="constrained")
-    axes = sheet.subplots(1, 3)
+    sheet, axes = new_figure((13, 4.4), 1, 3, dpi=130)
     lrp, attention = shown.explanations["lrp"], shown.explanations["attention"]
     boxes = lrp.boxes()
     file = next(p for p in sorted(demo.slides.glob(f"{shown.name}.*")) if p.suffix != ".csv")

@@ -23,16 +23,13 @@ if TYPE_CHECKING:
     from xmil.heatmaps.drawing import (
         NEED_SLIDE,
         DrawingJob,
-        Drawn,
         Look,
         Order,
         cohort_scales,
         draw_slide,
-        explanation_html,
         heatmap,
         pair_lines,
         plot,
-        run_html,
         with_targets,
     )
     from xmil.heatmaps.exports import (
@@ -40,8 +37,6 @@ if TYPE_CHECKING:
         Export,
         Exported,
         read_asap,
-        read_geojson,
-        to_anndata,
         write_geojson,
         write_pairs,
     )
@@ -89,9 +84,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "canvas": "HATCH Canvas Cells View blend check_fit opened picture_box place_on",
-    "drawing": "DrawingJob Drawn Look NEED_SLIDE Order cohort_scales explanation_html heatmap "
-    "draw_slide pair_lines plot run_html with_targets",
-    "exports": "EXPORTS Export Exported read_asap read_geojson to_anndata write_geojson write_pairs",
+    "drawing": "DrawingJob Look NEED_SLIDE Order cohort_scales heatmap "
+    "draw_slide pair_lines plot with_targets",
+    "exports": "EXPORTS Export Exported read_asap write_geojson write_pairs",
     "inside": "draw_between draw_inside half_level lay_over write_inside_geojson write_inside_tiff",
     "pages": "Html bullets figure image join page small table tag",
     "panel": "Picture cut_patch extremes",
@@ -118,7 +113,6 @@ __all__ = [
     "Caption",
     "Cells",
     "DrawingJob",
-    "Drawn",
     "Export",
     "Exported",
     "Html",
@@ -141,7 +135,6 @@ __all__ = [
     "draw_slide",
     "drawable",
     "ends",
-    "explanation_html",
     "extremes",
     "families",
     "figure",
@@ -161,15 +154,12 @@ __all__ = [
     "place_on",
     "plot",
     "read_asap",
-    "read_geojson",
-    "run_html",
     "small",
     "spelt_out",
     "subtitle",
     "table",
     "tag",
     "title",
-    "to_anndata",
     "verdict_on",
     "why_one_colour",
     "with_targets",

@@ -112,8 +112,6 @@ class Cells:
     def average(self, scores: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Average the scores of the boxes over each cell (r, c); NaN where there is none."""
         values = np.asarray(scores, dtype=np.float64)
-        if values.shape != (len(self.spans),):
-            raise InputError(f"There must be {len(self.spans)} scores. Got {values.shape} instead.")
         table = np.append(values, np.nan).astype(np.float32)
         means = table[np.where(self.counts == 1, self.owners, len(values))]
         several = self.counts > 1
@@ -177,14 +175,19 @@ def check_fit(boxes: IntArray, slide: Slide, size: tuple[int, int] | None = None
         raise InputError(
             f"{slide.path}: has {width} x {height} px; the explained slide has {size[0]} x {size[1]}."
         )
-    x, y = (boxes[:, :2] + boxes[:, 2:]).T / 2
-    inside = int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
+    inside = count_on(boxes, slide.dimensions)
     lie = f"{slide.path}: {inside} of {len(boxes)} patches lie on this slide of {width} x {height} px; "
     if 2 * inside < len(boxes):
         raise InputError(
             lie + "it is not the slide that was explained, or the coordinates are of another resolution."
         )
     return lie + "check that it is the one that was explained." if inside < FITS * len(boxes) else None
+
+
+def count_on(boxes: IntArray, size: tuple[int, int]) -> int:
+    """Count the boxes whose centre lies on a slide of this size."""
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    return int(((centres >= 0) & (centres < size)).all(axis=1).sum())
 
 
 def picture_box(boxes: IntArray, slide: Slide | None) -> Box:

@@ -32,8 +32,8 @@ from xmil.core.verdict import RunVerdict
 from xmil.heatmaps.canvas import TISSUES, Canvas, View, check_fit, opened, picture_box, place_on, same_places
 from xmil.heatmaps.exports import EXPORTS, Exported, write_pairs
 from xmil.heatmaps.pages import Html, image, join, table, tag
-from xmil.heatmaps.panel import FORMATS, Heading, Lines, PanelColumn, Picture, Ruler, draw_panel, draw_sheet
-from xmil.heatmaps.style import BLUE, CLIPS, RED, Scale, spelt_out
+from xmil.heatmaps.panel import Heading, Lines, PanelColumn, Picture, Ruler, draw_panel, draw_sheet
+from xmil.heatmaps.style import BLUE, RED, Scale, spelt_out
 from xmil.heatmaps.words import (
     ALL,
     PREDICTED,
@@ -205,8 +205,10 @@ class Scene:
         first, placed, targets = self.explanations[0], {}, {e.target for e in self.explanations}
         for pairs in several:
             if pairs.target not in targets:
-                names = ", ".join(sorted(map(str, targets)))
-                raise InputError(f"The interactions are for {pairs.target}, the explanations for {names}.")
+                raise InputError(
+                    f"The interactions are for {pairs.target}, the explanations for "
+                    f"{', '.join(sorted(map(str, targets)))}."
+                )
             placed[pairs.target] = pairs
             if first.coords is None or pairs.names is not None:
                 continue
@@ -263,8 +265,9 @@ def check_region(region: Sequence[float], area: Box) -> Box:
         if not isfinite(x + y + width + height):
             raise ValueError
     except (TypeError, ValueError):
-        message = f"A region is x, y, width, height in level-0 pixels. Got {region!r} instead."
-        raise InputError(message) from None
+        raise InputError(
+            f"A region is x, y, width, height in level-0 pixels. Got {region!r} instead."
+        ) from None
     across = min(x + width, area[0] + area[2]) - max(x, area[0])
     down = min(y + height, area[1] + area[3]) - max(y, area[1])
     if min(width, height, across, down) <= 0:
@@ -400,9 +403,7 @@ class Order:
     def __post_init__(self) -> None:
         for kind, names, choices in (
             ("picture", self.pictures, KINDS),
-            ("format", self.formats, FORMATS),
             ("export", self.exports, EXPORTS),
-            ("clip", (self.look.clip,), CLIPS),
             ("tissue", (self.look.tissue,), TISSUES),
             ("frame", (self.frame,), FRAMES),
         ):

@@ -201,27 +201,6 @@ def class_name(feature: dict[str, Any]) -> str | None:
     return None if name is None else str(name)
 
 
-def read_geojson(path: str | PathLike[str]) -> Tiles:
-    """Read tiles from xmil or QuPath: level-0 boxes with their measurements and classes."""
-    features, origin = open_geojson(path)
-    with refuse_damage(f"{path}: a tile is damaged"):
-        boxes, rows = np.empty((len(features), 4)), []
-        for i, feature in enumerate(features):
-            geometry, properties = feature["geometry"], feature.get("properties") or {}
-            if geometry.get("type") != "Polygon":
-                raise ValueError(f"a {geometry.get('type')} is not a tile")
-            ring = np.array([point[:2] for point in geometry["coordinates"][0]], dtype=np.float64)
-            boxes[i] = [*ring.min(axis=0), *ring.max(axis=0)]
-            numbers = properties.get("measurements") or {}
-            if not isinstance(numbers, dict):  # a list, before QuPath 0.4
-                numbers = {entry["name"]: entry["value"] for entry in numbers}
-            rows.append({str(name): float(value) for name, value in numbers.items()})
-        boxes += np.tile(np.asarray(origin or (0, 0), dtype=np.float64), 2)
-        names = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
-        return Tiles(boxes, columns, tuple(map(class_name, features)))
-
-
 def write_asap(path: Path, request: Exported) -> None:
     """Write a rectangle per patch in level-0 pixels, named by its score, in groups for and against."""
     (e,) = request.explanations

@@ -117,10 +117,9 @@ def image(picture: bytes, words: str) -> Html:
     return Html(f'<img alt="{escape(words)}" src="data:image/{form};base64,{data}">')
 
 
-def figure(picture: bytes | Path, caption: str) -> Html:
+def figure(picture: Path, caption: str) -> Html:
     """Make a picture with its caption."""
-    data = picture.read_bytes() if isinstance(picture, Path) else picture
-    return tag("figure", image(data, caption), tag("figcaption", caption))
+    return tag("figure", image(picture.read_bytes(), caption), tag("figcaption", caption))
 
 
 def page(title: str, *parts: object, style: str = "") -> str:

@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,7 @@ TRIMMED = (0.1, 0.9)  # of RdBu: its darkest ends turn brown and black over tiss
 BEYOND = 0.1  # pictures and commands report a larger share of patches beyond the scale
 FAR = 5.0  # times the scale's end: pictures report stronger scores, because weak ones look the same
 STEPS = 257  # odd, so that zero has the middle colour to itself
-Clip = Literal["whiskers", "percentile", "none"]
-CLIPS: tuple[str, ...] = get_args(Clip)
+CLIPS = ("whiskers", "percentile", "none")
 OWN = "DejaVu Sans"  # part of matplotlib
 PREFERRED = (  # fonts with many letters
     "Noto Sans CJK", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR", "Source Han Sans", "WenQuanYi",

@@ -17,6 +17,7 @@ from xmil.core.task import TASKS, Target
 from xmil.core.text import bare_name, is_plain, name_class, read_truth
 from xmil.core.verdict import RunVerdict
 from xmil.data.header import slide_name
+from xmil.heatmaps.canvas import count_on
 from xmil.storage import (
     FAILURES,
     RUN,
@@ -117,6 +118,12 @@ class ShownRun(Run):
         except XmilError:
             return None
 
+    def parameters(self, method: str | None) -> dict[str, Any]:
+        """Read the parameters of a method; empty if the run names none."""
+        params = self.settings.get("params")
+        own = params.get(method) if isinstance(params, dict) else None
+        return own if isinstance(own, dict) else {}
+
     def slide_verdict(self, slide_id: str) -> dict[str, Any]:
         """Summarise a slide's certificate: label, prediction, correctness and the headline's verdict."""
         try:
@@ -145,12 +152,6 @@ def _makings(evidence: Evidence) -> dict[tuple[str, str], Any]:
     """Map method and target of each map to how it was made: rule, baseline, samples."""
     columns = [column for column in evidence.columns if column["kind"] == "scores"]
     return {(column["method"], column["target"]): column["made"] for column in columns}
-
-
-def _parameters(run: Run, method: str | None) -> Any:
-    """Read the parameters of a method in a run."""
-    params = run.settings.get("params")
-    return params.get(method) if isinstance(params, dict) else None
 
 
 def _read_header(path: Path) -> tuple[int, str | None]:
@@ -411,11 +412,11 @@ class Collection:
         size = (image["width"], image["height"])
         for run in (entry["run"] for entry in sets if entry["placed"]):
             evidence = self.evidence(key, run)
-            inside = evidence.count_inside(*size)
+            inside = count_on(evidence.patches.boxes(), size)
             if inside < evidence.n or evidence.slide_size not in (None, size):
-                off = f"{evidence.n - inside} of {evidence.n} patches of the run {self.runs[run].name!r}"
                 yield (
-                    f"{off} lie outside this slide of {size[0]} x {size[1]} px: it is not the slide that was "
+                    f"{evidence.n - inside} of {evidence.n} patches of the run {self.runs[run].name!r} lie "
+                    f"outside this slide of {size[0]} x {size[1]} px: it is not the slide that was "
                     "explained, or the coordinates have another resolution."
                 )
 
@@ -503,7 +504,7 @@ class Collection:
             verdict = same.slide_verdict(slide_id)
             if verdict:
                 method = verdict.get("verdict_method")
-                is_own = _parameters(same, method) == _parameters(run, method)
+                is_own = same.parameters(method) == run.parameters(method)
                 return verdict if is_own else {**verdict, **dict.fromkeys(VERDICT)}
         return {}
 

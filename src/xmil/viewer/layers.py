@@ -50,13 +50,6 @@ class Evidence(Placed):
         """Whether the positions of the patches are known."""
         return self.patches.missing is None
 
-    def count_inside(self, width: int, height: int) -> int:
-        """Count the patches whose centre is on a slide of this size."""
-        if self.coords is None or self.patch_size is None:
-            return self.n
-        x, y = (self.coords + self.patch_size // 2).T
-        return int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
-
     def as_bytes(self, *columns: int) -> bytes:
         """Little endian: int32 x0[n] and y0[n] if placed, then float32[n] for each of `columns`, or all."""
         scores = self.scores[list(columns)] if columns else self.scores

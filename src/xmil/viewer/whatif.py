@@ -279,9 +279,7 @@ def _explain(
     from xmil.methods import explain_targets, seeds
     from xmil.runs.ensemble import average, shared_spec
 
-    params, seed = run.settings.get("params"), run.settings.get("seed")
-    own = params.get(method) if isinstance(params, dict) else None
-    own = own if isinstance(own, dict) else {}
+    own, seed = run.parameters(method), run.settings.get("seed")
     drawn = seeds(method, str(bag.slide_id), seed if isinstance(seed, int) else 0, contexts="contexts" in own)
     classes, output = [target for target, _ in targets], targets[0][1]
     options = {**drawn, **own}

@@ -6,6 +6,7 @@ repeats count only for the agreement of readers with themselves.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -284,8 +285,7 @@ def _kappas(
         both = np.array([case.slide in first and case.slide in second for case in cases], dtype=np.float64)
         codes = np.array([[answers.get(case.slide, 0) for case in cases] for answers in (first, second)])
         if both.any():
-            statistic = partial(_kappa_among, both=both, codes=codes)
-            measures[name] = Measure(statistic, both, is_share=False)
+            measures[name] = _kappa(both, codes)
     kappas = list(measures.values())
     if len(kappas) > 1:
         measures[ALL] = Measure(
@@ -298,8 +298,9 @@ def _kappas(
         yield replace(estimate, measure=measure, reader=estimate.measure)
 
 
-def _kappa_among(weights: Floats, *, both: Floats, codes: Ints) -> Floats:
-    return kappa(weights * both, *codes)
+def _kappa(both: Floats, codes: Ints) -> Measure:
+    """Make the measure of the kappa of two answers to the cases (n,) that have both."""
+    return Measure(lambda weights: kappa(weights * both, *codes), both, is_share=False)
 
 
 def measure_regions(study: Study, rows: Sequence[Row]) -> Iterator[Row]:
@@ -554,10 +555,9 @@ def _chance_p(values: Floats, chance: Floats, patients: list[str]) -> float:
 
 def _total_times(rows: Sequence[Row]) -> list[Row]:
     """Sum the seconds of each reading over its stages."""
-    total: dict[tuple[str, int], float] = {}
+    total: defaultdict[tuple[str, int], float] = defaultdict(float)
     for row in rows:
-        key = (row["reader"], row["position"])
-        total[key] = total.get(key, 0.0) + row["seconds"]
+        total[row["reader"], row["position"]] += row["seconds"]
     return [{**row, "seconds": total[row["reader"], row["position"]]} for row in rows if row["last"]]
 
 

@@ -94,8 +94,10 @@ class Question(Section):
         choices: dict[str, Sequence[Any]] = {"choice": self.options, "yes-no": ("yes", "no")}
         possible = choices.get(self.kind, range(1, self.steps + 1))
         if isinstance(answer, bool) or not isinstance(answer, str | int) or answer not in possible:
-            shown = ", ".join(map(str, possible))
-            raise InputError(f"The answer to {self.id!r} must be one of {shown}. Got {answer!r} instead.")
+            raise InputError(
+                f"The answer to {self.id!r} must be one of {', '.join(map(str, possible))}. "
+                f"Got {answer!r} instead."
+            )
         return answer
 
 
@@ -210,12 +212,12 @@ class Plan(Section):
         """Set the classes as diagnoses unless the plan names its own, which must be among the classes."""
         options = self.diagnoses or tuple(names)
         if unknown := [option for option in options if option not in names]:
-            shown = ", ".join(names)
-            raise InputError(f"The diagnosis {unknown[0]!r} is not a class of the run; they are {shown}.")
+            raise InputError(
+                f"The diagnosis {unknown[0]!r} is not a class of the run; they are {', '.join(names)}."
+            )
         positive = self.positive or (options[-1:] if len(options) == 2 else options)
         if unknown := [name for name in positive if name not in options]:
-            shown = ", ".join(options)
-            raise InputError(f"positive = {unknown[0]!r} is not one of the diagnoses: {shown}.")
+            raise InputError(f"positive = {unknown[0]!r} is not one of the diagnoses: {', '.join(options)}.")
         questions = tuple(
             q.model_copy(update={"options": options}) if q.id == DIAGNOSIS else q for q in self.questions
         )

@@ -29,7 +29,7 @@ import numpy as np
 
 from xmil._version import __version__
 from xmil.core.durable import write_folder, write_text
-from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
+from xmil.core.errors import FileError, InputError, XmilError, absent, refuse_damage, unknown_name
 from xmil.core.ledger import opened
 from xmil.core.text import counted, csv_text, is_plain, name_class, shorten
 from xmil.evaluate.marks import parse_polygons
@@ -58,7 +58,6 @@ MOST = 10_000  # regions of a reading
 IDENTIFIER = re.compile(r"[0-9a-zA-Z-]{1,40}")  # of what the page sends
 AGAINST = "-vs-"  # between the classes of a contrast
 Stored = dict[str, Any]
-DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # raised by wrong values
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Study:
     def __init__(self, folder: Path, *, clock: Callable[[], datetime] | None = None) -> None:
         self.folder, self._clock = folder, clock or (lambda: datetime.now(UTC))
         stored = read_json(folder / STUDY)
-        try:
+        with refuse_damage(f"{folder / STUDY}: damaged", way="restore a copy of it"):
             if stored["layout"] != LAYOUT:
                 raise FileError(f"{folder / STUDY}: has layout {stored['layout']}; update xmil.")
             self.plan = make_plan(stored["plan"], source=str(folder / STUDY))
@@ -130,10 +129,6 @@ class Study:
                 ]
                 for kind in ("practice", "cases")
             )
-        except FileError:
-            raise
-        except DAMAGED as error:
-            raise FileError(f"{folder / STUDY}: damaged ({error!r}); restore a copy of it.") from None
         rows = read_rows(folder / CODES, "reader")
         self.readers = self.plan.readers
         self.codes = {reader: row.get("code", "") for reader, row in rows.items() if reader in self.readers}
@@ -220,14 +215,12 @@ class Study:
             about = {"layout": LAYOUT, "reader": reader, "revision": 0}
             return {**about, "worklist": worklist, "readings": [], "draft": None}
         stored = read_json(path)
-        try:  # it must fit the plan
-            here = self.place(stored)
+        with refuse_damage(f"{path}: damaged", way="restore a copy of it"):
+            here = self.place(stored)  # it must fit the plan
             if here is not None:
                 self.case(here[0]), self.arm(here[0])
             if not isinstance(stored["revision"], int) or not isinstance(stored["draft"], dict | None):
                 raise TypeError("revision or draft")
-        except DAMAGED as error:
-            raise FileError(f"{path}: damaged ({error!r}); restore a copy of it.") from None
         return stored
 
     def worklist(self, stored: Stored) -> list[Reading]:
@@ -361,9 +354,9 @@ def find_column(evidence: Evidence, arm: Arm, *, predicted: str, slide: str, cla
         i for i, c in enumerate(evidence.columns) if c["method"] == arm.method and c["kind"] == "scores"
     ]
     if not columns:
-        methods = sorted({column["method"] for column in evidence.columns})
         raise InputError(
-            f"arm {arm.name!r}: the run has no {arm.method!r} of {slide!r}; it has {', '.join(methods)}."
+            f"arm {arm.name!r}: the run has no {arm.method!r} of {slide!r}; it has "
+            f"{', '.join(sorted({column['method'] for column in evidence.columns}))}."
         )
     targets = [name_target(evidence.columns[i]["target"], classes) for i in columns]
     target = predicted if arm.target == "predicted" else arm.target

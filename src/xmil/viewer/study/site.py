@@ -24,7 +24,7 @@ from xmil._version import __version__
 from xmil.core.errors import InputError, WriteError, XmilError
 from xmil.core.task import TASKS
 from xmil.core.text import is_utf8
-from xmil.viewer.app import PageSite, guard
+from xmil.viewer.app import PageSite, guard, json_body
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.server import Rules
 from xmil.viewer.study.plan import AFTER, BEFORE
@@ -107,7 +107,7 @@ class StudySite(PageSite):
             codes.append(code.strip().lower())
             return self.state(self.study.reader(codes[0]) if codes[0] else None)
 
-        response = await self.answer(request, check, self._reading, most=MAX_CODE)
+        response = await self.answer(request, await json_body(request, MAX_CODE), check, self._reading)
         if codes[0]:
             secure = request.url.scheme == "https"
             about: dict[str, Any] = {"httponly": True, "samesite": "strict", "secure": secure}
@@ -119,7 +119,7 @@ class StudySite(PageSite):
     async def store(self, request: Request) -> Response:
         """Store a reader's answers, as a draft or final; return the reader's new state."""
         _known(self.arguments(request)[0])  # what strangers send is not read
-        return await self.answer(request, self._store, self._reading, most=MAX_ANSWER)
+        return await self.answer(request, await json_body(request, MAX_ANSWER), self._store, self._reading)
 
     def _store(self, reader: str | None, body: Any) -> dict[str, Any]:
         name = _known(reader)
