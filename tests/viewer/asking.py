@@ -124,8 +124,3 @@ def pixels(content: bytes) -> Any:
 def app_of(made: Made, **options: Any) -> Any:
     """The application over the runs that were made."""
     return create_app(Collection(made.runs, slides=made.slides, **options))
-
-
-def routes_of(app: Any) -> list[Any]:
-    """The routes behind the guard, but for the page's own files."""
-    return [route for route in app.app.routes if route.path.startswith(("/api/", "/tiles/"))]

@@ -74,6 +74,7 @@ def everything(app: Any, study: Study, reader: str) -> list[tuple[str, int, byte
         "/study.json",
         "/readers.csv",
         f"/readers/{reader}.json",
+        "/api/openapi.json",
     ]
     answers = [(target, get(app, study, target, reader)) for target in targets]
     return [(t, a.status, json.dumps(a.headers).encode() + a.body) for t, a in answers]

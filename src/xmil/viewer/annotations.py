@@ -24,6 +24,7 @@ from xmil.storage import read_json, sweep_folder
 from xmil.viewer.cache import Files
 
 FOLDER, NAMES = "annotations", "names.json"
+READER = r"[\p{L}\p{M}\p{N}_-]{1,40}"  # `is_reader` as a pattern for JavaScript and OpenAPI
 MOST = 100_000  # annotations of one reader on one slide
 DEEPEST = 64  # nested brackets; GeoJSON needs a dozen
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import partial, wraps
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread
@@ -20,9 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from xmil._version import __version__
 from xmil.core.errors import InputError, XmilError, refused
 from xmil.core.text import parse_json
-from xmil.viewer.annotations import AnnotationFiles, ConflictError
+from xmil.viewer.annotations import READER, AnnotationFiles, ConflictError
 from xmil.viewer.cache import to_json
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
@@ -37,6 +38,31 @@ logger = logging.getLogger(__name__)
 JSON = "application/json"
 MAX_NAMES = 1 << 20  # bytes of a request that names concepts and classes
 WATCH = 0.2  # seconds between checks whether the client is still connected
+NUMBER = {"type": "integer", "minimum": 0}
+PATCHES = {"type": "array", "items": {"oneOf": [NUMBER, {"type": "array"}]}}
+QUESTION = {
+    "type": "object",
+    "properties": {"run": NUMBER, "remove": PATCHES, "keep": PATCHES},
+    "oneOf": [{"required": ["remove"]}, {"required": ["keep"]}],
+}
+LEFT = {
+    "type": "object",
+    "properties": {
+        "run": NUMBER,
+        "keep": PATCHES,
+        "method": {"type": "string"},
+        "targets": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["run", "keep", "method", "targets"],
+}
+NOTES = {"type": "object", "properties": {"revision": NUMBER}, "required": ["revision", "document"]}
+NAMES = {"type": "object", "properties": {"classes": {"type": "object"}, "concepts": {"type": "object"}}}
+BODIES = {  # by end of address
+    "whatif": QUESTION,
+    "explain": LEFT,
+    "annotations-{reader}.json": NOTES,
+    "names-{run}.json": NAMES,
+}
 
 
 class PageSite:
@@ -91,6 +117,7 @@ class PageSite:
             content = await anyio.to_thread.run_sync(work, request, limiter=limiter or self._reading)
             return _tagged(request, content, content_type(path))
 
+        endpoint.__doc__ = make.__doc__
         return Route(path, endpoint)
 
     def _draw(self, path: str, make: Callable[..., bytes]) -> Route:
@@ -104,6 +131,7 @@ class PageSite:
                 content = await anyio.to_thread.run_sync(make, *arguments, limiter=self._decoding)
             return _tagged(request, content, content_type(path))
 
+        endpoint.__doc__ = make.__doc__
         return Route(path, endpoint)
 
 
@@ -123,13 +151,14 @@ class Site(PageSite):
         notes, names = f"{slide}/annotations-{{reader}}.json", "/api/names-{run:int}.json"
         by_number = self._by_number
         self.routes = [
-            Route("/", self.page),
+            Route("/", self.page, include_in_schema=False),
             get("/api/run.json", self.overview),
+            get("/api/openapi.json", self.describe),
             get("/api/columns-{run:int}.json", self.wall.columns),
             get("/api/scales-{run:int}.json", self.wall.scales),
             get("/api/wall-{run:int}-{column:int}.json", self.wall.wall),
             get("/api/agreement-{run:int}.json", self.agreement),
-            get(names, lambda run: shown.run(run).names.read()),
+            get(names, self.names),
             Route(names, self.name, methods=["POST"]),
             draw(f"{slide}/small-{{run:int}}-{{column:int}}.png", self.wall.small),
             get(f"{slide}/slide.json", shown.describe),
@@ -142,11 +171,7 @@ class Site(PageSite):
             get(f"{slide}/concept-{{run:int}}-{{concept:int}}.bin", shown.concept),
             get(f"{slide}/pairs-{{run:int}}.json", shown.pairs),
             get(f"{slide}/alike-{{run:int}}-{{index:int}}.json", self.index.ask),
-            get(
-                f"{slide}/deciding-{{run:int}}.json",
-                lambda key, run: self._models(key).find_deciding(key, run),
-                self._thinking,
-            ),
+            get(f"{slide}/deciding-{{run:int}}.json", self.decide, self._thinking),
             get(notes, by_number(self.annotations.read)),
             Route(notes, self.store, methods=["POST"]),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
@@ -155,7 +180,7 @@ class Site(PageSite):
         ]
         if shown.labels:  # labels may name patients, so they have an address only if the user serves them
             self.routes.append(draw(f"{slide}/label.jpeg", by_number(shown.pictures.label)))
-        self.routes.append(Route("/{name:path}", self.page))
+        self.routes.append(Route("/{name:path}", self.page, include_in_schema=False))
 
     async def store(self, request: Request) -> Response:
         """Store a reader's annotations, or answer 409 with the current ones."""
@@ -223,9 +248,41 @@ class Site(PageSite):
         ]
         return {"rows": agreement.rows, "summary": agreement.summary, "left_out": reasons}
 
+    def names(self, run: int) -> dict[str, Any]:
+        """Read readers' names of a run's concepts, and the classes of annotations they added."""
+        return self.collection.run(run).names.read()
+
+    def decide(self, key: int, run: int) -> dict[str, Any]:
+        """Find a smallest set of patches whose removal changes the prediction."""
+        return self._models(key).find_deciding(key, run)
+
+    def describe(self) -> dict[str, Any]:
+        """Describe every route, as OpenAPI."""
+        paths: dict[str, Any] = {}
+        text = {"type": "string", "pattern": f"^{READER}$"}
+        error = {"content": {JSON: {"schema": {"type": "object", "required": ["error"]}}}}
+        for route in (route for route in self.routes if route.include_in_schema):
+            path, posted = route.path_format, "POST" in (route.methods or ())
+            operation: dict[str, Any] = {
+                "summary": (route.endpoint.__doc__ or "").partition("\n")[0],
+                "parameters": [
+                    {"name": n, "in": "path", "required": True, "schema": text if n == "reader" else NUMBER}
+                    for n in route.param_convertors
+                ],
+                "responses": {
+                    "200": {"description": "Found.", "content": {JSON if posted else content_type(path): {}}},
+                    "4XX": {"description": "One sentence with the reason.", **error},
+                },
+            }
+            if posted:
+                schema = BODIES[path.rpartition("/")[2]]
+                operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+            paths.setdefault(path, {})["post" if posted else "get"] = operation
+        return {"openapi": "3.1.0", "info": {"title": "xmil viewer", "version": __version__}, "paths": paths}
+
     def _by_number(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function of a slide's name as one of the slide's number."""
-        return lambda key, *rest: work(self.collection.slide(key), *rest)
+        return wraps(work)(lambda key, *rest: work(self.collection.slide(key), *rest))
 
     def _models(self, key: int) -> WhatIf:
         """The models, after a check that the slide exists."""
