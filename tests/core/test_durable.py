@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import pytest
 
 import xmil
 from xmil.core import durable
-from xmil.core.durable import write_atomically, write_text
+from xmil.core.durable import write_atomically, write_folder, write_text
+from xmil.core.errors import WriteError
 from xmil.storage import open_folder
 
 Names = dict[str, bytes]
