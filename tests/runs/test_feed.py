@@ -104,7 +104,7 @@ def test_a_killed_run_takes_its_readers_with_it_and_goes_on(tmp_path: Path) -> N
     done = sorted(path.stem for path in out.glob("*.h5"))
     assert 0 < len(done) < 3
     results = embed_pairs(slides, out, embed_request(MORTAL, batch=8, readers=2))
-    assert (results.found, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
+    assert (results.before, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
     assert not list(out.glob(".*.part"))
 
 

@@ -281,9 +281,6 @@ def test_folders_of_earlier_versions_are_known(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"mine": 1}')
     with pytest.raises(InputError, match=r"run\.json"):
         check_folder(tmp_path, "bench")
-    (tmp_path / "heatmaps").mkdir()
-    (tmp_path / "heatmaps" / "style.json").write_text("{}")
-    check_folder(tmp_path / "heatmaps", "heatmap", marks=("style.json",))
 
 
 @pytest.mark.parametrize("encoder", ["evil.py:build", "evil:build", "hf-hub:someone/evil", "evil.pt"])

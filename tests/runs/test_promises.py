@@ -19,14 +19,15 @@ import pytest
 import torch
 
 from tests.runs.cohorts import command, make_cohort, make_model, table
-from xmil.bench import Folder
+from xmil.bench import read_units
 from xmil.bench.entries import COLUMNS, method_entry
 from xmil.cli._app import run
 from xmil.core.background import Background
 from xmil.core.errors import CheckpointError, FileError, InputError
+from xmil.core.ledger import append
 from xmil.data import Cohort, read_cohort, split_folds, split_fractions
 from xmil.models import load_model
-from xmil.storage import open_run
+from xmil.storage import open_run, read_ledger
 from xmil.training.config import MOST_MODELS, grid_points, load_config, make_config
 from xmil.training.fit import read_state
 
@@ -105,10 +106,12 @@ def test_a_repeated_drawing_keeps_its_notes(cohort: Path, tmp_path: Path) -> Non
     words = ["heatmap", str(cohort / "run"), "--to", "csv", "--out", str(tmp_path / "out")]
     assert run(words) == 0
     path = tmp_path / "out" / "slides.csv"
-    rows = table(path)
-    path.write_text(path.read_text().replace(f"{rows[0]['files']},,", f"{rows[0]['files']},seen,"))
-    assert run(words) == 0
-    assert [row["note"] for row in table(path)] == ["seen"] * 3
+    record = read_ledger(tmp_path / "out").records["s000"]
+    noted = {"rows": [{**record.rows[0], "note": "seen"}], "facts": {**record.facts, "note": "seen"}}
+    append(tmp_path / "out", {"item": "s000", **record.as_dict(), **noted})
+    for more in ("csv", "csv,geojson"):
+        assert run([*words[:3], more, *words[4:]]) == 0
+        assert [row["note"] for row in table(path)] == ["seen", "", ""]
 
 
 def test_a_panel_of_other_methods_is_drawn_again(tmp_path: Path) -> None:
@@ -274,16 +277,16 @@ def test_bench_units_that_are_bombs_pipes_or_damaged_are_named(tmp_path: Path) -
     path = units / "bomb.npz"
     np.savez_compressed(path, header=np.zeros(2, np.uint8), v0=np.zeros((9000, 9000), np.uint8))
     with pytest.raises(FileError, match="GiB"):
-        Folder(tmp_path).units()
+        read_units(tmp_path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(FileError, match="pipe"):
-        Folder(tmp_path).units()
+        read_units(tmp_path)
     path.unlink()
     for header in ({}, [], {"rows": 3}, {"settings": {}, "measures": 1, "facts": {}, "rows": []}, "null"):
         np.savez(path, header=np.frombuffer(json.dumps(header).encode(), np.uint8))
         with pytest.raises(FileError, match="benchmark"):
-            Folder(tmp_path).units()
+            read_units(tmp_path)
 
 
 @pytest.mark.parametrize("scores", [None, "many", [float("inf")], [None], [[1.0]]])

@@ -422,10 +422,8 @@ class Order:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of files to write for each slide, with methods and targets if only some are drawn."""
-        some = [name for names in (self.methods, self.targets) for name in names]
-        pictures = [f"{kind}.{suffix}" for kind in self.pictures for suffix in self.formats]
-        return [":".join([kind, *some]) for kind in (*pictures, *self.exports)]
+        """The kinds of files to write for each slide."""
+        return [f"{kind}.{suffix}" for kind in self.pictures for suffix in self.formats] + [*self.exports]
 
     def select(self, explanations: Sequence[Explanation]) -> list[Explanation]:
         """Select the explanations of `methods`, in their order, and of `targets`."""

@@ -203,7 +203,11 @@ def items_to_draw(
         listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
     ledger = None if request.restart else read_ledger(out)
     drawn = {} if ledger is None else ledger.files_by_item()
-    decides = {"verdict": None if order.verdict is None else order.verdict.as_dict()}
+    decides = {
+        "verdict": None if order.verdict is None else order.verdict.as_dict(),
+        "methods": list(order.methods),  # a panel shows all that are chosen
+        "targets": list(order.targets),
+    }
     items = []
     for name in request.names or files:
         certificate = _find_certificate(run, name)
