@@ -103,7 +103,8 @@ class Study:
     def attempt(self, trial: Trial, out: Path, *, goes_on: bool = False) -> int:
         """Run the command in a forked process, which may be killed; its exit code, negative for a signal.
 
-        With `goes_on` it does not start over. What it says is in `said`, through a pipe: a full disk takes no log.
+        With `goes_on` it does not start over. What it says is in `said`, through a pipe: a full disk takes no
+        log.
         """
         counter, client = out.with_suffix(".points"), None
         out.parent.mkdir(parents=True, exist_ok=True)

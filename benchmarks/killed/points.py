@@ -37,7 +37,7 @@ def install(at: int, counter: Path, *, everyone: bool, full: bool = False) -> No
         points.reach(lambda: os.truncate(source, os.path.getsize(source) // 2))  # half written
         points.reach()
         replace(source, target, **more)
-        points.reach()
+        points.follow()
 
     def dying_mkstemp(*args: Any, **more: Any) -> tuple[int, str]:
         points.refuse()
@@ -55,8 +55,7 @@ def install(at: int, counter: Path, *, everyone: bool, full: bool = False) -> No
             return write(handle, content)
         points.reach(lambda: write(handle, content[: len(content) // 2]))  # half a line
         written = write(handle, content)
-        if not full:  # a disk that is full has not taken the line
-            points.reach()
+        points.follow()
         return written
 
     os.replace, os.mkdir, os.write = dying_replace, dying_mkdir, dying_write
@@ -96,6 +95,10 @@ class _Points:
             struck(self.counter).touch()
             self.strike(first)
 
+    def follow(self) -> None:
+        """Reach a point after something was written."""
+        self.reach()
+
     def refuse(self) -> None:
         """Where the disk is full, no name can be made."""
 
@@ -113,6 +116,10 @@ class _FullDisk(_Points):
     def reach(self, first: Callable[[], None] | None = None) -> None:
         self.refuse()
         super().reach(first)
+
+    def follow(self) -> None:
+        """What was written stays written: only what comes next is refused."""
+        super().reach()
 
     def refuse(self) -> None:
         if self.at and self.counter.stat().st_size >= self.at:
