@@ -29,6 +29,7 @@ from tests.viewer.reading_room import (
 from xmil.viewer.study import Study, make_study
 from xmil.viewer.study.analysis import ALL, analyse
 from xmil.viewer.study.plan import make_plan
+from xmil.viewer.study.readings import readings_of
 
 AT = """([number, stage]) => {
   const open = window.study.reading?.open;
@@ -107,7 +108,7 @@ class AtThePage:
         open_case = page.evaluate(
             "() => { const { number, stage } = window.study.reading.open; return [number, stage]; }"
         )
-        reading = study.worklist(study.stored(self.reader.name))[open_case[0]]
+        reading = readings_of(study.stored(self.reader.name))[open_case[0]]
         case = study.case(reading)
         if open_case[1] == "before":
             self.before = self.reader.first(case.label)

@@ -187,10 +187,6 @@ class Flips:
         """Compute the curve of scores (n,) or of an explanation of this target; parameters as for `flip`."""
         return self.curves([(scores, order)], action=action, steps=steps, seed=seed)[0]
 
-    def flip_order(self, scores: Scores, *, order: str = "morf", seed: int = 0) -> npt.NDArray[np.int64]:
-        """Order the bag's instances as `curve` flips them; each bag has its own order of equal scores."""
-        return flip_order(self.check_scores(scores), order=order, seed=self.tie_seed(seed))
-
     def tie_seed(self, seed: int) -> list[int]:
         """Make the seed that orders equal scores of this bag: bags that shared one could all be lucky."""
         return [seed, self._bag_word]
@@ -227,7 +223,7 @@ class Flips:
                 leaving.append(flip_order(scores, order=order, seed=own_seed)[None])
         add = action == "add"
         every = np.concatenate(leaving)
-        logits = self._logits_of_each(every if add else every[:, ::-1], counts if add else self.n - counts)
+        logits = self.logits_of(every if add else every[:, ::-1], counts if add else self.n - counts)
         values = self._values(logits.flatten(0, 1)).reshape(len(every), -1)
         decisions = self._decisions(logits.flatten(0, 1)).reshape(len(every), -1)
         changed = decisions != decisions[:, :1]
@@ -310,31 +306,20 @@ class Flips:
     def logits_of(
         self, sequences: npt.NDArray[np.int64], sizes: Sequence[int] | npt.NDArray[np.int64]
     ) -> Tensor:
-        """Compute logits (q, sizes, c) of bags: for each size m, the first m of sequences (q, n)."""
-        orders = torch.from_numpy(np.ascontiguousarray(sequences)).to(self._parts.full.device)
-        with frozen(self.network.module), torch.no_grad():
-            return self._parts.nested(orders, [int(m) for m in sizes], mode=self.mode).to(self._parts.x)
+        """Compute logits (q, sizes, c) of bags: for each size m, the first m of sequences (q, n).
 
-    def _logits_of_each(self, sequences: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> Tensor:
-        """Compute logits as `logits_of`; run equal sequences once."""
+        Equal sequences are run once.
+        """
         different = {row.tobytes(): row for row in sequences}
-        logits = self.logits_of(np.stack([*different.values()]), sizes)
         places = {key: i for i, key in enumerate(different)}
+        orders = torch.from_numpy(np.stack([*different.values()])).to(self._parts.full.device)
+        with frozen(self.network.module), torch.no_grad():
+            logits = self._parts.nested(orders, [int(m) for m in sizes], mode=self.mode).to(self._parts.x)
         return logits[[places[row.tobytes()] for row in sequences]]
 
     def values_of(self, keep: Sequence[npt.NDArray[np.bool_]]) -> list[float]:
         """Compute the explained output of the bags of the kept instances."""
         return [float(value) for value in self._values(self._sub_bags(keep))]
-
-    def means_of(self, groups: Sequence[npt.NDArray[np.bool_]]) -> list[float]:
-        """Compute the mean output of each group (k, n) of bags of kept instances."""
-        values = self.values_of([mask for group in groups for mask in group])
-        ends = np.cumsum([len(group) for group in groups])
-        return [float(part.mean()) for part in np.split(np.array(values), ends[:-1])]
-
-    def value_of(self, keep: npt.NDArray[np.bool_]) -> float:
-        """Compute the explained output of the bag of the kept instances."""
-        return self.values_of([keep])[0]
 
     def _sub_bags(self, keep: Sequence[npt.NDArray[np.bool_]]) -> Tensor:
         """Compute logits (q, c) of the bags of the kept instances; run equal bags once."""
@@ -486,7 +471,7 @@ def sufficiency(
     True
     """
     flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
-    return flips.value_of(top_instances(flips.check_scores(scores), top, seed=flips.tie_seed(seed)))
+    return flips.values_of([top_instances(flips.check_scores(scores), top, seed=flips.tie_seed(seed))])[0]
 
 
 def necessity(

@@ -226,7 +226,7 @@ def evaluate_slide(
     for mode in settings.modes:
         if mode not in morf:
             morf[mode] = flips[mode].curves(own[::2], **how)
-        tops[mode] = flips[mode].means_of([*top, *(~masks for masks in top)])
+        tops[mode] = _means_of(flips[mode], [*top, *(~masks for masks in top)])
     facts = {
         "slide_id": bag.slide_id,
         "n": len(bag),
@@ -364,3 +364,10 @@ def stability(
         raise InputError(f"Stability needs at least two models to compare. Got {len(models)}.")
     scores = [explain(model, bag, method=method, target=target, **params).scores for model in models]
     return np.array([[spearman(a, b) for b in scores] for a in scores])
+
+
+def _means_of(flips: Flips, groups: Sequence[npt.NDArray[np.bool_]]) -> list[float]:
+    """Compute the mean output of each group (k, n) of bags of kept instances."""
+    values = flips.values_of([mask for group in groups for mask in group])
+    ends = np.cumsum([len(group) for group in groups])
+    return [float(part.mean()) for part in np.split(np.array(values), ends[:-1])]

@@ -40,7 +40,16 @@ from xmil.evaluate.statistics import (
 )
 from xmil.viewer.layers import Evidence
 from xmil.viewer.study.plan import AFTER, BEFORE, DIAGNOSIS, Arm
-from xmil.viewer.study.readings import CASE, PRACTICE, REPEAT, Case, Study, name_target, supported_class
+from xmil.viewer.study.readings import (
+    CASE,
+    PRACTICE,
+    REPEAT,
+    Case,
+    Study,
+    name_target,
+    readings_of,
+    supported_class,
+)
 
 DRAWS, DRAWS_OF_CHANCE, SEED = 2000, 5000, 0
 ALL = "all readers"
@@ -119,7 +128,7 @@ def list_readings(study: Study) -> Iterator[Row]:
     """Yield a row for each committed stage of every reading, including practice."""
     for reader in study.readers:
         stored = study.stored(reader)
-        for reading, stages in zip(study.worklist(stored), stored["readings"], strict=False):
+        for reading, stages in zip(readings_of(stored), stored["readings"], strict=False):
             case, arm = study.case(reading), study.arm(reading)
             answer = case.answers[study.run_of(arm)]
             for stage, entry in stages.items():
@@ -576,7 +585,7 @@ def progress(study: Study, readings: Sequence[Row]) -> list[tuple[str, int, int]
     """Count finished readings and all readings for each reader, without practice."""
     lines = []
     for reader in study.readers:
-        worklist = study.worklist(study.stored(reader))
+        worklist = readings_of(study.stored(reader))
         done = sum(row["reader"] == reader and row["last"] and row["kind"] != PRACTICE for row in readings)
         lines.append((reader, done, sum(reading.kind != PRACTICE for reading in worklist)))
     return lines

@@ -107,6 +107,17 @@ class StaleError(XmilError):
         self.stored = stored
 
 
+def readings_of(stored: Stored) -> list[Reading]:
+    """List the readings of a reader's state in order."""
+    return [Reading(**line) for line in stored["worklist"]]
+
+
+def lock_answers(study: Path) -> AbstractContextManager[None]:
+    """Lock out other servers of a study, and remove partial files of killed ones."""
+    make_folder(study / READERS)
+    return alone(study / READERS, "Answers cannot be stored in the study's folder")
+
+
 class Study:
     """A study's folder. Readers identify by code, and see only what blinding allows."""
 
@@ -223,13 +234,9 @@ class Study:
                 raise TypeError("revision or draft")
         return stored
 
-    def worklist(self, stored: Stored) -> list[Reading]:
-        """List the readings of a reader in order."""
-        return [Reading(**line) for line in stored["worklist"]]
-
     def place(self, stored: Stored) -> tuple[Reading, str] | None:
         """Find a reader's current reading and stage; None at the end."""
-        worklist, done = self.worklist(stored), stored["readings"]
+        worklist, done = readings_of(stored), stored["readings"]
         if done and self.arm(worklist[len(done) - 1]).stages[-1] not in done[-1]:
             return worklist[len(done) - 1], AFTER
         return (worklist[len(done)], BEFORE) if len(done) < len(worklist) else None
@@ -239,7 +246,7 @@ class Study:
         here, done = self.place(stored), stored["readings"]
         if here is None or not done or here[1] == AFTER:
             return None
-        worklist = self.worklist(stored)
+        worklist = readings_of(stored)
         if worklist[len(done) - 1].period == here[0].period:
             return None
         last = datetime.fromisoformat(list(done[-1].values())[-1]["committed"])
@@ -262,7 +269,7 @@ class Study:
         """Find the reading whose tissue may be sent: the open one or the last, whose tiles may still load."""
         stored = self.stored(reader)
         if number == len(stored["readings"]) - 1:
-            return self.worklist(stored)[number]
+            return readings_of(stored)[number]
         return self.current(reader, number)[1]
 
     def answer(self, reader: str, body: Any) -> Stored:
@@ -271,7 +278,7 @@ class Study:
             raise InputError(
                 'The body must be {"revision": 0, "number": 0, "stage": "before", "answers": {}}.'
             )
-        with self._locks[reader], self.alone():
+        with self._locks[reader], lock_answers(self.folder):
             stored = self.stored(reader)
             if body.get("revision") != stored["revision"]:
                 raise StaleError({"revision": stored["revision"]})
@@ -314,11 +321,6 @@ class Study:
         if is_final and stage == BEFORE and self.plan.regions == "required" and not regions:
             raise InputError("Mark the deciding region before you commit.")
         return {"answers": filled, "regions": regions, "seconds": round(float(seconds), 1)}
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Lock out other servers of the study, and remove partial files of killed ones."""
-        make_folder(self.folder / READERS)
-        return alone(self.folder / READERS, "Answers cannot be stored in the study's folder")
 
 
 def _identifier(value: Any) -> str | None:

@@ -35,7 +35,9 @@ from xmil.viewer.study.readings import (
     StaleError,
     Stored,
     Study,
+    lock_answers,
     name_target,
+    readings_of,
 )
 
 COOKIE = "xmil-study"
@@ -147,7 +149,7 @@ class StudySite(PageSite):
         if reader is None:
             return about
         study, stored = self.study, self.study.stored(reader)
-        worklist, here, opens = study.worklist(stored), study.place(stored), study.opens(stored)
+        worklist, here, opens = readings_of(stored), study.place(stored), study.opens(stored)
         done = len(worklist) if here is None else here[0].number
         lines = [
             {
@@ -273,7 +275,10 @@ def create_study_app(
 ) -> ASGIApp:
     """Make the study's application behind the viewer's guard; `slides` is their folder, if it has moved."""
     site = StudySite(study, slides, follow_links=follow_links)
-    with suppress(XmilError), study.alone():  # cleans up after a killed server, unless it is read-only
+    with (
+        suppress(XmilError),
+        lock_answers(study.folder),
+    ):  # cleans up after a killed server, unless it is read-only
         pass
 
     @asynccontextmanager
