@@ -85,20 +85,28 @@ def note_failure(run: Path | None, target: Path) -> None:
 
 def note_done(run: Path | None, target: Path) -> None:
     """Record that this writer's last change, of `target`, is complete."""
-    if run is not None and target.name != LEDGER and find_list(run) is not None:
-        append(run, {}, lasting=False)
+    path = _list_of(run, target)
+    if path is not None:
+        append_to(path, {}, lasting=False)
 
 
 def _note(run: Path | None, target: Path, entry: Callable[[], Entry]) -> None:
-    if run is not None and target.name != LEDGER and find_list(run) is not None:
-        path = Path(os.path.abspath(target)).relative_to(run).as_posix()
-        facts = entry()
-        if "run" in facts:
-            append(run, {"run": path})
-            return
-        item = _item.get()
-        owner = {} if item is None else {"of": item}
-        append(run, {"path": path, **facts, **owner})
+    path = _list_of(run, target)
+    if run is None or path is None:
+        return
+    name = Path(os.path.abspath(target)).relative_to(run).as_posix()
+    facts = entry()
+    if "run" in facts:
+        append_to(path, {"run": name})
+        return
+    item = _item.get()
+    owner = {} if item is None else {"of": item}
+    append_to(path, {"path": name, **facts, **owner})
+
+
+def _list_of(run: Path | None, target: Path) -> Path | None:
+    """Find the list that a file of a run is recorded in; the ledger itself is in none."""
+    return None if run is None or target.name == LEDGER else find_list(run)
 
 
 def is_run(folder: Path) -> bool:
@@ -164,19 +172,27 @@ def plain_number(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def append(run: Path, line: Mapping[str, Any], *, lasting: bool = True) -> None:
-    """Append a whole line to the run's ledger, safe with other writers; sync it if files are synced."""
+def append(run: Path, line: Mapping[str, Any]) -> None:
+    """Append a line to the list of a run's files, if it has one."""
+    path = find_list(run)
+    if path is not None:
+        append_to(path, line)
+
+
+def append_to(path: Path, line: Mapping[str, Any], *, lasting: bool = True) -> None:
+    """Append a whole line to a ledger, safe with other writers; sync it if files are synced."""
     by = _writer(os.getpid(), threading.get_ident())
     text = json.dumps({**line, "by": by}, default=plain_number).encode() + b"\n"
     try:
-        while (path := find_list(run)) is not None:
-            with suppress(FileNotFoundError):  # a manifest that has just become a ledger
-                if _append(path, text, lasting=lasting):
-                    return
+        while not _append(path, text, lasting=lasting):
+            pass
     except PermissionError:
         return  # another user's run, which need not record this file
+    except FileNotFoundError:
+        if path.name == MANIFEST:  # it has just become a ledger
+            append_to(path.with_name(LEDGER), line, lasting=lasting)
     except OSError as error:
-        raise WriteError(unwritable(run / LEDGER, error)) from None
+        raise WriteError(unwritable(path, error)) from None
 
 
 def _append(path: Path, text: bytes, *, lasting: bool) -> bool:

@@ -143,9 +143,9 @@ def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
 
 def _unlisted(run: Run, *, is_own: bool) -> list[str]:
     """List slides with a file but no row: from the run itself when it had more slides, or foreign ones."""
-    if not run.is_finished:  # the table of a killed run may lag behind its files
-        return []
     ledger = read_ledger(run.path)
+    if ledger is not None and ledger.begun is not None:  # the table of a killed run may lag behind its files
+        return []
     entries = {} if ledger is None else ledger.files
     files = {path.stem for path in (run.path / "slides").glob("*.parquet")}
     return sorted(name for name in files - {*run.rows} if (f"slides/{name}.parquet" in entries) is is_own)

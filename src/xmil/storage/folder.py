@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from xmil.core.durable import FULL, remove_file, sync_folder, unchanged
 from xmil.core.errors import FileError, InputError, WriteError, XmilError, not_made
-from xmil.core.ledger import LEDGER, MANIFEST, append, is_ledger, is_manifest, is_run, owning_run
+from xmil.core.ledger import LEDGER, MANIFEST, append, append_to, is_ledger, is_manifest, is_run, owning_run
 from xmil.core.ledger import RUN as RUN
 from xmil.storage.about import command_of, read_run, write_run
 from xmil.storage.ledger import STORE, Ledger, Record, file_fault, fold_ledger, read_ledger, start_ledger
@@ -105,7 +105,7 @@ class RunWriter:
     def record(self, key: str, record: Record) -> None:
         """Note what came of an item."""
         self.records[key] = record
-        append(self.path, {"item": key, **record.as_dict()}, lasting=False)
+        append_to(self.path / LEDGER, {"item": key, **record.as_dict()}, lasting=False)
 
     def write_table(self, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
         """Write slides.csv."""
