@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,7 +36,8 @@ from xmil.bench import (
     train_stacked,
     write_rows,
 )
-from xmil.core.errors import FileError
+from xmil.bench.trained import save_tensors
+from xmil.core.errors import FileError, WriteError
 from xmil.storage import read_ledger
 
 PROTOCOL = Protocol(repetitions=2, sizes=(32, 16, 12), bag_size=5, training={"epochs": 3, "warmup": 1})
@@ -189,3 +192,17 @@ def test_damaged_files_are_refused_by_name(tmp_path):
 
 def test_methods_that_do_not_go_with_a_model_are_left_out(tmp_path):
     assert measured(tmp_path, ("logits", *METHODS)).methods == list(METHODS)
+
+
+def test_models_on_a_full_disk_are_refused_in_one_line(tmp_path):
+    """Whoever writes them: the library's own error names neither the file nor the way out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(WriteError, match=r"m\.safetensors"):
+            save_tensors(tmp_path / "m.safetensors", {"weight": torch.zeros(1000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ from xmil.bench.protocol import BACKGROUND_BAGS, SEEDS_APART, Configuration, Dig
 from xmil.bench.training import Fitted, Stacked, learn
 from xmil.bench.units import file_name, plain
 from xmil.core.background import background_of
-from xmil.core.durable import write_atomically
+from xmil.core.durable import write_bytes
 from xmil.core.errors import FileError, refuse_damage
 from xmil.core.ledger import writing_for
 from xmil.core.text import parse_json
@@ -179,7 +179,7 @@ def read_stack(
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str] | None = None) -> None:
     """Write tensors as safetensors atomically."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    write_atomically(path, lambda temporary: save_file(copies, temporary, about))
+    write_bytes(path, save(copies, about))  # bytes first: a full disk then raises a plain OSError
