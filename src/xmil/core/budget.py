@@ -14,7 +14,7 @@ import re
 import stat
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ _WIDTHS = {0: 1, 1: 4, 3: 12, 4: 4}  # BOOLEAN, INT32, INT96, FLOAT, by Parquet'
 _BYTE_ARRAY, _DELTA_BYTE_ARRAY = 6, 7  # a type and an encoding
 MAGIC = b"PAR1"
 _DEEP = 12  # a sound footer has fewer levels
-_STOP, _TRUE, _FALSE = 0, 1, 2  # what the ends of structures and the values of flags are written as
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
 
 
 def allowance(stored: int) -> int:
@@ -342,26 +342,25 @@ class _Compact:
         return fields
 
     def _value(self, kind: int, depth: int) -> Any:
-        readers: dict[int, Callable[[], Any]] = {
-            _TRUE: lambda: True,
-            _FALSE: lambda: False,
-            3: self._byte,
-            4: self._signed,
-            5: self._signed,
-            6: self._signed,
-            7: lambda: self._bytes(8),  # a double
-            8: lambda: self._bytes(self._unsigned()),
-            9: lambda: self._list(depth + 1),
-            10: lambda: self._list(depth + 1),  # a set
-            12: lambda: self.structure(depth + 1),
-        }
-        if depth > _DEEP:
-            raise ValueError("the footer is nested too deep")
-        if kind not in readers:
-            raise ValueError("the footer has a type that Parquet does not use")
-        return readers[kind]()
+        if kind in (_TRUE, _FALSE):
+            return kind == _TRUE
+        if kind == _BYTE:
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._signed()
+        if kind == _DOUBLE:
+            return self._bytes(8)
+        if kind == _BINARY:
+            return self._bytes(self._unsigned())
+        if kind in (_LIST, _SET):
+            return self._list(depth + 1)
+        if kind == _STRUCT:
+            return self.structure(depth + 1)
+        raise ValueError("the footer has a type that Parquet does not use")
 
     def _list(self, depth: int) -> list[Any]:
+        if depth > _DEEP:
+            raise ValueError("the footer is nested too deep")
         head = self._byte()
         count, kind = head >> 4, head & 15
         count = self._unsigned() if count == 15 else count

@@ -180,7 +180,7 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
         make_worker=worker_with(
             models, device, partial(make_explainer, explaining), in_process=request.pool.in_process
         ),
-        prepare=partial(models.save_background, out),
+        prepare=partial(prepare_folder, models, out),
         adopt=partial(adopt_slides, questions, models),
         finish=summary.write,
         columns=columns_of_cases,
@@ -199,6 +199,12 @@ def explain_run(request: ExplainRequest, listener: Listener) -> Run:
     if done.verdict is not None:
         listener.say(done.verdict.sentence)
     return done
+
+
+def prepare_folder(models: Ensemble, out: Path) -> None:
+    """Make the folder of the slides' files, and save the background, if one was chosen."""
+    make_folder(out / "slides")
+    models.save_background(out)
 
 
 def chosen_method(
@@ -755,7 +761,6 @@ class Explainer:
     def write(self, work: ExplainedCase) -> Record:
         """Write the files of a case's slides while the next case is explained."""
         case, read = work.item.what, work.read
-        make_folder(self.out / "slides")
         written = {slide: self._write(work, place) for place, slide in enumerate(case.slides)}
         every = [e for own in (*read.earlier, work.explanations) for e in own]
         columns = [{"method": e.method, "params": e.params, "warnings": e.warnings} for e in every]
