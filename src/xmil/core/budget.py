@@ -334,6 +334,8 @@ class _Compact:
         self.content, self.at = content, 0
 
     def structure(self, depth: int) -> dict[int, Any]:
+        if depth > _DEEP:
+            raise ValueError("the footer is nested too deep")
         fields: dict[int, Any] = {}
         number = 0
         while (head := self._byte()) != _STOP:
