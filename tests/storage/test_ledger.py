@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.runs.cohorts import command, make_cohort
+from xmil.cli._app import run
 from xmil.core.durable import remove_file, write_text
 from xmil.core.errors import WriteError
 from xmil.core.ledger import LEDGER, MANIFEST, append, writing_for
@@ -141,3 +143,15 @@ def test_a_record_of_other_types_is_not_read(killed: Path, fields: dict[str, Any
     assert ledger is not None
     assert ledger.unread == 1
     assert list(ledger.records) == ["s0"]
+
+
+def test_a_restart_after_a_damaged_ledger_leaves_what_may_be_the_users(tmp_path: Path) -> None:
+    cohort = make_cohort(tmp_path, 2)
+    out = cohort / "run"
+    assert run(command(cohort)) == 0
+    (out / "s000.notes.txt").write_text("mine")
+    (out / "slides" / "s001.notes.txt").write_text("mine")
+    (out / LEDGER).write_text("damaged")
+    assert run(command(cohort, "--restart")) == 0
+    assert (out / "s000.notes.txt").read_text() == "mine"
+    assert (out / "slides" / "s001.notes.txt").read_text() == "mine"

@@ -297,12 +297,14 @@ def _name_owners(folder: Path, ledger: Ledger) -> None:
             slides |= read_rows(folder / table).keys()
     for path, entry in ledger.files.items():
         place, _, name = path.rpartition("/")
-        starts = [name[:i] for i, letter in enumerate(name) if letter in "._"]
-        owners = [start for start in reversed(starts) if start in slides]
-        if owners and place.partition("/")[0] != ANNOTATIONS:
-            entry.setdefault("of", owners[0])
-        elif "sha256" in entry and place.partition("/")[0] != ANNOTATIONS and name not in TABLES:
-            entry.setdefault("of", WHOLE_RUN)  # xmil wrote it
+        if "sha256" not in entry:  # it may be the user's, unless its header says that this run wrote it
+            item = owner_of_file(folder, path)
+            if item is not None:
+                entry["of"] = item
+        elif place.partition("/")[0] != ANNOTATIONS and name not in TABLES:
+            starts = [name[:i] for i, letter in enumerate(name) if letter in "._"]
+            owners = [start for start in reversed(starts) if start in slides]
+            entry["of"] = owners[0] if owners else WHOLE_RUN
 
 
 def seal_folder(folder: Path) -> None:
