@@ -16,7 +16,8 @@ from xmil.cli._app import run
 from xmil.core.durable import remove_file, write_text
 from xmil.core.errors import WriteError
 from xmil.core.ledger import LEDGER, MANIFEST, append, writing_for
-from xmil.storage import Item, Record, compare_files, open_folder, read_ledger, start_ledger
+from xmil.runs.verify import verify_run
+from xmil.storage import Item, Record, compare_files, open_folder, open_run, read_ledger, start_ledger
 from xmil.storage.ledger import fold_ledger
 
 OLD = Path(__file__).parents[1] / "fixtures" / "runs_of_0.2"
@@ -155,3 +156,13 @@ def test_a_restart_after_a_damaged_ledger_leaves_what_may_be_the_users(tmp_path:
     assert run(command(cohort, "--restart")) == 0
     assert (out / "s000.notes.txt").read_text() == "mine"
     assert (out / "slides" / "s001.notes.txt").read_text() == "mine"
+
+
+def test_a_command_goes_on_without_a_ledger_that_can_be_read(tmp_path: Path) -> None:
+    cohort = make_cohort(tmp_path, 2)
+    assert run(command(cohort)) == 0
+    words = ["heatmap", str(cohort / "run"), "--to", "csv", "--out", str(tmp_path / "drawn")]
+    assert run(words) == 0
+    (tmp_path / "drawn" / LEDGER).write_bytes(b"\x00damaged")
+    assert run(words) == 0
+    assert verify_run(open_run(tmp_path / "drawn")) == []

@@ -36,13 +36,14 @@ from xmil.runs.requests import DrawRequest
 from xmil.slides.open import SlideListing
 from xmil.storage import (
     Item,
+    Ledger,
     Record,
     Run,
     check_folder,
     list_interactions,
     open_explanations,
-    read_ledger,
     read_run,
+    read_what_is_done,
 )
 
 Region = tuple[float, float, float, float]
@@ -201,8 +202,8 @@ def items_to_draw(
     listing = SlideListing({}, {}, [])
     if request.slides is not None:
         listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
-    ledger = None if request.restart else read_ledger(out)
-    drawn = {} if ledger is None else ledger.files_by_item()
+    ledger = Ledger() if request.restart else read_what_is_done(out)
+    drawn = ledger.files_by_item()
     decides = {
         "verdict": None if order.verdict is None else order.verdict.as_dict(),
         "methods": list(order.methods),  # a panel shows all that are chosen
@@ -218,7 +219,7 @@ def items_to_draw(
         )  # fmt: skip
         inputs = (job.explanations, *job.pairs, job.slide, certificate)
         item = Item(name, job, inputs, decides, tuple(order.kinds), by_time=False)
-        record = None if ledger is None else ledger.records.get(name)
+        record = ledger.records.get(name)
         if record is None or not item.is_same(record):
             items.append(replace(item, what=replace(job, drawn={})))
         else:

@@ -21,7 +21,7 @@ from xmil.runs.requests import TileRequest
 from xmil.slides import open_slide
 from xmil.slides.artefacts import counted_kinds
 from xmil.slides.tiling import TileSettings, patches_file, tile_slide, write_tiling
-from xmil.storage import Item, Ledger, Record, Run, read_ledger, read_run
+from xmil.storage import Item, Record, Run, read_run, read_what_is_done
 
 
 @takes(TileRequest, "slides")
@@ -95,7 +95,7 @@ def record_of(item: Item[Path], patches: int, mpp: float | None, inferred: Seque
 
 def items_to_tile(slides: Mapping[str, Path], request: TileRequest) -> list[Item[Path]]:
     """List the slides; those without an mpp are tiled again if another one is given."""
-    ledger = read_ledger(request.out) or Ledger()
+    ledger = read_what_is_done(request.out)
     again = {name for name, record in ledger.records.items() if needs_mpp(record, request.slide_mpp)}
     return [
         Item(name, path, (path,), parts=("mpp",) if name in again else (), by_time=False)

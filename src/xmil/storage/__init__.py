@@ -47,6 +47,7 @@ from xmil.storage.ledger import (
     list_files,
     list_runs,
     read_ledger,
+    read_what_is_done,
     seal_folder,
     start_ledger,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "list_runs", "load_arrays", "lock_folder", "make_folder", "open_explanations", "open_folder", "open_run",
     "other_settings", "patches_in", "pick_explanation", "provenance", "read_curves", "read_explanation",
     "read_explanations", "read_header", "read_interactions", "read_json", "read_ledger", "read_provenance",
-    "read_rows", "read_run", "save_arrays", "seal_folder", "start_ledger", "sweep_folder", "write_arrays",
+    "read_rows", "read_run",
+    "read_what_is_done", "save_arrays", "seal_folder", "start_ledger", "sweep_folder", "write_arrays",
     "write_explanations", "write_interactions", "write_json", "write_run", "write_table",
 ]  # fmt: skip

@@ -135,6 +135,14 @@ def read_ledger(folder: Path) -> Ledger | None:
     return None
 
 
+def read_what_is_done(folder: Path) -> Ledger:
+    """Read the ledger of a folder to go on in; it is empty if it is missing or damaged: all is made again."""
+    try:
+        return read_ledger(folder) or Ledger()
+    except FileError:
+        return Ledger()
+
+
 def _read_bytes(path: Path) -> bytes | None:
     try:
         with opened(path, os.O_RDONLY) as handle:
